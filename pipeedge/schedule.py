@@ -1,0 +1,183 @@
+"""Schedules as data: which rank runs which layers, and how many bits its outgoing link carries.
+
+    layers   1 ......... 24 | 25 ........ 48        -pt 1,24,25,48
+    stage          0        |       1
+    rank           0        |       1               -r 0,1
+    bits            8 ------->       0              -q 8,0   (0: not compressed)
+
+Layers are written 1-based and inclusive at the command line and in YAML, and are half-open from 0
+inside the code. ``LayerRange`` is the only place that converts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeedge.errors import ScheduleError
+
+__all__ = ["LayerRange", "Schedule", "StagePlan"]
+
+
+@dataclass(frozen=True, order=True)
+class LayerRange:
+    """Layers ``[start, stop)``, counted from 0."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ScheduleError(f"no layers in the range [{self.first}, {self.last}]")
+
+    @classmethod
+    def inclusive(cls, first: int, last: int) -> LayerRange:
+        """From the user's 1-based ``[first, last]``."""
+        if first < 1 or last < first:
+            raise ScheduleError(f"[{first}, {last}] is no range of layers: 1 <= first <= last")
+        return cls(first - 1, last)
+
+    @property
+    def first(self) -> int:
+        """The first layer as the user counts, from 1."""
+        return self.start + 1
+
+    @property
+    def last(self) -> int:
+        """The last layer as the user counts, from 1, inclusive."""
+        return self.stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage of a schedule."""
+
+    layers: LayerRange
+    rank: int
+    host: str | None = None
+    quant_bits: int = 0
+    """Bits a value on the link to the next stage; 0: sent as it is."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages in order. Valid by construction: layers contiguous from 0, each rank at most once."""
+
+    stages: tuple[StagePlan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ScheduleError("a schedule needs at least one stage")
+        expected = 0
+        for plan in self.stages:
+            layers = plan.layers
+            if layers.start > expected:
+                raise ScheduleError(
+                    f"layers {expected + 1} to {layers.start} are covered by no stage: "
+                    f"stage ranges must follow one another, {layers} begins too late"
+                )
+            if layers.start < expected:
+                raise ScheduleError(
+                    f"the range {layers} overlaps or precedes the one before it: "
+                    f"layer {expected + 1} should come next"
+                )
+            expected = layers.stop
+        ranks = [plan.rank for plan in self.stages]
+        for rank in ranks:
+            if ranks.count(rank) > 1:
+                raise ScheduleError(f"rank {rank} is given {ranks.count(rank)} stages; a rank runs one")
+
+    @property
+    def n_layers(self) -> int:
+        """Layers covered, which must be all of the model's."""
+        return self.stages[-1].layers.stop
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each stage, in stage order."""
+        return tuple(plan.rank for plan in self.stages)
+
+    def stage_of(self, rank: int) -> int | None:
+        """The stage that ``rank`` runs, or None for a rank without one."""
+        return self.ranks.index(rank) if rank in self.ranks else None
+
+    def check(self, *, n_layers: int, world_size: int) -> Schedule:
+        """Return self, or raise ``ScheduleError`` where it does not fit this model and world."""
+        for plan in self.stages:
+            if plan.layers.stop > n_layers:
+                raise ScheduleError(
+                    f"the range {plan.layers} goes beyond the model: its layers are 1 to {n_layers}"
+                )
+        if self.n_layers < n_layers:
+            raise ScheduleError(
+                f"layers {self.n_layers + 1} to {n_layers} are covered by no stage: "
+                f"the model's layers are 1 to {n_layers}"
+            )
+        if len(self.stages) > world_size:
+            raise ScheduleError(
+                f"{len(self.stages)} stages need as many ranks, the world has {world_size}"
+            )
+        for rank in self.ranks:
+            if not 0 <= rank < world_size:
+                raise ScheduleError(f"rank {rank} is outside the world: ranks are 0 to {world_size - 1}")
+        return self
+
+    @classmethod
+    def from_partition(
+        cls,
+        bounds: Sequence[int],
+        *,
+        ranks: Sequence[int] | None = None,
+        quant_bits: Sequence[int] | None = None,
+        hosts: Sequence[str] | None = None,
+    ) -> Schedule:
+        """From the flat 1-based list of ``-pt``: first, last, first, last, ...
+
+        Args:
+            bounds: two numbers a stage.
+            ranks: the rank of each stage (``-r``); by default stage n runs on rank n.
+            quant_bits: the bits of each stage's outgoing link (``-q``); by default 0.
+            hosts: the host of each stage, for reports.
+
+        Raises:
+            ScheduleError: an odd count, ranges that do not follow one another, or lists whose length
+                is not the number of stages.
+        """
+        if not bounds or len(bounds) % 2:
+            raise ScheduleError(
+                f"a partition is pairs of first and last layer; {len(bounds)} numbers were given"
+            )
+        ranges = [LayerRange.inclusive(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
+        count = len(ranges)
+        if ranks is not None and len(ranks) != count:
+            raise ScheduleError(f"the rank order has {len(ranks)} ranks for {count} stages; give one each")
+        if quant_bits is not None and len(quant_bits) != count:
+            raise ScheduleError(f"{len(quant_bits)} bit widths for {count} stages; give one each")
+        return cls(
+            tuple(
+                StagePlan(
+                    layers=layers,
+                    rank=ranks[index] if ranks is not None else index,
+                    host=hosts[index] if hosts is not None else None,
+                    quant_bits=quant_bits[index] if quant_bits is not None else 0,
+                )
+                for index, layers in enumerate(ranges)
+            )
+        )
+
+    def partition(self) -> tuple[int, ...]:
+        """The flat 1-based list that ``from_partition`` reads."""
+        return tuple(bound for plan in self.stages for bound in (plan.layers.first, plan.layers.last))
+
+    def lines(self) -> Iterable[str]:
+        """One line a stage, for people."""
+        for index, plan in enumerate(self.stages):
+            where = f"rank {plan.rank}" + (f" ({plan.host})" if plan.host else "")
+            bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""
+            yield f"stage {index}: layers {plan.layers} on {where}{bits}"

@@ -1,0 +1,115 @@
+// The scheduling problem and its answer, as plain data: no I/O, no YAML, no threads.
+//
+//   layers 1..L  -- cut into consecutive ranges -->  stages  -- one host each -->  schedule
+//
+//   compute(s, h)  = sum of time_s[layer] of h's type over the layers of s
+//   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
+//   cost(stage)    = max(compute, link in, link out)
+//   cost(schedule) = max over stages (throughput = batch_size / cost)
+//   latency        = sum of all computes and all links: one microbatch through an idle pipeline
+//
+// Units are bytes, bytes a second and seconds throughout; layers are half-open [first, last) from 0.
+// Conversion from MB (2^20 bytes), Mbps (2^20 bits a second) and 1-based ranges happens at the edge.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace pipeedge {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Model {
+  std::vector<double> mem_bytes;        // weights of each layer
+  std::vector<double> elements_out;     // elements of one item that leave each layer
+  double elements_in = 0;               // elements of one item that enter the first layer
+
+  int layers() const { return static_cast<int>(mem_bytes.size()); }
+};
+
+struct DeviceType {
+  std::string name;
+  double mem_bytes = 0;
+  double bw_bytes_per_s = 0;            // of either direction of the host's one interface
+  std::vector<double> time_s;           // each layer, for one microbatch of Problem::batch_size
+};
+
+struct Host {
+  std::string name;
+  int type = 0;                         // index into Problem::types
+};
+
+// One directed link that overrides what the device types say. Zero bandwidth means "no link".
+struct Link {
+  int from = 0;                         // indices into Problem::hosts
+  int to = 0;
+  double bw_bytes_per_s = 0;
+  double latency_s = 0;
+};
+
+struct Problem {
+  Model model;
+  std::vector<DeviceType> types;        // types without hosts are allowed
+  std::vector<Host> hosts;              // in the order of the devices file
+  std::vector<Link> links;              // empty: bandwidth(a, b) = min of the two types', latency 0
+  int data_host = -1;                   // index into hosts; -1: links from and to it are not counted
+  double batch_size = 8;                // items of a microbatch
+  double element_bytes = 4;
+  double buffers_in = 2;                // microbatches held in front of a stage, as memory
+  double buffers_out = 2;               // ... and behind it
+};
+
+enum class Objective { kThroughput, kLatency };
+
+struct Options {
+  Objective objective = Objective::kThroughput;
+  double time_limit_s = 10;             // wall clock; the best answer so far with its bound is returned
+};
+
+struct Stage {
+  int host = 0;
+  int first = 0;                        // half-open, from 0
+  int last = 0;
+};
+
+enum class Status {
+  kOptimal,                             // objective == lower bound (proven)
+  kBounded,                             // stopped at the time limit: objective >= optimum >= lower_bound
+  kInfeasible,                          // proven: no schedule exists
+  kUnknown,                             // stopped before any schedule was found or excluded
+};
+
+struct Solution {
+  Status status = Status::kUnknown;
+  std::vector<Stage> stages;
+  double objective = kInfinity;         // bottleneck_s or latency_s, by Options::objective
+  double lower_bound = 0;
+  double bottleneck_s = kInfinity;
+  double latency_s = kInfinity;
+  double elapsed_s = 0;
+
+  double gap() const;                   // (objective - lower_bound) / objective; 0 when optimal
+};
+
+// Costs of one schedule, for tables and tests. Cheap; written once, used by the solver too.
+struct StageCost {
+  double compute_s = 0;
+  double link_in_s = 0;                 // 0 for the first stage without a data host
+  double link_out_s = 0;
+  double mem_bytes = 0;                 // layers + buffers
+  double mem_available_bytes = 0;
+  double worst_s() const;
+};
+
+// Throws std::invalid_argument with one clear line on data that breaks the rules above
+// (sizes that disagree, negative or non-finite numbers, indices out of range).
+void validate(const Problem& problem);
+
+std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages);
+
+Solution solve(const Problem& problem, const Options& options);
+
+}  // namespace pipeedge
