@@ -1,0 +1,290 @@
+"""The dimensions and options of a model, and how they are read from a Hugging Face ``config.json``.
+
+The file is plain JSON and is read as such: importing ``transformers`` only to learn a dozen numbers
+would cost every rank seconds of start-up and tens of megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from pipeedge.errors import ModelError
+from pipeedge.models.activations import ACTIVATIONS
+
+__all__ = ["Architecture", "FamilyName", "HeadKind", "parse_hf_config"]
+
+FamilyName: TypeAlias = Literal["vit", "deit", "bert"]
+HeadKind: TypeAlias = Literal["classifier", "distilled", "vector"]
+
+LAYERS_PER_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformer encoder of one of the three families, by its numbers. Valid by construction.
+
+    Raises:
+        ModelError: a dimension that is not positive, sizes that do not divide, an unknown activation.
+    """
+
+    family: FamilyName
+    hidden: int
+    """Width D of the hidden state."""
+    blocks: int
+    heads: int
+    """Attention heads; they divide ``hidden``."""
+    intermediate: int
+    """Width of the MLP's inner layer."""
+    eps: float
+    """Added to the variance by every LayerNorm."""
+    head: HeadKind
+    """``classifier``: logits of the first token; ``distilled``: the mean of the logits of the class and
+    the distillation token; ``vector``: the pooled first token itself."""
+    activation: str = "gelu"
+    qkv_bias: bool = True
+    pooler: bool = False
+    """A dense layer and an activation on the first token, before the classifier if there is one."""
+    pooler_size: int = 0
+    """Width of the pooler's output; 0 without a pooler."""
+    pooler_activation: str = "tanh"
+    num_labels: int = 0
+    """Classes of the head; 0 for ``vector``."""
+    image_size: tuple[int, int] = (0, 0)
+    """Height and width in pixels (images only)."""
+    patch_size: tuple[int, int] = (0, 0)
+    channels: int = 0
+    vocab: int = 0
+    """Rows of the word embedding (text only)."""
+    max_positions: int = 0
+    """The longest sentence in tokens (text only)."""
+    type_vocab: int = 0
+    """Rows of the token type embedding (text only)."""
+
+    def __post_init__(self) -> None:
+        positive = ["hidden", "blocks", "heads", "intermediate"]
+        if self.family == "bert":
+            positive += ["vocab", "max_positions", "type_vocab"]
+        else:
+            positive += ["channels"]
+            for name, pair in (("image_size", self.image_size), ("patch_size", self.patch_size)):
+                if min(pair) < 1:
+                    raise ModelError(f"{name} is {list(pair)}; height and width must be at least 1")
+            if self.image_size[0] < self.patch_size[0] or self.image_size[1] < self.patch_size[1]:
+                raise ModelError(
+                    f"image_size {list(self.image_size)} holds no patch of patch_size {list(self.patch_size)}"
+                )
+        if self.head != "vector":
+            positive.append("num_labels")
+        if self.pooler:
+            positive.append("pooler_size")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hidden % self.heads:
+            raise ModelError(f"a hidden size of {self.hidden} is no multiple of {self.heads} attention heads")
+        if self.eps < 0:
+            raise ModelError(f"a LayerNorm epsilon of {self.eps} is negative")
+        for name in (self.activation, self.pooler_activation):
+            if name not in ACTIVATIONS:
+                raise ModelError(
+                    f"the activation {name!r} is not supported; supported are {', '.join(sorted(ACTIVATIONS))}"
+                )
+
+    @property
+    def n_layers(self) -> int:
+        """Four layers a block."""
+        return LAYERS_PER_BLOCK * self.blocks
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens in front of the patches of an image: class, and distillation for DeiT."""
+        return {"vit": 1, "deit": 2, "bert": 0}[self.family]
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image: one a patch, and those in front of them."""
+        rows = self.image_size[0] // self.patch_size[0]
+        columns = self.image_size[1] // self.patch_size[1]
+        return rows * columns + self.prefix_tokens
+
+    @property
+    def output_size(self) -> int:
+        """Values a model gives for one item."""
+        if self.head != "vector":
+            return self.num_labels
+        return self.pooler_size if self.pooler else self.hidden
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names to plain values, for comparing two ranks' models."""
+        return asdict(self)
+
+
+_ARCHITECTURES: Mapping[str, tuple[FamilyName, HeadKind, bool]] = {
+    # Class name of the checkpoint: family, head, pooler. The pre-training checkpoints of BERT serve as
+    # the encoder they contain; their language heads are not read.
+    "ViTForImageClassification": ("vit", "classifier", False),
+    "ViTModel": ("vit", "vector", True),
+    "DeiTForImageClassification": ("deit", "classifier", False),
+    "DeiTForImageClassificationWithTeacher": ("deit", "distilled", False),
+    "DeiTModel": ("deit", "vector", True),
+    "BertForSequenceClassification": ("bert", "classifier", True),
+    "BertModel": ("bert", "vector", True),
+    "BertForMaskedLM": ("bert", "vector", True),
+    "BertForPreTraining": ("bert", "vector", True),
+    "BertForNextSentencePrediction": ("bert", "vector", True),
+}
+_FAMILIES: tuple[FamilyName, ...] = ("vit", "deit", "bert")
+_DEFAULT_LABELS = 2
+"""What Hugging Face means by a ``config.json`` without ``id2label``: two classes are not written out."""
+
+
+def parse_hf_config(
+    config: Mapping[str, Any], *, tensor_names: Sequence[str] = ()
+) -> tuple[Architecture, tuple[str, ...] | None]:
+    """The architecture and the label names in the content of a ``config.json``.
+
+    Args:
+        config: the parsed file.
+        tensor_names: names of the tensors that lie beside it, which tell the head where
+            ``architectures`` is missing.
+
+    Raises:
+        ModelError: a model type, class or option that is not supported, or a value that cannot be.
+    """
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        raise ModelError(f"model_type {family!r} is not supported; supported are {', '.join(_FAMILIES)}")
+    _reject_options(config)
+    head, pooler = _head(config, family, tensor_names)
+    labels = _labels(config)
+    num_labels = len(labels) if labels is not None else _integer(config, "num_labels", _DEFAULT_LABELS)
+    if head == "classifier" and num_labels == 0:
+        # Hugging Face puts an identity in place of a head of no classes.
+        head = "vector"
+    hidden = _integer(config, "hidden_size", 768)
+    pooler_size = _integer(config, "pooler_output_size", hidden) or hidden
+    common: dict[str, Any] = {
+        "family": family,
+        "hidden": hidden,
+        "blocks": _integer(config, "num_hidden_layers", 12),
+        "heads": _integer(config, "num_attention_heads", 12),
+        "intermediate": _integer(config, "intermediate_size", 3072),
+        "eps": _number(config, "layer_norm_eps", 1e-12),
+        "activation": _text(config, "hidden_act", "gelu"),
+        "head": head,
+        "num_labels": num_labels if head != "vector" else 0,
+        "pooler": pooler,
+        "pooler_size": pooler_size if pooler else 0,
+    }
+    if family == "bert":
+        architecture = Architecture(
+            **{**common, "pooler_size": hidden if pooler else 0},
+            vocab=_integer(config, "vocab_size", 30522),
+            max_positions=_integer(config, "max_position_embeddings", 512),
+            type_vocab=_integer(config, "type_vocab_size", 2),
+        )
+    else:
+        architecture = Architecture(
+            **common,
+            pooler_activation=_text(config, "pooler_act", "tanh"),
+            qkv_bias=bool(config.get("qkv_bias", True)),
+            image_size=_pair(config, "image_size", 224),
+            patch_size=_pair(config, "patch_size", 16),
+            channels=_integer(config, "num_channels", 3),
+        )
+    named = labels is not None and any(label != f"LABEL_{n}" for n, label in enumerate(labels))
+    return architecture, labels if named and head != "vector" else None
+
+
+def _reject_options(config: Mapping[str, Any]) -> None:
+    """Options that would change what is computed, and are not built here."""
+    if config.get("is_decoder"):
+        raise ModelError("is_decoder is set: decoders are not supported, encoders are")
+    if config.get("is_encoder_decoder"):
+        raise ModelError("is_encoder_decoder is set: decoders are not supported, encoders are")
+    if config.get("add_cross_attention"):
+        raise ModelError("add_cross_attention is set: cross-attention is not supported")
+    position = config.get("position_embedding_type") or "absolute"
+    if position != "absolute":
+        raise ModelError(f"position_embedding_type {position!r} is not supported; 'absolute' is")
+    if config.get("pruned_heads"):
+        raise ModelError("pruned_heads is set: models with pruned heads are not supported")
+    if config.get("quantization_config"):
+        raise ModelError("quantization_config is set: quantised checkpoints are not supported")
+
+
+def _head(
+    config: Mapping[str, Any], family: FamilyName, tensor_names: Sequence[str]
+) -> tuple[HeadKind, bool]:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("architectures is no list of class names")
+    for name in names:
+        if name in _ARCHITECTURES:
+            of_family, head, pooler = _ARCHITECTURES[name]
+            if of_family != family:
+                raise ModelError(f"the architecture {name} does not belong to model_type {family!r}")
+            return head, pooler
+    if names:
+        supported = [name for name, (of_family, _, _) in _ARCHITECTURES.items() if of_family == family]
+        raise ModelError(
+            f"the architecture {names[0]} is not supported; supported are {', '.join(supported)}"
+        )
+    if "cls_classifier.weight" in tensor_names:
+        return "distilled", False
+    if "classifier.weight" in tensor_names:
+        return "classifier", family == "bert"
+    return "vector", True
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    id2label = config.get("id2label")
+    if id2label is None:
+        return None
+    try:
+        by_index = {int(index): str(label) for index, label in id2label.items()}
+    except (AttributeError, ValueError):
+        raise ModelError("id2label does not map class numbers to names") from None
+    if sorted(by_index) != list(range(len(by_index))):
+        raise ModelError(f"id2label does not number its {len(by_index)} classes from 0 without gaps")
+    return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def _integer(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelError(f"{key} is {value!r}; a whole number is needed")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ModelError(f"{key} is {value!r}; a number is needed")
+    return float(value)
+
+
+def _text(config: Mapping[str, Any], key: str, default: str) -> str:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise ModelError(f"{key} is {value!r}; a name is needed")
+    return value
+
+
+def _pair(config: Mapping[str, Any], key: str, default: int) -> tuple[int, int]:
+    """A size that is one number for a square, or ``[height, width]``."""
+    value = config.get(key)
+    if value is None:
+        return default, default
+    pair = value if isinstance(value, (list, tuple)) else [value, value]
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in pair):
+        raise ModelError(f"{key} is {value!r}; one whole number or [height, width] is needed")
+    return pair[0], pair[1]

@@ -1,0 +1,110 @@
+"""BERT, https://arxiv.org/abs/1810.04805: norms come after each residual, attention takes a mask."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.shard import Family, attend, linear, norm
+
+__all__ = ["BERT"]
+
+
+class TextEmbeddings(nn.Module):
+    """Words, token types and learnt positions, normed."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden = architecture.hidden
+        self.word = nn.Parameter(torch.empty(architecture.vocab, hidden, device="meta"))
+        self.position = nn.Parameter(torch.empty(architecture.max_positions, hidden, device="meta"))
+        self.token_type = nn.Parameter(torch.empty(architecture.type_vocab, hidden, device="meta"))
+        self.norm = norm(architecture)
+
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
+        """[N, T] twice -> [N, T, D]"""
+        embedded = F.embedding(input_ids, self.word)
+        embedded.add_(F.embedding(token_type_ids, self.token_type))
+        embedded.add_(self.position[: input_ids.shape[1]])
+        return self.norm(embedded)
+
+
+class Attention(nn.Module):
+    """Part 0: queries, keys and values in one product, attention."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.heads = architecture.heads
+        self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, T, D] -> context [N, T, D], skip [N, T, D]"""
+        return attend(self.qkv(hidden), self.heads, bias), hidden
+
+
+class Projection(nn.Module):
+    """Part 1: the projection of the heads' outputs, the residual, norm."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.proj = linear(architecture.hidden, architecture.hidden)
+        self.norm1 = norm(architecture)
+
+    def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
+        """context [N, T, D], skip [N, T, D] -> [N, T, D]"""
+        return (self.norm1(self.proj(context).add_(skip)),)
+
+
+class Expansion(nn.Module):
+    """Part 2: the upper half of the MLP."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.up = linear(architecture.hidden, architecture.intermediate)
+        self.activation = ACTIVATIONS[architecture.activation]
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, T, D] -> inner [N, T, I], skip [N, T, D]"""
+        return self.activation(self.up(hidden)), hidden
+
+
+class Contraction(nn.Module):
+    """Part 3: the lower half of the MLP, the residual, norm."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.down = linear(architecture.intermediate, architecture.hidden)
+        self.norm2 = norm(architecture)
+
+    def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
+        """inner [N, T, I], skip [N, T, D] -> [N, T, D]"""
+        return (self.norm2(self.down(inner).add_(skip)),)
+
+
+class PooledHead(nn.Module):
+    """Pooler and classifier, as the model has them, on the first token."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.pooler = linear(architecture.hidden, architecture.hidden) if architecture.pooler else None
+        vector = architecture.head == "vector"
+        self.classifier = None if vector else linear(architecture.hidden, architecture.num_labels)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
+        first = hidden[:, 0].contiguous()
+        if self.pooler is not None:
+            first = torch.tanh(self.pooler(first))
+        return (first if self.classifier is None else self.classifier(first)).float()
+
+
+BERT = Family(
+    inputs=("input_ids", "attention_mask", "token_type_ids"),
+    masked=True,
+    embeddings=TextEmbeddings,
+    parts=(Attention, Projection, Expansion, Contraction),
+    head=PooledHead,
+)

@@ -1,0 +1,140 @@
+"""From a weights file to a shard's parameters: first every name and shape, then the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pipeedge.errors import WeightsError
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.names import (
+    Dialect,
+    FileTensor,
+    canonical_name,
+    dialects,
+    hub_dialect,
+    prefixes,
+    stray_block,
+)
+from pipeedge.models.shard import Shard
+from pipeedge.models.weights import WeightsFile
+
+__all__ = ["Filling", "fill", "hub_tensors", "plan"]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One parameter of a shard and the file tensors that make it up, in order along its first dimension."""
+
+    parameter: str
+    sources: tuple[FileTensor, ...]
+
+    def views(self, tensor: torch.Tensor, heads: int) -> Iterable[tuple[str, torch.Tensor]]:
+        """Each source's name with the part of ``tensor`` it fills, viewed in the source's shape."""
+        for source, part in zip(self.sources, tensor.chunk(len(self.sources)), strict=True):
+            yield source.name, source.layout(part, heads)
+
+
+def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
+    """Where in ``file`` each parameter of ``shard`` lies. Reads headers, no data.
+
+    Raises:
+        WeightsError: a tensor that is missing or of another shape or type (the first is named), or a
+            file of a deeper model.
+    """
+    parameters = dict(shard.named_parameters())
+    tables = dialects(architecture)
+    # The dialect that knows most of the file's names is the one to quote when a name is missing.
+    best = max(tables, key=lambda table: sum(_resolve(p, table, architecture, file)[1] for p in parameters))
+    fillings = []
+    for parameter, tensor in parameters.items():
+        for table in (best, *tables):
+            sources, found = _resolve(parameter, table, architecture, file)
+            if sources and found == len(sources):
+                break
+        else:
+            sources, _ = _resolve(parameter, best, architecture, file)
+            missing = next((source.name for source in sources if source.name not in file.names), parameter)
+            shapes = dict(Filling(parameter, sources).views(tensor, architecture.heads)) if sources else {}
+            expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
+            raise WeightsError(
+                f"{file.path} has no tensor {missing}{expected}; "
+                "is it of another model, or of another part of this one?"
+            )
+        filling = Filling(parameter, sources)
+        for name, view in filling.views(tensor, architecture.heads):
+            entry = file.entry(name)
+            if entry.shape != tuple(view.shape):
+                raise WeightsError(
+                    f"{file.path}: {name} has shape {list(entry.shape)}, "
+                    f"the model needs {list(view.shape)}; is it of another model?"
+                )
+            if entry.dtype is None:
+                raise WeightsError(
+                    f"{file.path}: {name} is of type {entry.dtype_name}; floating point is needed"
+                )
+        fillings.append(filling)
+    stray = stray_block(architecture, file.names)
+    if stray is not None:
+        raise WeightsError(
+            f"{file.path} is of a deeper model: it has {stray}, but the model has {architecture.blocks} blocks"
+        )
+    return tuple(fillings)
+
+
+def fill(
+    shard: Shard,
+    architecture: Architecture,
+    file: WeightsFile,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Shard:
+    """Give ``shard``, built on ``meta``, its weights from ``file``, one tensor at a time; return it.
+
+    Raises:
+        WeightsError: as ``plan``, or data that ends early or is damaged.
+    """
+    fillings = plan(shard, architecture, file)
+    shapes = {name: parameter.shape for name, parameter in shard.named_parameters()}
+    filled = {}
+    for filling in fillings:
+        tensor = torch.empty(shapes[filling.parameter], dtype=dtype)
+        for name, view in filling.views(tensor, architecture.heads):
+            file.read_into(name, view)
+        filled[filling.parameter] = nn.Parameter(tensor.to(device), requires_grad=False)
+    shard.load_state_dict(filled, assign=True)
+    return shard
+
+
+def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
+    """Names, with prefix, and shapes of the tensors of ``shard`` as the Hugging Face hub stores them."""
+    table = hub_dialect(architecture)
+    tensors = {}
+    for parameter, tensor in shard.named_parameters():
+        key, block = canonical_name(parameter)
+        sources = tuple(source.numbered(block) for source in table[key])
+        bare = parameter.startswith("head.") and "classifier" in parameter
+        for name, view in Filling(parameter, sources).views(tensor, architecture.heads):
+            tensors[name if bare else f"{architecture.family}.{name}"] = view.shape
+    return tensors
+
+
+def _resolve(
+    parameter: str, table: Dialect, architecture: Architecture, file: WeightsFile
+) -> tuple[tuple[FileTensor, ...], int]:
+    """The sources of a parameter in one dialect, under the prefix that finds most of them, and how many."""
+    key, block = canonical_name(parameter)
+    templates = table.get(key, ())
+    best: tuple[tuple[FileTensor, ...], int] = ((), 0)
+    for prefix in prefixes(architecture.family):
+        sources = tuple(
+            FileTensor(prefix + template.numbered(block).name, template.layout) for template in templates
+        )
+        found = sum(source.name in file.names for source in sources)
+        if not best[0] or found > best[1]:
+            best = sources, found
+    return best

@@ -1,0 +1,316 @@
+"""Where each parameter lies in a weights file, as tables: one a naming dialect.
+
+    parameter of ours        Hugging Face on disk                       Google's .npz
+    block.3.qkv.weight   <-  encoder.layer.3.attention.attention.       Transformer/encoderblock_3/MultiHead
+                             {query,key,value}.weight                   DotProductAttention_1/{query,...}/kernel
+
+A parameter is made of one or more file tensors, equal parts along its first dimension. Google's arrays
+are laid out for ``x @ kernel``; a layout turns a parameter of ours into a *view* of the file's shape, so
+reading is always a plain copy into a view, and the file's expected shape is the view's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+
+from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture, FamilyName, HeadKind
+
+__all__ = [
+    "Dialect",
+    "FileTensor",
+    "Layout",
+    "canonical_name",
+    "dialects",
+    "find_pooler",
+    "hub_dialect",
+    "prefixes",
+    "stray_block",
+]
+
+Layout: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
+"""A parameter, or its part, and the number of heads -> a view of it in the shape of the file."""
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor in a file: its name, where ``{n}`` is the number of the block, and its layout."""
+
+    name: str
+    layout: Layout
+
+    def numbered(self, block: str) -> FileTensor:
+        """The same for one block."""
+        return FileTensor(self.name.replace("{n}", block), self.layout)
+
+
+Dialect: TypeAlias = Mapping[str, tuple[FileTensor, ...]]
+"""Parameter of ours, with ``{n}`` for the block -> the file tensors that make it up."""
+
+
+# Layouts: views of a parameter ---------------------------------------------------------------------
+
+
+def _same(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
+    return tensor
+
+
+def _kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
+    """[out, in] as [in, out]"""
+    return tensor.t()
+
+
+def _kernel_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """[out, in] as [in, heads, out / heads]"""
+    return tensor.t().unflatten(1, (heads, -1))
+
+
+def _kernel_from_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """[out, in] as [heads, in / heads, out]"""
+    return tensor.t().unflatten(0, (heads, -1))
+
+
+def _bias_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """[out] as [heads, out / heads]"""
+    return tensor.unflatten(0, (heads, -1))
+
+
+def _patch_kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
+    """[out, in, height, width] as [height, width, in, out]"""
+    return tensor.permute(2, 3, 1, 0)
+
+
+# Tables ---------------------------------------------------------------------------------------------
+
+
+def _same_layout(modules: Mapping[str, Sequence[str]], weight: str = "weight", bias: str = "bias") -> Dialect:
+    """Modules with a weight and a bias, as PyTorch lays them out."""
+    table = {}
+    for ours, theirs in modules.items():
+        table[f"{ours}.weight"] = tuple(FileTensor(f"{name}.{weight}", _same) for name in theirs)
+        table[f"{ours}.bias"] = tuple(FileTensor(f"{name}.{bias}", _same) for name in theirs)
+    return table
+
+
+def _tensors(names: Mapping[str, str]) -> Dialect:
+    """Single tensors, as PyTorch lays them out."""
+    return {ours: (FileTensor(theirs, _same),) for ours, theirs in names.items()}
+
+
+_IMAGE_TOKENS = _tensors(
+    {
+        "embeddings.cls_token": "embeddings.cls_token",
+        "embeddings.distillation_token": "embeddings.distillation_token",
+        "embeddings.position": "embeddings.position_embeddings",
+    }
+)
+_IMAGE_ENDS = {
+    "embeddings.patch": ("embeddings.patch_embeddings.projection",),
+    "head.norm": ("layernorm",),
+    "head.pooler": ("pooler.dense",),
+    "head.distillation_classifier": ("distillation_classifier",),
+}
+
+_IMAGE_HUB: Dialect = {
+    **_IMAGE_TOKENS,
+    **_same_layout(
+        {
+            **_IMAGE_ENDS,
+            "block.{n}.norm1": ("encoder.layer.{n}.layernorm_before",),
+            "block.{n}.qkv": tuple(
+                f"encoder.layer.{{n}}.attention.attention.{part}" for part in ("query", "key", "value")
+            ),
+            "block.{n}.proj": ("encoder.layer.{n}.attention.output.dense",),
+            "block.{n}.norm2": ("encoder.layer.{n}.layernorm_after",),
+            "block.{n}.up": ("encoder.layer.{n}.intermediate.dense",),
+            "block.{n}.down": ("encoder.layer.{n}.output.dense",),
+        }
+    ),
+}
+"""ViT and DeiT on the hub, and as transformers saves them."""
+
+_IMAGE_MEMORY: Dialect = {
+    **_IMAGE_TOKENS,
+    **_same_layout(
+        {
+            **_IMAGE_ENDS,
+            "block.{n}.norm1": ("layers.{n}.layernorm_before",),
+            "block.{n}.qkv": tuple(f"layers.{{n}}.attention.{part}_proj" for part in ("q", "k", "v")),
+            "block.{n}.proj": ("layers.{n}.attention.o_proj",),
+            "block.{n}.norm2": ("layers.{n}.layernorm_after",),
+            "block.{n}.up": ("layers.{n}.mlp.fc1",),
+            "block.{n}.down": ("layers.{n}.mlp.fc2",),
+        }
+    ),
+}
+"""ViT and DeiT as ``state_dict()`` of transformers 5 names them."""
+
+_TIMM: Dialect = {
+    **_tensors(
+        {
+            "embeddings.cls_token": "cls_token",
+            "embeddings.distillation_token": "dist_token",
+            "embeddings.position": "pos_embed",
+        }
+    ),
+    **_same_layout(
+        {
+            "embeddings.patch": ("patch_embed.proj",),
+            "block.{n}.norm1": ("blocks.{n}.norm1",),
+            "block.{n}.qkv": ("blocks.{n}.attn.qkv",),
+            "block.{n}.proj": ("blocks.{n}.attn.proj",),
+            "block.{n}.norm2": ("blocks.{n}.norm2",),
+            "block.{n}.up": ("blocks.{n}.mlp.fc1",),
+            "block.{n}.down": ("blocks.{n}.mlp.fc2",),
+            "head.norm": ("norm",),
+            "head.pooler": ("pre_logits.fc",),
+            "head.classifier": ("head",),
+            "head.distillation_classifier": ("head_dist",),
+        }
+    ),
+}
+"""timm, and Facebook's own DeiT files."""
+
+
+def _google() -> Dialect:
+    block = "Transformer/encoderblock_{n}"
+    attention = f"{block}/MultiHeadDotProductAttention_1"
+    table: dict[str, tuple[FileTensor, ...]] = {
+        "embeddings.cls_token": (FileTensor("cls", _same),),
+        "embeddings.position": (FileTensor("Transformer/posembed_input/pos_embedding", _same),),
+        "embeddings.patch.weight": (FileTensor("embedding/kernel", _patch_kernel),),
+        "embeddings.patch.bias": (FileTensor("embedding/bias", _same),),
+        "block.{n}.qkv.weight": tuple(
+            FileTensor(f"{attention}/{part}/kernel", _kernel_to_heads) for part in ("query", "key", "value")
+        ),
+        "block.{n}.qkv.bias": tuple(
+            FileTensor(f"{attention}/{part}/bias", _bias_to_heads) for part in ("query", "key", "value")
+        ),
+        "block.{n}.proj.weight": (FileTensor(f"{attention}/out/kernel", _kernel_from_heads),),
+        "block.{n}.proj.bias": (FileTensor(f"{attention}/out/bias", _same),),
+    }
+    for ours, theirs in {
+        "block.{n}.norm1": f"{block}/LayerNorm_0",
+        "block.{n}.norm2": f"{block}/LayerNorm_2",
+        "head.norm": "Transformer/encoder_norm",
+    }.items():
+        table[f"{ours}.weight"] = (FileTensor(f"{theirs}/scale", _same),)
+        table[f"{ours}.bias"] = (FileTensor(f"{theirs}/bias", _same),)
+    for ours, theirs in {
+        "block.{n}.up": f"{block}/MlpBlock_3/Dense_0",
+        "block.{n}.down": f"{block}/MlpBlock_3/Dense_1",
+        "head.pooler": "pre_logits",
+        "head.classifier": "head",
+    }.items():
+        table[f"{ours}.weight"] = (FileTensor(f"{theirs}/kernel", _kernel),)
+        table[f"{ours}.bias"] = (FileTensor(f"{theirs}/bias", _same),)
+    return table
+
+
+_GOOGLE = _google()
+"""Google's ViT files, https://github.com/google-research/vision_transformer."""
+
+_CLASSIFIER = _same_layout({"head.classifier": ("classifier",)})
+_CLS_CLASSIFIER = _same_layout({"head.classifier": ("cls_classifier",)})
+
+_BERT_NORMS = {
+    "embeddings.norm": ("embeddings.LayerNorm",),
+    "block.{n}.norm1": ("encoder.layer.{n}.attention.output.LayerNorm",),
+    "block.{n}.norm2": ("encoder.layer.{n}.output.LayerNorm",),
+}
+_BERT: Dialect = {
+    **_tensors(
+        {
+            "embeddings.word": "embeddings.word_embeddings.weight",
+            "embeddings.position": "embeddings.position_embeddings.weight",
+            "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+        }
+    ),
+    **_same_layout(
+        {
+            **_BERT_NORMS,
+            "block.{n}.qkv": tuple(
+                f"encoder.layer.{{n}}.attention.self.{part}" for part in ("query", "key", "value")
+            ),
+            "block.{n}.proj": ("encoder.layer.{n}.attention.output.dense",),
+            "block.{n}.up": ("encoder.layer.{n}.intermediate.dense",),
+            "block.{n}.down": ("encoder.layer.{n}.output.dense",),
+            "head.pooler": ("pooler.dense",),
+            "head.classifier": ("classifier",),
+        }
+    ),
+}
+_BERT_GAMMA: Dialect = {**_BERT, **_same_layout(_BERT_NORMS, weight="gamma", bias="beta")}
+"""BERT checkpoints converted from TensorFlow keep its names for the norms."""
+
+_DIALECTS: Mapping[tuple[FamilyName, bool], tuple[Dialect, ...]] = MappingProxyType(
+    {
+        # Family, and whether it is distilled. The first is the one that is written.
+        ("vit", False): ({**_IMAGE_HUB, **_CLASSIFIER}, {**_IMAGE_MEMORY, **_CLASSIFIER}, _GOOGLE, _TIMM),
+        ("deit", False): ({**_IMAGE_HUB, **_CLASSIFIER}, {**_IMAGE_MEMORY, **_CLASSIFIER}, _TIMM),
+        ("deit", True): (
+            {**_IMAGE_HUB, **_CLS_CLASSIFIER},
+            {**_IMAGE_MEMORY, **_CLS_CLASSIFIER},
+            _TIMM,
+        ),
+        ("bert", False): (_BERT, _BERT_GAMMA),
+    }
+)
+
+
+def dialects(architecture: Architecture) -> tuple[Dialect, ...]:
+    """The naming dialects in which a file of this architecture may be written."""
+    return _DIALECTS[architecture.family, architecture.head == "distilled"]
+
+
+def hub_dialect(architecture: Architecture) -> Dialect:
+    """The dialect of the Hugging Face hub, which is also the one we write."""
+    return dialects(architecture)[0]
+
+
+def prefixes(family: FamilyName) -> tuple[str, ...]:
+    """What may stand in front of a tensor's name: Hugging Face puts the family before all but the heads."""
+    return "", f"{family}."
+
+
+def canonical_name(parameter: str) -> tuple[str, str]:
+    """The table key and the block number of a shard's parameter, e.g. of ``parts.5.proj.weight``.
+
+    Returns:
+        ``("block.{n}.proj.weight", "1")``; outside blocks the name itself and an empty number.
+    """
+    if not parameter.startswith("parts."):
+        return parameter, ""
+    _, layer, rest = parameter.split(".", 2)
+    return f"block.{{n}}.{rest}", str(int(layer) // LAYERS_PER_BLOCK)
+
+
+def find_pooler(names: Collection[str], family: FamilyName, head: HeadKind) -> str | None:
+    """The name of the pooler's bias in a file, or None where the file has none that this head uses.
+
+    The hub's image classifiers take the first token as it is, even when their file carries a pooler
+    left over from pre-training. Google's and timm's ``pre_logits`` does stand before the classifier.
+    """
+    candidates = ["pre_logits/bias", "pre_logits.fc.bias"] if family != "bert" else []
+    if head == "vector" or family == "bert":
+        candidates += [f"{prefix}pooler.dense.bias" for prefix in prefixes(family)]
+    return next((name for name in candidates if name in names), None)
+
+
+def stray_block(architecture: Architecture, names: Iterable[str]) -> str | None:
+    """A tensor of the block after the last, which a file of a deeper model has, or None."""
+    present = set(names)
+    block = str(architecture.blocks)
+    for dialect in dialects(architecture):
+        for key, tensors in dialect.items():
+            if "{n}" in key:
+                for tensor in tensors:
+                    for prefix in prefixes(architecture.family):
+                        name = prefix + tensor.numbered(block).name
+                        if name in present:
+                            return name
+    return None

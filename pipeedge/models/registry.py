@@ -1,0 +1,385 @@
+"""The models by name, models in a directory, and what one can ask of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
+from pipeedge.models.architecture import Architecture, FamilyName, HeadKind, parse_hf_config
+from pipeedge.models.bert import BERT
+from pipeedge.models.deit import DEIT
+from pipeedge.models.fill import fill, hub_tensors
+from pipeedge.models.names import find_pooler
+from pipeedge.models.random_weights import RandomWeights
+from pipeedge.models.shard import Family, Shard, payload_specs
+from pipeedge.models.vit import VIT
+from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
+from pipeedge.payload import Payload, TensorSpec
+from pipeedge.schedule import LayerRange
+
+__all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
+
+_FAMILIES: Mapping[FamilyName, Family] = MappingProxyType({"vit": VIT, "deit": DEIT, "bert": BERT})
+
+DIGITS = "vit-digits"
+"""The small model that the package carries with it."""
+_ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer that can be cut into shards. Holds no weights; ``load`` and ``random`` make shards."""
+
+    name: str
+    """As the user gave it: one of ``MODEL_NAMES``, or a directory."""
+    config: Architecture
+    labels: tuple[str, ...] | None
+    """Names of the classes, where the model says them."""
+    directory: Path | None
+    """The Hugging Face directory it comes from, which may hold a tokenizer or image processor too."""
+    default_weights: Path
+    """Where its weights are looked for; relative to the working directory for the known names."""
+
+    @property
+    def family(self) -> FamilyName:
+        """``vit``, ``deit`` or ``bert``."""
+        return self.config.family
+
+    @property
+    def n_layers(self) -> int:
+        """Four a block."""
+        return self.config.n_layers
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the arrays that the first layer takes, in payload order."""
+        return _FAMILIES[self.family].inputs
+
+    @property
+    def output_kind(self) -> str:
+        """``logits``, or ``vector`` for a model without a classifier."""
+        return "vector" if self.config.head == "vector" else "logits"
+
+    @property
+    def output_size(self) -> int:
+        """Values in the output of one item."""
+        return self.config.output_size
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sentence for text; for images the number of tokens that every image has."""
+        return self.config.max_positions if self.family == "bert" else self.config.image_tokens
+
+    def weights_path(self) -> Path:
+        """The default weights file."""
+        return self.default_weights
+
+    def payload_specs(
+        self,
+        after_layer: int,
+        items: int,
+        tokens: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[TensorSpec, ...]:
+        """Shapes and types of what crosses the cut after ``after_layer`` layers.
+
+        Args:
+            after_layer: 0 for the model's input, ``n_layers`` for its output.
+            items: items of the microbatch.
+            tokens: sentence length in tokens (text only; by default the longest).
+            dtype: type of the weights, and so of the hidden states.
+
+        Raises:
+            ScheduleError: a layer beyond the model.
+            InputError: more tokens than the model has positions.
+        """
+        if not 0 <= after_layer <= self.n_layers:
+            raise ScheduleError(f"there is no cut after layer {after_layer}: layers are 1 to {self.n_layers}")
+        if self.family != "bert":
+            tokens = self.config.image_tokens
+        elif tokens is None:
+            tokens = self.max_tokens
+        elif not 1 <= tokens <= self.max_tokens:
+            raise InputError(f"{tokens} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}")
+        family = _FAMILIES[self.family]
+        return payload_specs(family, self.config, after_layer, items=items, tokens=tokens, dtype=dtype)
+
+    def check_input(self, payload: Payload) -> None:
+        """Raise unless ``payload`` is a microbatch that the first layer can take.
+
+        Raises:
+            InputError: the number of arrays, their shapes or types, or an index out of range.
+        """
+        if len(payload) != len(self.input_names):
+            raise InputError(
+                f"{self.name} takes {len(self.input_names)} arrays ({', '.join(self.input_names)}), "
+                f"not {len(payload)}"
+            )
+        first = payload[0]
+        if self.family != "bert":
+            config = self.config
+            needed = (config.channels, *config.image_size)
+            if first.dim() != 4 or tuple(first.shape[1:]) != needed:
+                raise InputError(
+                    f"pixel_values of shape {list(first.shape)} do not fit {self.name}: "
+                    f"it takes [items, {', '.join(map(str, needed))}]"
+                )
+            if not first.is_floating_point():
+                raise InputError(f"pixel_values are {first.dtype}; floating point is needed")
+            return
+        limits = (self.config.vocab, None, self.config.type_vocab)
+        for name, tensor, limit in zip(self.input_names, payload, limits, strict=True):
+            if tensor.dim() != 2 or tensor.shape != first.shape:
+                raise InputError(
+                    f"{name} has shape {list(tensor.shape)}; {self.name} takes [items, tokens], "
+                    f"the same for all of {', '.join(self.input_names)}"
+                )
+            if tensor.is_floating_point():
+                raise InputError(f"{name} is {tensor.dtype}; whole numbers are needed")
+            if (
+                limit is not None
+                and tensor.numel()
+                and not 0 <= int(tensor.min()) <= int(tensor.max()) < limit
+            ):
+                raise InputError(
+                    f"{name} holds {int(tensor.min())} to {int(tensor.max())}; "
+                    f"{self.name} takes 0 to {limit - 1}"
+                )
+        if not 1 <= first.shape[1] <= self.max_tokens:
+            raise InputError(
+                f"{first.shape[1]} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}"
+            )
+
+    def parameter_count(self, layers: LayerRange | None = None) -> int:
+        """Weights of ``layers`` (by default of all), in values."""
+        return sum(parameter.numel() for parameter in self.build(layers).parameters())
+
+    def weight_bytes(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> int:
+        """Weights of ``layers`` (by default of all), in bytes."""
+        return self.parameter_count(layers) * dtype.itemsize
+
+    def build(self, layers: LayerRange | None = None) -> Shard:
+        """The shard of ``layers`` (by default all) on ``meta``: shapes without storage.
+
+        Raises:
+            ScheduleError: layers beyond the model.
+        """
+        return self._build(self.config, layers)
+
+    def load(
+        self,
+        layers: LayerRange | None = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Shard:
+        """The shard of ``layers`` (by default all) with the weights in a file, ready to compute.
+
+        Only the shard's own tensors are read, one at a time, after all their names and shapes were
+        compared with the model's.
+
+        Raises:
+            ScheduleError: layers beyond the model.
+            WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
+        """
+        with self._open(weights) as file:
+            config = _with_pooler_of(self.config, file)
+            return fill(self._build(config, layers), config, file, device=device, dtype=dtype)
+
+    def random(
+        self,
+        layers: LayerRange | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Shard:
+        """The shard of ``layers`` (by default all) with random weights, the same for every cut."""
+        shard = self.build(layers)
+        source = RandomWeights(hub_tensors(shard, self.config), seed)
+        return fill(shard, self.config, source, device=device, dtype=dtype)
+
+    def fingerprint(self, weights: str | os.PathLike[str] | None = None) -> str:
+        """A digest of configuration and weights, for comparing ranks at start-up.
+
+        It covers every tensor's name, shape and place. Of the content, an ``.npz`` carries a checksum
+        of every array in its table of contents, which is used; of a ``.safetensors`` file two samples
+        of each tensor are read, not all of it: gigabytes at every start are too slow for a board. The
+        file's path plays no part.
+
+        Raises:
+            WeightsError: a file that is missing, truncated, or of an unknown kind.
+        """
+        with self._open(weights) as file:
+            config = json.dumps(self.config.as_dict(), sort_keys=True).encode()
+            return identity_digest(iter([config, *file.identity()]))
+
+    def _open(self, weights: str | os.PathLike[str] | None) -> WeightsFile:
+        return open_weights(self.default_weights if weights is None else weights)
+
+    def _build(self, config: Architecture, layers: LayerRange | None) -> Shard:
+        layers = layers if layers is not None else LayerRange(0, self.n_layers)
+        if layers.stop > self.n_layers:
+            raise ScheduleError(
+                f"the range {layers} goes beyond {self.name}: its layers are 1 to {self.n_layers}"
+            )
+        return Shard(_FAMILIES[self.family], config, layers)
+
+
+def _with_pooler_of(config: Architecture, file: WeightsFile) -> Architecture:
+    """``config`` with the pooler that ``file`` has, where it is the file that decides."""
+    if config.family == "bert" and config.head != "vector":
+        return config
+    found = find_pooler(file.names, config.family, config.head)
+    if found is not None:
+        return dataclasses.replace(config, pooler=True, pooler_size=file.entry(found).shape[0])
+    if config.pooler and config.pooler_size == config.hidden:
+        return dataclasses.replace(config, pooler=False, pooler_size=0)
+    return config
+
+
+# The known models -----------------------------------------------------------------------------------
+
+
+def _image(
+    family: FamilyName, hidden: int, blocks: int, heads: int, *, patch: int = 16, labels: int = 1000
+) -> Architecture:
+    head: HeadKind = "distilled" if family == "deit" else "classifier"
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        blocks=blocks,
+        heads=heads,
+        intermediate=4 * hidden,
+        eps=1e-12,
+        head=head,
+        num_labels=labels,
+        image_size=(224, 224),
+        patch_size=(patch, patch),
+        channels=3,
+    )
+
+
+def _text(hidden: int, blocks: int, heads: int, *, labels: int = 0) -> Architecture:
+    return Architecture(
+        family="bert",
+        hidden=hidden,
+        blocks=blocks,
+        heads=heads,
+        intermediate=4 * hidden,
+        eps=1e-12,
+        head="classifier" if labels else "vector",
+        num_labels=labels,
+        pooler=True,
+        pooler_size=hidden,
+        vocab=30522,
+        max_positions=512,
+        type_vocab=2,
+    )
+
+
+_KNOWN: Mapping[str, Model] = MappingProxyType(
+    {
+        name: Model(name=name, config=config, labels=labels, directory=None, default_weights=Path(file))
+        for name, config, file, labels in (
+            ("google/vit-base-patch16-224", _image("vit", 768, 12, 12), "ViT-B_16-224.npz", None),
+            ("google/vit-large-patch16-224", _image("vit", 1024, 24, 16), "ViT-L_16-224.npz", None),
+            (
+                "google/vit-huge-patch14-224-in21k",
+                _image("vit", 1280, 32, 16, patch=14, labels=21843),
+                "ViT-H_14.npz",
+                None,
+            ),
+            (
+                "facebook/deit-base-distilled-patch16-224",
+                _image("deit", 768, 12, 12),
+                "DeiT_B_distilled.npz",
+                None,
+            ),
+            (
+                "facebook/deit-small-distilled-patch16-224",
+                _image("deit", 384, 12, 6),
+                "DeiT_S_distilled.npz",
+                None,
+            ),
+            (
+                "facebook/deit-tiny-distilled-patch16-224",
+                _image("deit", 192, 12, 3),
+                "DeiT_T_distilled.npz",
+                None,
+            ),
+            ("bert-base-uncased", _text(768, 12, 12), "BERT-B.npz", None),
+            ("bert-large-uncased", _text(1024, 24, 16), "BERT-L.npz", None),
+            (
+                "textattack/bert-base-uncased-CoLA",
+                _text(768, 12, 12, labels=2),
+                "BERT-B-CoLA.npz",
+                ("unacceptable", "acceptable"),
+            ),
+        )
+    }
+)
+
+MODEL_NAMES: tuple[str, ...] = (*_KNOWN, DIGITS)
+"""Every name that ``find_model`` knows; it takes directories too."""
+
+
+def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
+    """The model of a known name, or the one in a local Hugging Face directory.
+
+    A known name wins over a directory of that name; write ``./name`` for the directory.
+
+    Raises:
+        ModelError: an unknown name, or a directory whose ``config.json`` is missing or not supported.
+    """
+    name = os.fspath(name_or_dir)
+    if name in _KNOWN:
+        return _KNOWN[name]
+    if name == DIGITS:
+        return _from_directory(_ASSETS / DIGITS, name)
+    if Path(name).is_dir():
+        return _from_directory(Path(name), name)
+    near = difflib.get_close_matches(name, MODEL_NAMES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ModelError(
+        f"{name} is neither a known model nor a directory; {hint}known are {', '.join(MODEL_NAMES)}, "
+        "and any local Hugging Face directory of a ViT, DeiT or BERT"
+    )
+
+
+def _from_directory(directory: Path, name: str) -> Model:
+    path = directory / "config.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(
+            f"{directory} has no config.json: a model directory holds config.json and model.safetensors"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    try:
+        weights = find_in_directory(directory)
+    except WeightsError:
+        # Not this function's business: -M may name a file elsewhere, and ``load`` will say it.
+        weights = directory
+    names: tuple[str, ...] = ()
+    if not document.get("architectures") and weights != directory:
+        with open_weights(weights) as file:
+            names = tuple(file.names)
+    try:
+        config, labels = parse_hf_config(document, tensor_names=names)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    return Model(name=name, config=config, labels=labels, directory=directory, default_weights=weights)

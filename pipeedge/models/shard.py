@@ -1,0 +1,194 @@
+"""Shard arithmetic: which modules a range of layers needs, and what crosses the cut after each layer.
+
+A block is cut at four points; what a family puts into each of the four parts is its own (see ``vit``
+and ``bert``), what goes in and out is the same for all (D: hidden size, I: inner size of the MLP):
+
+    part of block          0                1             2              3
+                    hidden │ attention      │ projection  │ MLP up       │ MLP down
+    crosses the cut        └> context, skip └> hidden     └> inner, skip └> hidden
+    values a token             2D               D             I + D          D
+
+Embeddings belong to the shard with the first layer; final norm, pooler and classifier to the one with
+the last. A family that masks its attention carries the mask at the end of the payload, up to the last
+layer that attends.
+
+Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
+from pipeedge.payload import Payload, TensorSpec
+from pipeedge.schedule import LayerRange
+
+__all__ = [
+    "MASK_DTYPE",
+    "Family",
+    "Shard",
+    "attend",
+    "attends",
+    "carries_mask",
+    "linear",
+    "norm",
+    "payload_specs",
+]
+
+MASK_DTYPE = torch.bool
+"""The mask on the wire: a byte a token, True where there is a token and not padding."""
+
+LayerFactory: TypeAlias = Callable[[Architecture], nn.Module]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one family of models puts into the common frame."""
+
+    inputs: tuple[str, ...]
+    """Names of the arrays that the first layer takes, in payload order."""
+    masked: bool
+    """Whether attention takes a mask, which then travels with the payload."""
+    embeddings: LayerFactory
+    """``forward(*inputs) -> [N, T, D]``"""
+    parts: tuple[LayerFactory, LayerFactory, LayerFactory, LayerFactory]
+    """``forward(*state, [bias]) -> state``, for the four parts of a block."""
+    head: LayerFactory
+    """``forward([N, T, D]) -> [N, output]``"""
+
+
+class Shard(nn.Module):
+    """The modules of a range of layers of one model.
+
+    Every tensor that leaves a layer is contiguous and freshly made, whether a cut follows or not, so
+    the kernels see the same strides and every cut gives the same bits. Inputs are never written to.
+    """
+
+    def __init__(self, family: Family, architecture: Architecture, layers: LayerRange) -> None:
+        super().__init__()
+        self.layers = layers
+        """The layers this shard computes."""
+        first, last = layers.start == 0, layers.stop == architecture.n_layers
+        self._inputs = len(family.inputs) if first else 0
+        self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
+        self._mask_out = family.masked and carries_mask(architecture, layers.stop)
+        self.embeddings = family.embeddings(architecture) if first else None
+        self.parts = nn.ModuleDict(
+            {
+                str(layer): family.parts[layer % LAYERS_PER_BLOCK](architecture)
+                for layer in range(layers.start, layers.stop)
+            }
+        )
+        self.head = family.head(architecture) if last else None
+        self.eval().requires_grad_(False)
+
+    def forward(self, payload: Payload) -> Payload:
+        """What crosses the cut before this shard to what crosses the cut after it.
+
+        Args:
+            payload: tensors as ``payload_specs(layers.start, ...)`` lists them.
+
+        Returns:
+            Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
+        """
+        state = tuple(tensor.contiguous() for tensor in payload)
+        del payload
+        mask: torch.Tensor | None = None
+        if self.embeddings is not None:
+            if self._mask_in:
+                input_ids, attention_mask, token_type_ids = state
+                mask = attention_mask != 0
+                state = (self.embeddings(input_ids, token_type_ids),)
+            else:
+                state = (self.embeddings(*state),)
+        elif self._mask_in:
+            *rest, mask = state
+            state = tuple(rest)
+        bias = None if mask is None else _additive(mask, state[0].dtype)
+        for layer, part in self.parts.items():
+            state = part(*state, bias) if attends(int(layer)) else part(*state)
+        if self.head is not None:
+            return (self.head(*state),)
+        return (*state, mask) if self._mask_out and mask is not None else state
+
+
+def attends(layer: int) -> bool:
+    """Whether ``layer``, from 0, holds a block's attention."""
+    return layer % LAYERS_PER_BLOCK == 0
+
+
+def carries_mask(architecture: Architecture, after_layer: int) -> bool:
+    """Whether a later layer attends, so that a mask must cross the cut after ``after_layer`` layers."""
+    return any(attends(layer) for layer in range(after_layer, architecture.n_layers))
+
+
+def payload_specs(
+    family: Family,
+    architecture: Architecture,
+    after_layer: int,
+    *,
+    items: int,
+    tokens: int,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[TensorSpec, ...]:
+    """What crosses the cut after ``after_layer`` layers (0: the model's input) for ``items`` items."""
+    shape = (items, tokens)
+    if after_layer == 0:
+        if family.masked:
+            return tuple(TensorSpec(shape, torch.int64) for _ in family.inputs)
+        return (TensorSpec((items, architecture.channels, *architecture.image_size), dtype),)
+    if after_layer == architecture.n_layers:
+        return (TensorSpec((items, architecture.output_size), torch.float32),)
+    hidden = TensorSpec((*shape, architecture.hidden), dtype)
+    inner = TensorSpec((*shape, architecture.intermediate), dtype)
+    state = ((hidden,), (hidden, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]
+    mask = family.masked and carries_mask(architecture, after_layer)
+    return (*state, TensorSpec(shape, MASK_DTYPE)) if mask else state
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """A linear layer without storage, to be filled later."""
+    return nn.Linear(inputs, outputs, bias=bias, device="meta")
+
+
+def norm(architecture: Architecture) -> nn.LayerNorm:
+    """A LayerNorm over the hidden size without storage, to be filled later."""
+    return nn.LayerNorm(architecture.hidden, eps=architecture.eps, device="meta")
+
+
+def attend(qkv: torch.Tensor, heads: int, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multi-head scaled dot-product attention, https://arxiv.org/abs/1706.03762, eq. 1.
+
+    Args:
+        qkv: [N, T, 3D], queries, keys and values side by side.
+        heads: H, which divides D.
+        bias: added to the scores; broadcasts to [N, H, T, T].
+
+    Returns:
+        [N, T, D], contiguous.
+    """
+    items, tokens, width = qkv.shape
+    query, key, value = (
+        qkv.view(items, tokens, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4).unbind(0)
+    )
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    return context.transpose(1, 2).reshape(items, tokens, width // 3)
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """``mask`` [N, T] as a bias on attention scores [N, 1, 1, T], or None where nothing is masked.
+
+    The most negative finite number, not minus infinity: a row without a single token then attends
+    evenly to everything, as in the reference, where infinities would give NaN.
+    """
+    if bool(mask.all()):
+        return None
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    bias.masked_fill_(~mask, torch.finfo(dtype).min)
+    return bias[:, None, None, :]

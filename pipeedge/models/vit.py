@@ -1,0 +1,118 @@
+"""Vision Transformers, https://arxiv.org/abs/2010.11929: norms come before attention and MLP."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.shard import Family, attend, linear, norm
+
+__all__ = ["PRE_NORM_PARTS", "VIT", "FirstTokenHead", "ImageEmbeddings"]
+
+
+class ImageEmbeddings(nn.Module):
+    """Patches and class token, with learnt positions."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden = architecture.hidden
+        patch = architecture.patch_size
+        self.patch = nn.Conv2d(architecture.channels, hidden, patch, stride=patch, device="meta")
+        self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
+        self.position = nn.Parameter(torch.empty(1, architecture.image_tokens, hidden, device="meta"))
+
+    def prefix(self) -> tuple[torch.Tensor, ...]:
+        """The tokens in front of the patches, [1, 1, D] each."""
+        return (self.cls_token,)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[N, C, height, width] -> [N, T, D]"""
+        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        prefix = [token.expand(patches.shape[0], -1, -1) for token in self.prefix()]
+        return torch.cat([*prefix, patches], dim=1).add_(self.position)
+
+
+class Attention(nn.Module):
+    """Part 0: norm, queries, keys and values in one product, attention."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.heads = architecture.heads
+        self.norm1 = norm(architecture)
+        self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, T, D] -> context [N, T, D], skip [N, T, D]"""
+        return attend(self.qkv(self.norm1(hidden)), self.heads, bias), hidden
+
+
+class Projection(nn.Module):
+    """Part 1: the projection of the heads' outputs, and the residual."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.proj = linear(architecture.hidden, architecture.hidden)
+
+    def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
+        """context [N, T, D], skip [N, T, D] -> [N, T, D]"""
+        return (self.proj(context).add_(skip),)
+
+
+class Expansion(nn.Module):
+    """Part 2: norm, the upper half of the MLP."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.norm2 = norm(architecture)
+        self.up = linear(architecture.hidden, architecture.intermediate)
+        self.activation = ACTIVATIONS[architecture.activation]
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, T, D] -> inner [N, T, I], skip [N, T, D]"""
+        return self.activation(self.up(self.norm2(hidden))), hidden
+
+
+class Contraction(nn.Module):
+    """Part 3: the lower half of the MLP, and the residual."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.down = linear(architecture.intermediate, architecture.hidden)
+
+    def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
+        """inner [N, T, I], skip [N, T, D] -> [N, T, D]"""
+        return (self.down(inner).add_(skip),)
+
+
+PRE_NORM_PARTS = (Attention, Projection, Expansion, Contraction)
+
+
+class FirstTokenHead(nn.Module):
+    """Final norm, then pooler and classifier as the model has them, on the first token."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.norm = norm(architecture)
+        self.pooler = linear(architecture.hidden, architecture.pooler_size) if architecture.pooler else None
+        self.activation = ACTIVATIONS[architecture.pooler_activation]
+        width = architecture.pooler_size if architecture.pooler else architecture.hidden
+        self.classifier = None if architecture.head == "vector" else linear(width, architecture.num_labels)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
+        # Norms look at one token at a time, so only the one that is used needs it.
+        first = self.norm(hidden[:, 0].contiguous())
+        if self.pooler is not None:
+            first = self.activation(self.pooler(first))
+        return (first if self.classifier is None else self.classifier(first)).float()
+
+
+VIT = Family(
+    inputs=("pixel_values",),
+    masked=False,
+    embeddings=ImageEmbeddings,
+    parts=PRE_NORM_PARTS,
+    head=FirstTokenHead,
+)
