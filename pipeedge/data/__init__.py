@@ -1,0 +1,23 @@
+"""Input: what to run, as microbatches of the tensors that the model takes.
+
+request.py      InputRequest: what the user asked for
+source.py       Items -> InputSource -> Microbatch
+images.py       pictures; text.py sentences; arrays.py ``.npz``
+datasets        cola.py and imagenet.py
+defaults.py     what is shipped, for runs that name no input
+opening.py      InputRequest + model -> InputSource
+"""
+
+from pipeedge.data.opening import open_input
+from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest, ModelInputs
+from pipeedge.data.source import InputSource, Microbatch, SkippedItem
+
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "InputRequest",
+    "InputSource",
+    "Microbatch",
+    "ModelInputs",
+    "SkippedItem",
+    "open_input",
+]

@@ -1,0 +1,114 @@
+"""The input that is shipped, for runs that name none (``assets/CREDITS.md`` says where it comes from)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeedge.data.images import ImageTransform, open_image
+from pipeedge.data.request import ModelInputs
+from pipeedge.data.source import Item, Items, MemoryItems
+from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
+
+__all__ = ["asset", "default_digits", "default_photo", "default_sentences", "is_digits"]
+
+DIGITS_FILE = "digits.npz"
+DIGITS_MODEL = "vit-digits"
+DIGIT_LEVELS = 16
+PHOTO_FILE = "chelsea.jpg"
+SENTENCES_FILE = "sentences.json"
+BERT_UNCASED_VOCAB = 30522
+
+log = logging.getLogger(__name__)
+
+
+def asset(name: str) -> Path:
+    """The path of a file or directory that is shipped with the package."""
+    return Path(str(files("pipeedge") / "assets" / name))
+
+
+def default_digits() -> MemoryItems:
+    """The held-out images of ``vit-digits``, with labels.
+
+    ``tools/train_vit_digits.py`` trains on the same scale: 0 to 16 becomes -1 to 1.
+    """
+    with np.load(asset(DIGITS_FILE), allow_pickle=False) as arrays:
+        images, labels = arrays["images_heldout"], arrays["labels_heldout"]
+    pixels = (torch.from_numpy(images).float().unsqueeze(1) / DIGIT_LEVELS - 0.5) / 0.5
+    return MemoryItems(
+        tuple(
+            Item((image,), int(label), f"{DIGITS_FILE}[{index}]")
+            for index, (image, label) in enumerate(zip(pixels, labels, strict=True))
+        )
+    )
+
+
+def default_photo(transform: ImageTransform) -> MemoryItems:
+    """One photograph of a cat; its class in ImageNet is a matter of opinion, so it has no label."""
+    return MemoryItems((Item((transform(open_image(asset(PHOTO_FILE))),), None, PHOTO_FILE),))
+
+
+def is_digits(model: ModelInputs) -> bool:
+    """Whether ``model`` is the shipped ``vit-digits``, by name or by directory."""
+    directory = model.directory
+    return directory is not None and directory.resolve() == asset(DIGITS_MODEL).resolve()
+
+
+@dataclass(frozen=True)
+class ShippedSentence:
+    """A sentence, and its ids in the vocabulary of BERT's uncased models."""
+
+    sentence: Sentence
+    bert_uncased_ids: tuple[int, ...]
+
+
+def shipped_sentences() -> list[ShippedSentence]:
+    """The sentences in ``assets/sentences.json``."""
+    entries = json.loads(asset(SENTENCES_FILE).read_text(encoding="utf-8"))
+    return [
+        ShippedSentence(
+            Sentence(entry["text"], f"{SENTENCES_FILE}[{index}]"), tuple(entry["bert_uncased_ids"])
+        )
+        for index, entry in enumerate(entries)
+    ]
+
+
+def default_sentences(model: ModelInputs, directories: Iterable[Path]) -> Items:
+    """A few sentences, as ids of the model's own tokenizer where this machine has it.
+
+    Without one, a model with BERT's uncased vocabulary gets the ids that are shipped. For any other
+    there is no way to know the ids: the words are hashed into its vocabulary, which is good for timing
+    and nothing else, and a warning says so.
+    """
+    shipped = shipped_sentences()
+    tokenizer = find_tokenizer(model, directories)
+    if tokenizer is not None:
+        return tokenizer.items([entry.sentence for entry in shipped])
+    if model.config.vocab == BERT_UNCASED_VOCAB:
+        encoded = [entry.bert_uncased_ids for entry in shipped]
+    else:
+        log.warning(
+            "no tokenizer.json or vocab.txt for %s: the default sentences get arbitrary token ids, "
+            "so the results are good for timing only",
+            model.name,
+        )
+        encoded = [hashed_ids(entry.sentence.text, model.config.vocab) for entry in shipped]
+    return TokenItems(
+        tuple(ids[: model.config.max_positions] for ids in encoded),
+        tuple(entry.sentence.source for entry in shipped),
+        (None,) * len(shipped),
+        model.input_names,
+    )
+
+
+def hashed_ids(text: str, vocab: int) -> tuple[int, ...]:
+    """One id below ``vocab`` for each word, the same on every machine."""
+    return tuple(zlib.crc32(word.encode()) % vocab for word in text.split())

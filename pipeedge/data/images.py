@@ -1,0 +1,215 @@
+"""Pictures to ``pixel_values``: decode, resize, crop, normalise.
+
+A model directory with a ``preprocessor_config.json`` decides for itself, through transformers' image
+processors. Without one the defaults of the nine models are used, the same arithmetic with Pillow and
+NumPy alone (``tests/test_data_images.py`` holds the two against each other).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from pipeedge.data.companions import companion_file
+from pipeedge.data.request import ModelInputs
+from pipeedge.data.source import Item
+from pipeedge.errors import InputError
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "ImageFiles",
+    "ImageRecipe",
+    "ImageTransform",
+    "default_recipe",
+    "find_images",
+    "image_transform",
+    "open_image",
+]
+
+IMAGE_SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+)
+PROCESSOR_FILE = "preprocessor_config.json"
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+ImageTransform: TypeAlias = Callable[[Image.Image], torch.Tensor]
+"""A picture -> float32 [channels, height, width]."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """How a picture becomes the input of a model."""
+
+    channels: int
+    """1 (grey) or 3 (RGB)."""
+    resize: tuple[int, int]
+    """Height and width the whole picture is resized to, in pixels."""
+    crop: tuple[int, int]
+    """Height and width cut from the centre after that, in pixels."""
+    resample: Image.Resampling
+    """Filter of the resize."""
+    mean: tuple[float, ...]
+    """Subtracted from each channel, after scaling it to 0 to 1."""
+    std: tuple[float, ...]
+    """Each channel is divided by it, after that."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """``image`` as float32 [channels, height, width]."""
+        height, width = self.resize
+        resized = to_channels(image, self.channels).resize((width, height), self.resample)
+        top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
+        cropped = resized.crop((left, top, left + self.crop[1], top + self.crop[0]))
+        pixels = np.asarray(cropped, dtype=np.float32).reshape(*self.crop, self.channels) / np.float32(255)
+        normal = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
+
+
+def default_recipe(model: ModelInputs) -> ImageRecipe:
+    """The recipe of the model's family, for its own image size.
+
+    ViT: resize, values from -1 to 1. DeiT: resize to 256/224 of the size with bicubic interpolation, cut
+    the centre out, ImageNet's mean and deviation.
+    """
+    size, channels = model.config.image_size, model.config.channels
+    if model.family == "deit" and channels == 3:
+        height, width = (round(side * 256 / 224) for side in size)
+        return ImageRecipe(
+            channels, (height, width), size, Image.Resampling.BICUBIC, IMAGENET_MEAN, IMAGENET_STD
+        )
+    half = (0.5,) * channels
+    return ImageRecipe(channels, size, size, Image.Resampling.BILINEAR, half, half)
+
+
+@dataclass(frozen=True)
+class DirectoryTransform:
+    """The image processor that a model directory describes."""
+
+    processor: Any
+    """A transformers image processor."""
+    channels: int
+    """1 (grey) or 3 (RGB)."""
+    shape: tuple[int, int, int]
+    """Channels, height and width that the model takes."""
+    path: Path
+    """The file that describes it."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """``image`` as float32 [channels, height, width]; ``InputError`` if the shape is not the model's."""
+        if self.channels == 1:
+            # A trailing dimension, because processors guess the channels of a plain picture as RGB.
+            picture = np.asarray(to_channels(image, 1))[:, :, None]
+            values = self.processor(picture, return_tensors="np", input_data_format="channels_last")
+        else:
+            values = self.processor(to_channels(image, self.channels), return_tensors="np")
+        pixels = np.ascontiguousarray(values["pixel_values"][0], dtype=np.float32)
+        if pixels.shape != self.shape:
+            raise InputError(f"{self.path} makes images of {pixels.shape}, the model takes {self.shape}")
+        return torch.from_numpy(pixels)
+
+
+def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
+    """What turns a picture into the model's input: that of the first of ``directories`` (or of the hub's
+    local cache) that describes one, else the default of the model's family."""
+    path = companion_file(model.name, directories, (PROCESSOR_FILE,))
+    if path is None:
+        return default_recipe(model)
+    from transformers import AutoImageProcessor  # seconds to import, and most runs do without
+
+    try:
+        processor = AutoImageProcessor.from_pretrained(path.parent, local_files_only=True, backend="pil")
+    except Exception as error:  # whatever a hand-written file provokes inside transformers
+        raise InputError(f"{path}: not an image processor that transformers can read ({error})") from error
+    channels = model.config.channels
+    return DirectoryTransform(processor, channels, (channels, *model.config.image_size), path)
+
+
+def to_channels(image: Image.Image, channels: int) -> Image.Image:
+    """``image`` as 8 bit grey (1 channel) or RGB (3)."""
+    if image.mode.startswith("I;16"):
+        # Pillow clips 16 bit grey at 255 instead of scaling it.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def open_image(path: Path) -> Image.Image:
+    """The decoded picture, upright; ``InputError`` names the file if that cannot be done."""
+    try:
+        with warnings.catch_warnings():
+            # A very large picture is an error, not a warning: it would fill a small device's memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                return ImageOps.exif_transpose(image)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:
+        raise InputError(f"{path}: cannot be read as an image ({error})") from error
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Every picture below ``folder``, sorted by path; hidden files are left out, links are followed."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            Path(parent, name)
+            for name in files
+            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
+        ]
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Pictures on disk, decoded one at a time."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int | None, ...]
+    """The true class of each, where known."""
+    transform: ImageTransform
+
+    max_tokens = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the true class of some picture is known."""
+        return any(label is not None for label in self.labels)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def source(self, index: int) -> str:
+        """The path of picture ``index``."""
+        return str(self.paths[index])
+
+    def read(self, index: int) -> Item:
+        """Decode picture ``index``."""
+        path = self.paths[index]
+        return Item((self.transform(open_image(path)),), self.labels[index], str(path))
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self.read(index) for index in range(len(self)))

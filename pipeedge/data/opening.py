@@ -1,0 +1,132 @@
+"""From what the user asked for and the model to the input of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeedge.data.arrays import ArrayItems
+from pipeedge.data.companions import companion_directories
+from pipeedge.data.defaults import default_digits, default_photo, default_sentences, is_digits
+from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform
+from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest, ModelInputs
+from pipeedge.data.selection import select
+from pipeedge.data.source import InputSource, Items, JoinedItems, RepeatedItems
+from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.errors import InputError
+
+__all__ = ["open_input"]
+
+IMAGES, TEXT, ARRAYS = "images", "text", "arrays"
+
+
+def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
+    """The input of a run of ``model``, ready to give microbatches.
+
+    Files are found and checked here as far as can be done without decoding pictures, so that a mistake
+    shows before any rank starts to work.
+
+    Raises:
+        InputError: the input cannot be read, is empty, or does not fit the model.
+    """
+    if request.dataset_name is not None:
+        return open_dataset(request, model)
+    if request.paths:
+        items = path_items(request, model)
+        return InputSource(items, order=first(items, request.batch_size), skip_bad=request.skip_bad_input)
+    count = DEFAULT_BATCH_SIZE if request.batch_size is None else request.batch_size
+    return InputSource(RepeatedItems(default_items(request, model), count))
+
+
+def first(items: Items, limit: int | None) -> range:
+    """The indices of the first ``limit`` items; of all without a limit."""
+    return range(len(items) if limit is None else min(limit, len(items)))
+
+
+def takes_text(model: ModelInputs) -> bool:
+    """Whether the model takes sentences; otherwise it takes images."""
+    return "input_ids" in model.input_names
+
+
+def default_items(request: InputRequest, model: ModelInputs) -> Items:
+    """The shipped input for ``model``."""
+    directories = companion_directories(request, model)
+    if takes_text(model):
+        return default_sentences(model, directories)
+    if is_digits(model):
+        return default_digits()
+    return default_photo(image_transform(model, directories))
+
+
+def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
+    """A labelled data set: all of it, or a part, perhaps shuffled."""
+    # Each brings a library that other runs need not have.
+    if request.dataset_name == "CoLA":
+        from pipeedge.data.cola import cola_items
+
+        if not takes_text(model):
+            raise InputError(f"CoLA is a data set of sentences; {model.name} takes images")
+        items = cola_items(request, model)
+    else:
+        from pipeedge.data.imagenet import imagenet_items
+
+        if takes_text(model):
+            raise InputError(f"ImageNet is a data set of images; {model.name} takes sentences")
+        items = imagenet_items(request, model)
+    return InputSource(items, order=select(request, len(items)), skip_bad=request.skip_bad_input)
+
+
+def path_items(request: InputRequest, model: ModelInputs) -> Items:
+    """The items of ``request.paths``, in the order given."""
+    kinds = {path: kind_of(path) for path in request.paths}
+    one = request.paths[0]
+    for path, kind in kinds.items():
+        if kind != kinds[one]:
+            raise InputError(
+                f"{one} holds {kinds[one]}, {path} {kind}: "
+                "give images and folders, or text files, or .npz files, not a mixture"
+            )
+    kind = kinds[one]
+    if kind == ARRAYS:
+        return join([ArrayItems.open(path, model) for path in request.paths])
+    if takes_text(model) != (kind == TEXT):
+        takes = "sentences (.txt)" if takes_text(model) else "images"
+        raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")
+    directories = companion_directories(request, model)
+    if kind == TEXT:
+        tokenizer = open_tokenizer(model, directories)
+        return join([tokenizer.items(read_sentences(path)) for path in request.paths])
+    paths = tuple(image for path in request.paths for image in image_paths(path))
+    return ImageFiles(paths, (None,) * len(paths), image_transform(model, directories))
+
+
+def kind_of(path: Path) -> str:
+    """What ``path`` holds, by its suffix; a folder holds images."""
+    if path.is_dir():
+        return IMAGES
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return ARRAYS
+    if suffix == ".txt":
+        return TEXT
+    if suffix in IMAGE_SUFFIXES:
+        return IMAGES
+    known = " ".join(sorted(IMAGE_SUFFIXES))
+    raise InputError(f"{path}: unknown kind of input; known are folders, .txt, .npz and images ({known})")
+
+
+def image_paths(path: Path) -> list[Path]:
+    """``path`` itself, or the images below it."""
+    if not path.is_dir():
+        return [path]
+    found = find_images(path)
+    if not found:
+        raise InputError(f"{path}: no image below this folder (known: {' '.join(sorted(IMAGE_SUFFIXES))})")
+    return found
+
+
+def join(parts: Sequence[Items]) -> Items:
+    """The items of all ``parts``, one after the other."""
+    return parts[0] if len(parts) == 1 else JoinedItems(tuple(parts))

@@ -1,0 +1,53 @@
+"""Which items of a data set to run, and in which order (pure apart from reading the list of indices)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.errors import InputError
+
+__all__ = ["read_indices", "select"]
+
+
+def select(request: InputRequest, available: int) -> list[int]:
+    """The indices to run out of ``available`` items: the file's or all, shuffled if asked, then limited.
+
+    Shuffling comes before limiting, so that ``-b 100 --dataset-shuffle`` is a random sample.
+    """
+    indices: Sequence[int] = range(available)
+    limit = request.batch_size
+    if request.dataset_indices_file is not None:
+        indices = read_indices(request.dataset_indices_file, available)
+    elif limit is None:
+        limit = DEFAULT_BATCH_SIZE
+    if request.dataset_shuffle:
+        # A bit generator by name: the order for a seed must not change with NumPy's default.
+        order = np.random.Generator(np.random.PCG64(request.seed)).permutation(len(indices))
+        indices = [indices[int(place)] for place in order]
+    return list(indices[:limit])
+
+
+def read_indices(path: Path, available: int) -> list[int]:
+    """The indices in ``path``, one a line, blank lines aside; each from 0 to ``available - 1``."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: the list of indices cannot be read ({error})") from error
+    indices = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            index = int(line)
+        except ValueError:
+            raise InputError(f"{path}:{number}: {line.strip()!r} is not an index") from None
+        if not 0 <= index < available:
+            raise InputError(f"{path}:{number}: index {index} is outside the data set (0 to {available - 1})")
+        indices.append(index)
+    if not indices:
+        raise InputError(f"{path}: no index in this file")
+    return indices

@@ -1,0 +1,195 @@
+"""Sentences to token ids: the model's own tokenizer, from its directory or the hub."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeedge.data.companions import companion_file, hub_reachable
+from pipeedge.data.request import ModelInputs
+from pipeedge.data.source import Item
+from pipeedge.errors import InputError
+
+__all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence, where it came from, and its class if known."""
+
+    text: str
+    source: str
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenItems:
+    """Sentences as token ids."""
+
+    ids: tuple[tuple[int, ...], ...]
+    """Of each sentence, with the special tokens around it."""
+    sources: tuple[str, ...]
+    labels: tuple[int | None, ...]
+    input_names: tuple[str, ...]
+    """The model's inputs, out of ``TEXT_INPUTS``."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether some sentence has a label."""
+        return any(label is not None for label in self.labels)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest sentence."""
+        return max(map(len, self.ids), default=0)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def source(self, index: int) -> str:
+        """Where sentence ``index`` comes from."""
+        return self.sources[index]
+
+    def read(self, index: int) -> Item:
+        """Sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, types of zero."""
+        ids = torch.tensor(self.ids[index], dtype=torch.int64)
+        tensors = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "token_type_ids": torch.zeros_like(ids),
+        }
+        payload = tuple(tensors[name] for name in self.input_names)
+        return Item(payload, self.labels[index], self.sources[index])
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A transformers tokenizer and the limits of the model it serves."""
+
+    backend: Any
+    """The transformers tokenizer."""
+    path: Path
+    """The file it was read from."""
+    model: ModelInputs
+
+    def items(self, sentences: Sequence[Sentence]) -> TokenItems:
+        """Tokenise ``sentences``; those beyond the model's longest sequence are cut, with a warning."""
+        limit = self.model.config.max_positions
+        ids = tuple(
+            tuple(encoded) for encoded in self.backend([sentence.text for sentence in sentences])["input_ids"]
+        )
+        too_long = [number for number, encoded in enumerate(ids) if len(encoded) > limit]
+        if too_long:
+            log.warning(
+                "%d of %d sentences are longer than the %d tokens of %s and are cut; the first: %s",
+                len(too_long),
+                len(ids),
+                limit,
+                self.model.name,
+                sentences[too_long[0]].source,
+            )
+            shorter = self.backend(
+                [sentences[number].text for number in too_long], truncation=True, max_length=limit
+            )["input_ids"]
+            replaced = dict(zip(too_long, map(tuple, shorter), strict=True))
+            ids = tuple(replaced.get(number, encoded) for number, encoded in enumerate(ids))
+        highest = max((max(encoded) for encoded in ids if encoded), default=0)
+        if highest >= self.model.config.vocab:
+            raise InputError(
+                f"{self.path} has token ids up to {highest}, {self.model.name} a vocabulary of "
+                f"{self.model.config.vocab}: this is another model's tokenizer"
+            )
+        return TokenItems(
+            ids,
+            tuple(sentence.source for sentence in sentences),
+            tuple(sentence.label for sentence in sentences),
+            self.model.input_names,
+        )
+
+
+def find_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer | None:
+    """The tokenizer in the first of ``directories`` that has one, or in the hub's local cache."""
+    path = companion_file(model.name, directories, TOKENIZER_FILES)
+    return None if path is None else read_tokenizer(path, model)
+
+
+def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer:
+    """The model's tokenizer: from this machine, else from the hub.
+
+    Raises:
+        InputError: there is none; the message says where to put one.
+    """
+    directories = tuple(directories)
+    found = find_tokenizer(model, directories)
+    if found is not None:
+        return found
+    if not directories or model.directory is None:
+        downloaded = download_tokenizer(model.name)
+        if downloaded is not None:
+            return read_tokenizer(downloaded, model)
+    where = " or ".join(map(str, directories)) or "a model directory given with -m"
+    raise InputError(
+        f"no vocabulary for {model.name}, so sentences cannot become token ids: put its tokenizer.json or "
+        f"vocab.txt into {where}, or give token ids as .npz"
+    )
+
+
+def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
+    """The tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
+    from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
+
+    directory = path.parent
+    try:
+        if (directory / "tokenizer_config.json").is_file():
+            backend = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        elif path.name == "tokenizer.json":
+            backend = PreTrainedTokenizerFast(tokenizer_file=str(path))
+        else:
+            backend = BertTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # whatever a damaged file provokes inside transformers
+        raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
+    return Tokenizer(backend, path, model)
+
+
+def download_tokenizer(model_name: str) -> Path | None:
+    """Fetch the tokenizer of ``model_name`` from the hub into its local cache; None if that fails."""
+    if not hub_reachable():
+        return None
+    from transformers import AutoTokenizer
+
+    log.warning("fetching the tokenizer of %s from the hub", model_name)
+    try:
+        AutoTokenizer.from_pretrained(model_name)
+    except (OSError, ValueError):  # not there, or not ours to read
+        return None
+    return companion_file(model_name, (), TOKENIZER_FILES)
+
+
+def read_sentences(path: Path) -> list[Sentence]:
+    """The sentences in ``path``, one a line; blank lines are left out.
+
+    Raises:
+        InputError: the file cannot be read as UTF-8 text, or holds no sentence.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    sentences = [
+        Sentence(line.strip(), f"{path}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not sentences:
+        raise InputError(f"{path}: no sentence in this file (one a line)")
+    return sentences

@@ -1,0 +1,42 @@
+"""Models reduced to what reading their input needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    image_size: tuple[int, int] = (0, 0)
+    channels: int = 0
+    vocab: int = 0
+    max_positions: int = 0
+    type_vocab: int = 0
+    num_labels: int = 0
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    name: str
+    family: str
+    input_names: tuple[str, ...]
+    config: FakeConfig
+    directory: Path | None = None
+    labels: tuple[str, ...] | None = None
+    output_kind: Literal["logits", "vector"] = "logits"
+
+
+def vit(
+    size: int = 224, channels: int = 3, *, family: str = "vit", directory: Path | None = None
+) -> FakeModel:
+    config = FakeConfig(image_size=(size, size), channels=channels, num_labels=1000)
+    return FakeModel(f"local/{family}", family, ("pixel_values",), config, directory)
+
+
+def bert(vocab: int = 30522, max_positions: int = 512, *, directory: Path | None = None) -> FakeModel:
+    config = FakeConfig(vocab=vocab, max_positions=max_positions, type_vocab=2, num_labels=2)
+    return FakeModel("local/bert", "bert", TEXT_INPUTS, config, directory)
