@@ -88,9 +88,8 @@ class Architecture:
             raise ModelError(f"a LayerNorm epsilon of {self.eps} is negative")
         for name in (self.activation, self.pooler_activation):
             if name not in ACTIVATIONS:
-                raise ModelError(
-                    f"the activation {name!r} is not supported; supported are {', '.join(sorted(ACTIVATIONS))}"
-                )
+                supported = ", ".join(sorted(ACTIVATIONS))
+                raise ModelError(f"the activation {name!r} is not supported; supported are {supported}")
 
     @property
     def n_layers(self) -> int:
@@ -228,10 +227,8 @@ def _head(
                 raise ModelError(f"the architecture {name} does not belong to model_type {family!r}")
             return head, pooler
     if names:
-        supported = [name for name, (of_family, _, _) in _ARCHITECTURES.items() if of_family == family]
-        raise ModelError(
-            f"the architecture {names[0]} is not supported; supported are {', '.join(supported)}"
-        )
+        supported = ", ".join(name for name, known in _ARCHITECTURES.items() if known[0] == family)
+        raise ModelError(f"the architecture {names[0]} is not supported; supported are {supported}")
     if "cls_classifier.weight" in tensor_names:
         return "distilled", False
     if "classifier.weight" in tensor_names:

@@ -29,7 +29,8 @@ class TextEmbeddings(nn.Module):
         embedded = F.embedding(input_ids, self.word)
         embedded.add_(F.embedding(token_type_ids, self.token_type))
         embedded.add_(self.position[: input_ids.shape[1]])
-        return self.norm(embedded)
+        normed: torch.Tensor = self.norm(embedded)
+        return normed
 
 
 class Attention(nn.Module):
@@ -98,7 +99,9 @@ class PooledHead(nn.Module):
         first = hidden[:, 0].contiguous()
         if self.pooler is not None:
             first = torch.tanh(self.pooler(first))
-        return (first if self.classifier is None else self.classifier(first)).float()
+        if self.classifier is not None:
+            first = self.classifier(first)
+        return first.float()
 
 
 BERT = Family(

@@ -40,7 +40,7 @@ class DistilledHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, T, D] -> [N, classes]"""
         tokens = self.norm(hidden[:, :2].contiguous())
-        logits = self.classifier(tokens[:, 0]) + self.distillation_classifier(tokens[:, 1])
+        logits: torch.Tensor = self.classifier(tokens[:, 0]) + self.distillation_classifier(tokens[:, 1])
         return (logits / 2).float()
 
 

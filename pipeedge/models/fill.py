@@ -80,7 +80,7 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
     stray = stray_block(architecture, file.names)
     if stray is not None:
         raise WeightsError(
-            f"{file.path} is of a deeper model: it has {stray}, but the model has {architecture.blocks} blocks"
+            f"{file.path} is of a deeper model: it has {stray}, the model has {architecture.blocks} blocks"
         )
     return tuple(fillings)
 

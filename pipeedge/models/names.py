@@ -1,8 +1,11 @@
 """Where each parameter lies in a weights file, as tables: one a naming dialect.
 
-    parameter of ours        Hugging Face on disk                       Google's .npz
-    block.3.qkv.weight   <-  encoder.layer.3.attention.attention.       Transformer/encoderblock_3/MultiHead
-                             {query,key,value}.weight                   DotProductAttention_1/{query,...}/kernel
+    block.3.qkv.weight      ours
+    encoder.layer.3.attention.attention.{query,key,value}.weight       Hugging Face, on disk
+    layers.3.attention.{q,k,v}_proj.weight                             Hugging Face, in memory
+    Transformer/encoderblock_3/MultiHeadDotProductAttention_1/
+        {query,key,value}/kernel                                       Google's .npz
+    blocks.3.attn.qkv.weight                                           timm
 
 A parameter is made of one or more file tensors, equal parts along its first dimension. Google's arrays
 are laid out for ``x @ kernel``; a layout turns a parameter of ours into a *view* of the file's shape, so
@@ -66,17 +69,17 @@ def _kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
 
 def _kernel_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """[out, in] as [in, heads, out / heads]"""
-    return tensor.t().unflatten(1, (heads, -1))
+    return tensor.t().view(tensor.shape[1], heads, -1)
 
 
 def _kernel_from_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """[out, in] as [heads, in / heads, out]"""
-    return tensor.t().unflatten(0, (heads, -1))
+    return tensor.t().view(heads, -1, tensor.shape[0])
 
 
 def _bias_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """[out] as [heads, out / heads]"""
-    return tensor.unflatten(0, (heads, -1))
+    return tensor.view(heads, -1)
 
 
 def _patch_kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:

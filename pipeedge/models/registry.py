@@ -145,15 +145,11 @@ class Model:
                 )
             if tensor.is_floating_point():
                 raise InputError(f"{name} is {tensor.dtype}; whole numbers are needed")
-            if (
-                limit is not None
-                and tensor.numel()
-                and not 0 <= int(tensor.min()) <= int(tensor.max()) < limit
-            ):
-                raise InputError(
-                    f"{name} holds {int(tensor.min())} to {int(tensor.max())}; "
-                    f"{self.name} takes 0 to {limit - 1}"
-                )
+            if limit is None or not tensor.numel():
+                continue
+            low, high = int(tensor.min()), int(tensor.max())
+            if low < 0 or high >= limit:
+                raise InputError(f"{name} holds {low} to {high}; {self.name} takes 0 to {limit - 1}")
         if not 1 <= first.shape[1] <= self.max_tokens:
             raise InputError(
                 f"{first.shape[1]} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}"

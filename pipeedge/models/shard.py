@@ -174,9 +174,8 @@ def attend(qkv: torch.Tensor, heads: int, bias: torch.Tensor | None) -> torch.Te
         [N, T, D], contiguous.
     """
     items, tokens, width = qkv.shape
-    query, key, value = (
-        qkv.view(items, tokens, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4).unbind(0)
-    )
+    by_head = qkv.view(items, tokens, 3, heads, width // (3 * heads))
+    query, key, value = by_head.permute(2, 0, 3, 1, 4).unbind(0)
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     return context.transpose(1, 2).reshape(items, tokens, width // 3)
 

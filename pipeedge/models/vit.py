@@ -103,10 +103,12 @@ class FirstTokenHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
         # Norms look at one token at a time, so only the one that is used needs it.
-        first = self.norm(hidden[:, 0].contiguous())
+        first: torch.Tensor = self.norm(hidden[:, 0].contiguous())
         if self.pooler is not None:
             first = self.activation(self.pooler(first))
-        return (first if self.classifier is None else self.classifier(first)).float()
+        if self.classifier is not None:
+            first = self.classifier(first)
+        return first.float()
 
 
 VIT = Family(

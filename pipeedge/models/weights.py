@@ -16,11 +16,11 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol
+from typing import IO
 
 import numpy as np
 import torch
@@ -59,10 +59,6 @@ class TensorEntry:
     column_major: bool = False
 
 
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class WeightsFile(ABC):
     """Named tensors in a file, or in several that belong together. A context manager."""
 
@@ -76,7 +72,8 @@ class WeightsFile(ABC):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of what is open; most readers keep nothing open."""
+        return
 
     @property
     @abstractmethod
@@ -108,7 +105,8 @@ class _StreamedFile(WeightsFile):
     """A file whose tensors can be read from front to back."""
 
     @abstractmethod
-    def _open(self, name: str) -> _StreamContext: ...
+    def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """A stream that stands at the tensor's first value."""
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         entry = self.entry(name)
@@ -125,18 +123,13 @@ class _StreamedFile(WeightsFile):
                 data = _read_exactly(stream, part.numel() * entry.dtype.itemsize)
                 if data is None:
                     raise WeightsError(
-                        f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, ends early; "
-                        "fetch the file again"
+                        f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, "
+                        "ends early; fetch the file again"
                     )
                 part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
 
 
-class _StreamContext(Protocol):
-    def __enter__(self) -> _Stream: ...
-    def __exit__(self, *args: object) -> bool | None: ...
-
-
-def _read_exactly(stream: _Stream, size: int) -> bytearray | None:
+def _read_exactly(stream: IO[bytes], size: int) -> bytearray | None:
     """``size`` bytes, or None when the stream ends before."""
     data = bytearray()
     while len(data) < size:
@@ -197,11 +190,11 @@ class SafetensorsFile(_StreamedFile):
         return self._entries[name][0]
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[BinaryIO]:
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self._entries[name][1])
-                yield file  # type: ignore[misc]
+                yield file
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
@@ -215,6 +208,10 @@ class SafetensorsFile(_StreamedFile):
                         yield file.read(min(_SAMPLE_BYTES, stop - offset)) or b""
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
+"""What ``zipfile`` raises at a broken member, and at one that is encrypted or packed in an unknown way."""
 
 
 class NpzFile(_StreamedFile):
@@ -252,7 +249,7 @@ class NpzFile(_StreamedFile):
         with self._member(name) as stream:
             return self._read_header(name, stream)
 
-    def _read_header(self, name: str, stream: BinaryIO) -> TensorEntry:
+    def _read_header(self, name: str, stream: IO[bytes]) -> TensorEntry:
         try:
             version = np.lib.format.read_magic(stream)
             read = {
@@ -267,10 +264,10 @@ class NpzFile(_StreamedFile):
         )
 
     @contextmanager
-    def _member(self, name: str) -> Iterator[BinaryIO]:
+    def _member(self, name: str) -> Iterator[IO[bytes]]:
         try:
             with self._zip.open(self._members[name]) as stream:
-                yield stream  # type: ignore[misc]
+                yield stream
         except (
             zipfile.BadZipFile,
             zlib.error,
@@ -282,7 +279,7 @@ class NpzFile(_StreamedFile):
             raise WeightsError(f"{self.path} is damaged at {name} ({error}); fetch the file again") from error
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[BinaryIO]:
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
         with self._member(name) as stream:
             self._read_header(name, stream)
             yield stream
