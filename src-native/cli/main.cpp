@@ -1,0 +1,145 @@
+// sched-pipeline: files and options in, a schedule out. Decides nothing itself.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../core/problem.hpp"
+#include "../yaml/specs.hpp"
+#include "options.hpp"
+#include "report.hpp"
+#include "text.hpp"
+#include "what_if.hpp"
+
+namespace pipeedge::cli {
+namespace {
+
+enum ExitCode { kDone = 0, kFault = 1, kWrongRequest = 2, kInfeasible = 3 };
+
+void say(const std::string& line) { std::fprintf(stderr, "sched-pipeline: %s\n", line.c_str()); }
+
+// Throws std::runtime_error where standard output does not take it (a full disk, a closed pipe).
+void print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw std::runtime_error("cannot write to standard output");
+  }
+}
+
+yaml::Assembly read_request(const CommandLine& line) {
+  const auto document = [](const std::string& file) { return yaml::parse(yaml::read_text(file), file); };
+  const yaml::Models models = yaml::models_from(document(line.models_file));
+  const yaml::DeviceTypes types = yaml::device_types_from(document(line.dev_types_file));
+  const yaml::Devices devices = yaml::devices_from(document(line.dev_file));
+  std::optional<yaml::Neighbors> neighbors;
+  if (!line.dev_neighbors_file.empty()) neighbors = yaml::neighbors_from(document(line.dev_neighbors_file));
+  return yaml::assemble(models, types, devices, neighbors ? &*neighbors : nullptr, line.request);
+}
+
+// One entry for each change on its own and, where there are several, one for all of them together.
+struct Scenario {
+  std::string text;
+  Problem problem;
+};
+
+std::vector<Scenario> scenarios(const Problem& today, const std::vector<Change>& changes) {
+  std::vector<Scenario> found;
+  Scenario together{"", today};
+  for (const Change& change : changes) {
+    found.push_back({change.text, changed(today, change)});
+    together.text += (together.text.empty() ? "" : " ") + change.text;
+    together.problem = changed(together.problem, change);
+  }
+  if (found.size() > 1) found.push_back(std::move(together));
+  return found;
+}
+
+WhatIf answer(const Scenario& scenario, const Options& options) {
+  WhatIf result;
+  result.text = scenario.text;
+  if (scenario.problem.hosts.empty()) {
+    result.why = "no host is left";
+    return result;
+  }
+  result.solution = solve(scenario.problem, options);
+  result.feasible = !result.solution.stages.empty();
+  if (result.feasible) {
+    const double period = result.solution.bottleneck_s;
+    result.items_per_s = period > 0 ? scenario.problem.batch_size / period : kInfinity;
+  } else if (result.solution.status == Status::kInfeasible) {
+    result.why = why_infeasible(scenario.problem);
+  } else {
+    result.why = "none was found within the time limit";
+  }
+  return result;
+}
+
+int run(const CommandLine& line) {
+  const yaml::Assembly assembly = read_request(line);
+  const Problem& problem = assembly.problem;
+  validate(problem);
+  const std::vector<Scenario> questions = scenarios(problem, line.changes);
+  for (const std::string& warning : assembly.warnings) say("warning: " + warning);
+
+  const Solution solution = solve(problem, line.solver);
+  const bool feasible = !solution.stages.empty();
+  std::optional<Report> report;
+  if (feasible) report = make_report(assembly, line.request, line.solver.objective, solution);
+  if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
+  if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
+  if (feasible && solution.status != Status::kOptimal) {
+    say("stopped at the time limit after " + seconds_text(solution.elapsed_s) + ": gap " +
+        percent_text(solution.gap()) + ", the optimum is not below " + seconds_text(solution.lower_bound));
+  }
+
+  std::vector<WhatIf> answers;
+  for (const Scenario& question : questions) {
+    answers.push_back(answer(question, line.solver));
+    say(what_if_line(answers.back(), line.solver.objective, feasible, solution, feasible ? report->items_per_s() : 0));
+  }
+  if (feasible) {
+    if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, answers));
+    return kDone;
+  }
+  if (solution.status == Status::kInfeasible) {
+    say("error: no feasible schedule: " + why_infeasible(problem));
+  } else {
+    say("error: no schedule was found within the time limit of " + seconds_text(line.solver.time_limit_s) +
+        ", and none could be excluded; raise --time-limit");
+  }
+  return kInfeasible;
+}
+
+int main_with_faults(const std::vector<std::string>& arguments) {
+  const CommandLine line = parse_command_line(arguments);
+  switch (line.action) {
+    case Action::kHelp: print(help_text()); return kDone;
+    case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
+    case Action::kSchedule: return run(line);
+  }
+  return kFault;
+}
+
+}  // namespace
+}  // namespace pipeedge::cli
+
+int main(int argc, char** argv) {
+  using namespace pipeedge;
+  try {
+    return cli::main_with_faults({argv + std::min(argc, 1), argv + argc});
+  } catch (const cli::UsageError& error) {
+    cli::say(std::string("error: ") + error.what());
+    return cli::kWrongRequest;
+  } catch (const yaml::SpecError& error) {
+    cli::say(std::string("error: ") + error.what());
+    return cli::kWrongRequest;
+  } catch (const std::bad_alloc&) {
+    cli::say("error: out of memory");
+    return cli::kFault;
+  } catch (const std::exception& error) {
+    cli::say(std::string("error: ") + error.what());
+    return cli::kFault;
+  }
+}

@@ -1,0 +1,277 @@
+#include "options.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <utility>
+
+namespace pipeedge::cli {
+namespace {
+
+// A whole number of digits only, within [least, most].
+double whole_number(const std::string& option, const std::string& text, double least, double most) {
+  const bool digits = !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
+  const double value = digits ? std::strtod(text.c_str(), nullptr) : -1;
+  if (!digits || value < least || value > most) {
+    throw UsageError(option + ": '" + yaml::printable(text) + "' is not a whole number from " +
+                     std::to_string(static_cast<long long>(least)) + " to " +
+                     std::to_string(static_cast<long long>(most)));
+  }
+  return value;
+}
+
+double positive_number(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool plain = text.find_first_not_of("0123456789.eE+-") == std::string::npos;
+  if (text.empty() || !plain || *end != '\0' || !(value > 0) || value > 1e9) {
+    throw UsageError(option + ": '" + yaml::printable(text) + "' is not a number above 0 and up to 1e9");
+  }
+  return value;
+}
+
+// Everything about one option stands in one row: how it is read, and what --help says of it.
+struct Option {
+  std::vector<const char*> names;      // "-b", "--batch-size"
+  const char* value;                   // what stands for its value in the help; null: a flag
+  const char* help;                    // lines, divided by \n
+  std::function<void(CommandLine&, const std::string& name, const std::string& value)> read;
+};
+
+struct Group {
+  const char* title;
+  std::vector<Option> options;
+};
+
+std::string nonempty(const std::string& name, const std::string& value) {
+  if (value.empty()) throw UsageError(name + ": the value is empty");
+  return value;
+}
+
+Change added_hosts(const std::string& name, const std::string& value) {
+  const std::size_t equals = value.rfind('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw UsageError(name + ": '" + yaml::printable(value) + "' is not of the form TYPE=N");
+  }
+  Change change;
+  change.kind = Change::Kind::kAddHost;
+  change.name = value.substr(0, equals);
+  change.count = static_cast<int>(whole_number(name, value.substr(equals + 1), 1, 10'000));
+  change.text = name + " " + value;
+  return change;
+}
+
+std::vector<Group> option_groups() {
+  return {
+      {"What is known",
+       {
+           {{"-sm", "-M", "--models-file"}, "FILE", "models and what their layers need [models.yml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.models_file = nonempty(n, v); }},
+           {{"-sdt", "-T", "--dev-types-file"}, "FILE", "device types and their profiles [device_types.yml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_types_file = nonempty(n, v); }},
+           {{"-sd", "-D", "--dev-file"}, "FILE", "the hosts of each device type [devices.yml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_file = nonempty(n, v); }},
+           {{"--dev-neighbors-file"}, "FILE",
+            "bandwidth and latency of pairs of hosts; a pair given one\n"
+            "way is the same both ways, a pair that is not given has the\n"
+            "bandwidth of the slower of its two device types",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_neighbors_file = nonempty(n, v); }},
+       }},
+      {"What to schedule",
+       {
+           {{"-m", "--model-name"}, "NAME", "the model [google/vit-base-patch16-224]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.model = nonempty(n, v); }},
+           {{"-b", "--batch-size"}, "N", "items in a microbatch, as it was profiled [8]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.batch_size = whole_number(n, v, 1, 1e9);
+            }},
+           {{"-d", "--dtype"}, "TYPE",
+            "float32, float16, bfloat16 or int8, with or without torch.\n"
+            "[torch.float32]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.dtype = nonempty(n, v); }},
+           {{"-i", "--buffers-in"}, "N", "microbatches a stage holds before it computes [2]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.buffers_in = whole_number(n, v, 0, 1e6);
+            }},
+           {{"-o", "--buffers-out"}, "N", "microbatches a stage holds until they are sent [2]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.buffers_out = whole_number(n, v, 0, 1e6);
+            }},
+           {{"--data-host"}, "HOST",
+            "the host that reads the inputs and collects the outputs:\n"
+            "its links to the first and from the last stage count too",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.data_host = nonempty(n, v); }},
+       }},
+      {"What is best",
+       {
+           {{"--objective"}, "WHICH",
+            "throughput: the slowest stage or link as fast as can be;\n"
+            "latency: one microbatch through as soon as can be\n"
+            "[throughput]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              if (v != "throughput" && v != "latency") {
+                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput nor latency");
+              }
+              c.solver.objective = v == "latency" ? Objective::kLatency : Objective::kThroughput;
+            }},
+           {{"--time-limit"}, "SECONDS",
+            "stop then, with the best schedule so far and how far from\n"
+            "the optimum it can be at most [10]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.solver.time_limit_s = positive_number(n, v);
+            }},
+       }},
+      {"What if (one line each: the new throughput beside today's; may be repeated,\n"
+       "several are also tried together)",
+       {
+           {{"--add-host"}, "TYPE=N", "N more hosts of this device type",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.changes.push_back(added_hosts(n, v));
+            }},
+           {{"--remove-host"}, "HOST", "without this host",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.changes.push_back({Change::Kind::kRemoveHost, nonempty(n, v), 0, 1, n + " " + v});
+            }},
+           {{"--scale-bandwidth"}, "X", "every bandwidth times X",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.changes.push_back({Change::Kind::kScaleBandwidth, "", 0, positive_number(n, v), n + " " + v});
+            }},
+       }},
+      {"What to print",
+       {
+           {{"--explain"}, nullptr,
+            "stages with their costs, the bottleneck, the bound, and why\n"
+            "a host is not used",
+            [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
+           {{"--format"}, "FORM",
+            "yaml: the schedule alone; json: the schedule and all that\n"
+            "--explain knows, for programs [yaml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              if (v != "yaml" && v != "json") {
+                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml nor json");
+              }
+              c.format = v == "json" ? Format::kJson : Format::kYaml;
+            }},
+           {{"-h", "--help"}, nullptr, "this text",
+            [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kHelp; }},
+           {{"--version"}, nullptr, "the version",
+            [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kVersion; }},
+       }},
+  };
+}
+
+struct Match {
+  const Option* option = nullptr;
+  std::string name;                    // as messages call it
+  bool has_value = false;              // attached: --name=value, -nvalue
+  std::string value;
+};
+
+// The option that `argument` names. A long name may be cut short while it is unique; a value may be
+// attached with '=' or, after a one-letter name, directly.
+Match match(const std::vector<Group>& groups, const std::string& argument) {
+  const std::size_t equals = argument.find('=');
+  const std::string head = argument.substr(0, equals);
+  std::vector<std::string> long_names;
+  std::vector<Match> beginnings;
+  Match attached;
+  for (const Group& group : groups) {
+    for (const Option& option : group.options) {
+      for (const std::string name : option.names) {
+        Match found{&option, name, equals != std::string::npos,
+                    equals != std::string::npos ? argument.substr(equals + 1) : ""};
+        if (head == name) return found;
+        if (name.compare(0, 2, "--") == 0) {
+          long_names.push_back(name);
+          if (head.size() > 2 && name.compare(0, head.size(), head) == 0) beginnings.push_back(found);
+        } else if (name.size() == 2 && option.value != nullptr && argument.compare(0, 2, name) == 0) {
+          attached = {&option, name, true, argument.substr(2)};
+        }
+      }
+    }
+  }
+  if (beginnings.size() == 1) return beginnings.front();
+  if (beginnings.size() > 1) {
+    std::vector<std::string> names;
+    for (const Match& one : beginnings) names.push_back(one.name);
+    throw UsageError("the option " + yaml::printable(head) + " is not clear: " + yaml::listing(names));
+  }
+  if (attached.option != nullptr) return attached;
+  const std::string near = yaml::nearest(head, long_names);
+  throw UsageError("unknown option " + yaml::printable(head) + "; " +
+                   (near.empty() ? "--help lists them" : "did you mean " + near + "?"));
+}
+
+bool names_an_option(const std::vector<Group>& groups, const std::string& argument) {
+  for (const Group& group : groups) {
+    for (const Option& option : group.options) {
+      for (const std::string name : option.names) {
+        if (argument == name) return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  const std::vector<Group> groups = option_groups();
+  CommandLine line;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument.size() < 2 || argument[0] != '-' || argument == "--") {
+      throw UsageError("unexpected argument '" + yaml::printable(argument) + "'; --help lists the options");
+    }
+    Match found = match(groups, argument);
+    if (found.option->value == nullptr) {
+      if (found.has_value) throw UsageError("the option " + found.name + " takes no value");
+    } else if (!found.has_value) {
+      if (i + 1 == arguments.size() || names_an_option(groups, arguments[i + 1])) {
+        throw UsageError("the option " + found.name + " needs a value: " + found.name + " " + found.option->value);
+      }
+      found.value = arguments[++i];
+    }
+    found.option->read(line, found.name, found.value);
+    if (line.action != Action::kSchedule) break;
+  }
+  return line;
+}
+
+std::string help_text() {
+  constexpr std::size_t kColumn = 34;  // where the explanations begin
+  std::string text =
+      "Usage: sched-pipeline [OPTION]...\n"
+      "\n"
+      "Cut a model into pipeline stages, one a host, so that the most items pass in a\n"
+      "second. The schedule goes to standard output as YAML, in stage order, layers\n"
+      "counted from 1; everything else goes to standard error.\n";
+  for (const Group& group : option_groups()) {
+    text += "\n" + std::string(group.title) + "\n";
+    for (const Option& option : group.options) {
+      std::string left = "  ";
+      for (const char* name : option.names) left += (left.size() > 2 ? ", " : "") + std::string(name);
+      if (option.value != nullptr) left += std::string(" ") + option.value;
+      left.resize(std::max(left.size(), kColumn - 2), ' ');
+      text += left + (left.size() > kColumn - 2 ? "\n" + std::string(kColumn, ' ') : "  ");
+      for (const char* c = option.help; *c != '\0'; ++c) {
+        text += *c;
+        if (*c == '\n') text.append(kColumn, ' ');
+      }
+      text += "\n";
+    }
+  }
+  text +=
+      "\n"
+      "Exit status: 0 done; 2 the options or the files are wrong; 3 no schedule is\n"
+      "feasible; 1 a fault of the program. One line on standard error says why.\n"
+      "\n"
+      "Examples\n"
+      "  sched-pipeline -m google/vit-large-patch16-224 --explain\n"
+      "  sched-pipeline -sm models.yml -sdt device_types.yml -sd devices.yml > schedule.yml\n"
+      "  sched-pipeline --add-host Minnowboard-E3845=2 --scale-bandwidth 0.1\n";
+  return text;
+}
+
+}  // namespace pipeedge::cli

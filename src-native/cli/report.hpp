@@ -1,0 +1,66 @@
+// A schedule explained: what limits it, how good it is, which hosts it leaves out and why. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../core/problem.hpp"
+#include "../yaml/specs.hpp"
+
+namespace pipeedge::cli {
+
+// What a schedule's period is the time of. Stages count from 0.
+struct Bottleneck {
+  enum class Kind { kCompute, kLink };
+  static constexpr int kDataHost = -1;
+
+  Kind kind = Kind::kCompute;
+  int stage = 0;                       // that computes; or that sends, kDataHost for the inputs
+  int to = 0;                          // of a link: that receives, kDataHost for the outputs
+  double seconds = 0;
+  std::string words;                   // "stage 3 on rcc-0 computes 1.549 s"
+};
+
+struct Report {
+  std::string model;
+  std::string dtype;
+  Objective objective = Objective::kThroughput;
+  Problem problem;
+  Solution solution;
+  std::vector<StageCost> costs;        // of each stage
+  Bottleneck bottleneck;
+  std::vector<yaml::LeftOut> unused;   // in the order of the devices file, those without profile last
+
+  double items_per_s() const;          // infinite where nothing takes time
+};
+
+Report make_report(const yaml::Assembly& assembly, const yaml::Request& request, Objective objective,
+                   const Solution& solution);
+
+// Why there is no schedule at all: which layer fits on no host, how much memory is missing, or that the
+// links cannot carry what the memory would allow.
+std::string why_infeasible(const Problem& problem);
+
+// "proven optimal", or how far from the optimum the schedule can be.
+std::string quality_text(const Solution& solution);
+
+std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
+std::string explanation(const Report& report);
+
+// The new figure beside today's, for one change or several. `outcome` empty: it could not be scheduled,
+// `why` says it.
+struct WhatIf {
+  std::string text;                    // "--add-host RCC=2"
+  bool feasible = false;
+  Solution solution;
+  double items_per_s = 0;
+  std::string why;
+};
+
+std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today, const Solution& today,
+                         double items_per_s_today);
+
+std::string report_json(const Report& report, const std::vector<std::string>& warnings,
+                        const std::vector<WhatIf>& what_ifs);
+
+}  // namespace pipeedge::cli

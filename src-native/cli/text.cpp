@@ -1,0 +1,173 @@
+#include "text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace pipeedge::cli {
+namespace {
+
+std::string formatted(const char* format, double value) {
+  std::array<char, 400> text{};                  // the longest double in %f has 309 digits
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+// Columns of a terminal, counting one for every character of UTF-8.
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string seconds_text(double seconds) {
+  if (!std::isfinite(seconds)) return "never";
+  if (seconds >= 1e6) return formatted("%.4g s", seconds);
+  if (seconds >= 0.1 || seconds == 0) return formatted("%.3f s", seconds);
+  if (seconds >= 1e-4) return formatted("%.3f ms", seconds * 1e3);
+  return formatted("%.4g ms", seconds * 1e3);
+}
+
+std::string rate_text(double items_per_s) {
+  if (!std::isfinite(items_per_s)) return "unbounded items/s";
+  return formatted("%.4g items/s", items_per_s);
+}
+
+std::string megabytes_text(double bytes) { return formatted("%.1f", bytes / (1 << 20)); }
+
+std::string percent_text(double fraction) { return formatted("%.2f %%", fraction * 100); }
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const std::string_view rest = text.substr(i);
+    if (byte == '"' || byte == '\\') {
+      out += '\\';
+      out += text[i];
+    } else if (byte < 0x20 || byte == 0x7F) {
+      std::array<char, 8> code{};
+      std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(byte));
+      out += code.data();
+    } else if (rest.substr(0, 2) == "\xC2\x85") {  // next line, line and paragraph separators: YAML folds them
+      out += "\\u0085";
+      ++i;
+    } else if (rest.substr(0, 3) == "\xE2\x80\xA8" || rest.substr(0, 3) == "\xE2\x80\xA9") {
+      out += rest[2] == '\xA8' ? "\\u2028" : "\\u2029";
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out + "\"";
+}
+
+std::string yaml_name(const std::string& name) {
+  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (!name.empty() && std::all_of(name.begin(), name.end(), digit)) {
+    return name.size() == 1 || (name[0] != '0' && name.size() <= 18) ? name : quoted(name);
+  }
+  // Letters first, or an IPv4 address: nothing that YAML 1.1 or 1.2 takes for a number, date or time.
+  const bool usual = std::all_of(name.begin(), name.end(), [&](char c) {
+    return letter(c) || digit(c) || c == '-' || c == '_' || c == '.';
+  });
+  const bool address = usual && std::count(name.begin(), name.end(), '.') == 3 && digit(name.front()) &&
+                       std::all_of(name.begin(), name.end(), [&](char c) { return digit(c) || c == '.'; });
+  if (name.empty() || !usual || !(letter(name.front()) || address)) return quoted(name);
+  std::string lower = name;
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); });
+  constexpr std::array<const char*, 9> kReserved = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"};
+  const bool reserved = std::any_of(kReserved.begin(), kReserved.end(), [&](const char* word) { return lower == word; });
+  return reserved ? quoted(name) : name;
+}
+
+std::string Table::text() const {
+  std::vector<std::size_t> widths(columns_.size(), 0);
+  for (const auto& row : rows_) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+  }
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - width(row[i]), ' ');
+      line += (i == 0 ? "" : "  ") + (columns_[i] == Align::kRight ? pad + row[i] : row[i] + pad);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+void JsonWriter::new_line() { text_ += "\n" + std::string(2 * filled_.size(), ' '); }
+
+void JsonWriter::before_value() {
+  if (after_key_) {
+    after_key_ = false;
+    return;
+  }
+  if (filled_.empty()) return;
+  if (filled_.back()) text_ += ',';
+  filled_.back() = true;
+  new_line();
+}
+
+JsonWriter& JsonWriter::key(std::string_view name) {
+  before_value();
+  text_ += quoted(name) + ": ";
+  after_key_ = true;
+  return *this;
+}
+
+JsonWriter& JsonWriter::value(double number) {
+  if (!std::isfinite(number)) return null();
+  before_value();
+  text_ += formatted("%.17g", number);
+  return *this;
+}
+
+JsonWriter& JsonWriter::value(bool flag) {
+  before_value();
+  text_ += flag ? "true" : "false";
+  return *this;
+}
+
+JsonWriter& JsonWriter::value(std::string_view text) {
+  before_value();
+  text_ += quoted(text);
+  return *this;
+}
+
+JsonWriter& JsonWriter::null() {
+  before_value();
+  text_ += "null";
+  return *this;
+}
+
+JsonWriter& JsonWriter::open(char bracket) {
+  before_value();
+  text_ += bracket;
+  filled_.push_back(false);
+  return *this;
+}
+
+JsonWriter& JsonWriter::close(char bracket) {
+  const bool filled = filled_.back();
+  filled_.pop_back();
+  if (filled) new_line();
+  text_ += bracket;
+  if (filled_.empty()) text_ += "\n";
+  return *this;
+}
+
+JsonWriter& JsonWriter::pair(int first, int second) {
+  before_value();
+  text_ += "[" + std::to_string(first) + ", " + std::to_string(second) + "]";
+  return *this;
+}
+
+}  // namespace pipeedge::cli

@@ -1,0 +1,62 @@
+// Numbers, names, tables and JSON as text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pipeedge::cli {
+
+std::string seconds_text(double seconds);        // "1.549 s", "9.234 ms", "never"
+std::string rate_text(double items_per_s);       // "5.165 items/s"
+std::string megabytes_text(double bytes);        // "151.2", in units of 2^20 bytes
+std::string percent_text(double fraction);       // "1.30 %"
+
+// In double quotes, with the escapes that JSON and YAML read alike.
+std::string quoted(std::string_view text);
+
+// As a YAML key or value that reads back as this name: plain where it can be. Whole numbers stay plain,
+// for hosts that are called by their rank.
+std::string yaml_name(const std::string& name);
+
+// Columns as wide as their widest cell, two blanks between; the first row is the header.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
+  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text() const;
+
+ private:
+  std::vector<Align> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Writes one JSON value, indented. Numbers that JSON cannot hold become null.
+class JsonWriter {
+ public:
+  JsonWriter& key(std::string_view name);
+  JsonWriter& value(double number);
+  JsonWriter& value(int number) { return value(static_cast<double>(number)); }
+  JsonWriter& value(bool flag);
+  JsonWriter& value(std::string_view text);
+  JsonWriter& value(const char* text) { return value(std::string_view(text)); }
+  JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
+  JsonWriter& null();
+  JsonWriter& open(char bracket);                // '{' or '['
+  JsonWriter& close(char bracket);
+  // A list of two whole numbers on one line.
+  JsonWriter& pair(int first, int second);
+
+  const std::string& text() const { return text_; }
+
+ private:
+  void before_value();
+  void new_line();
+
+  std::string text_;
+  std::vector<bool> filled_;                     // for each open bracket: something stands in it
+  bool after_key_ = false;
+};
+
+}  // namespace pipeedge::cli

@@ -1,0 +1,337 @@
+#include "specs.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace pipeedge::yaml {
+namespace {
+
+std::string plural(std::size_t count, const char* one) {
+  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+
+// Whole numbers without a fraction, others as they are short.
+std::string number_text(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.10g", value);
+  return text.data();
+}
+
+ModelSpec model_from(const std::string& name, const View& view) {
+  ModelSpec spec;
+  spec.name = name;
+  spec.line = view.line();
+  const double layers = view.at("layers").whole_number();
+  const View memory = view.at("mem_MB");
+  spec.model.mem_bytes = memory.numbers();
+  if (static_cast<double>(spec.model.mem_bytes.size()) != layers) {
+    memory.fail("has " + plural(spec.model.mem_bytes.size(), "value") + " for " + number_text(layers) + " layers");
+  }
+  for (double& bytes : spec.model.mem_bytes) bytes *= kBytesPerMB;
+  spec.model.elements_in = view.at("parameters_in").whole_number();
+
+  // A shorter list stands for a block of layers that repeats.
+  const View out = view.at("parameters_out");
+  const std::vector<double> block = out.whole_numbers();
+  const std::size_t count = spec.model.mem_bytes.size();
+  if (block.empty() ? count != 0 : count % block.size() != 0 || block.size() > count) {
+    out.fail("has " + plural(block.size(), "value") + " for " + number_text(layers) +
+             " layers; give one a layer, or a block of layers that repeats a whole number of times");
+  }
+  spec.model.elements_out.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);
+  return spec;
+}
+
+Profile profile_from(const View& view) {
+  Profile profile;
+  profile.batch_size = view.at("batch_size").whole_number(1);
+  profile.dtype = short_dtype(view.at("dtype").text());
+  const View times = view.at("time_s");
+  profile.line = times.line();
+  profile.time_s = times.numbers();
+  return profile;
+}
+
+TypeSpec type_from(const std::string& name, const View& view) {
+  TypeSpec spec;
+  spec.name = name;
+  spec.bw_bytes_per_s = view.at("bw_Mbps").number() * kBytesPerSecondPerMbps;
+  spec.mem_bytes = view.at("mem_MB").number() * kBytesPerMB;
+  for (const auto& [model, profiles] : view.at("model_profiles").entries()) {
+    std::vector<Profile>& known = spec.profiles[model];
+    for (const View& entry : profiles.items()) {
+      Profile profile = profile_from(entry);
+      for (const Profile& other : known) {
+        if (other.batch_size == profile.batch_size && other.dtype == profile.dtype) {
+          entry.fail("is a second profile for batch size " + number_text(profile.batch_size) + " and dtype " +
+                     printable(profile.dtype) + "; keep one");
+        }
+      }
+      known.push_back(std::move(profile));
+    }
+  }
+  return spec;
+}
+
+// "batch size 8 float32, batch size 4 float32"; what a type can offer instead of what was asked.
+std::string offer(const TypeSpec& type, const std::string& model) {
+  const auto found = type.profiles.find(model);
+  std::vector<std::string> names;
+  if (found == type.profiles.end() || found->second.empty()) {
+    for (const auto& [other, profiles] : type.profiles) {
+      if (!profiles.empty()) names.push_back(printable(other));
+    }
+    return names.empty() ? "it has no profiles" : "it has profiles of " + listing(names);
+  }
+  for (const Profile& profile : found->second) {
+    names.push_back("batch size " + number_text(profile.batch_size) + " " + printable(profile.dtype));
+  }
+  return "it has " + listing(names);
+}
+
+// Which host is which index of problem.hosts.
+using HostIndex = std::unordered_map<std::string, int>;
+
+void add_links(const Neighbors& neighbors, const HostIndex& index, const std::vector<LeftOut>& left_out,
+               Assembly& assembly) {
+  std::set<std::string> known_left_out;
+  for (const LeftOut& host : left_out) known_left_out.insert(host.host);
+  std::vector<std::string> unknown;
+  for (const NeighborSpec& pair : neighbors.entries) {
+    bool usable = true;
+    for (const std::string& end : {pair.from, pair.to}) {
+      if (index.count(end) != 0) continue;
+      usable = false;
+      const std::string name = printable(end);
+      if (known_left_out.count(end) == 0 && std::find(unknown.begin(), unknown.end(), name) == unknown.end()) {
+        unknown.push_back(name);
+      }
+    }
+    if (!usable || pair.from == pair.to) continue;
+    const int from = index.at(pair.from);
+    const int to = index.at(pair.to);
+    assembly.problem.links.push_back({from, to, pair.bw_bytes_per_s, pair.latency_s});
+  }
+  if (!unknown.empty()) {
+    assembly.warnings.push_back(printable(neighbors.name, 400) + ": not among the hosts to schedule, ignored: " +
+                                listing(unknown));
+  }
+}
+
+}  // namespace
+
+std::string listing(const std::vector<std::string>& names, std::size_t limit) {
+  if (names.empty()) return "none";
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < limit; ++i) text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > limit) text += " and " + std::to_string(names.size() - limit) + " more";
+  return text;
+}
+
+std::string nearest(const std::string& wanted, const std::vector<std::string>& names) {
+  constexpr std::size_t kLongest = 200;  // nothing longer is a name somebody mistyped
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
+  if (wanted.size() > kLongest) return best;
+  for (const std::string& name : names) {
+    if (name.size() > kLongest) continue;
+    // Levenshtein's distance, one row at a time.
+    std::vector<std::size_t> row(name.size() + 1);
+    for (std::size_t j = 0; j <= name.size(); ++j) row[j] = j;
+    for (std::size_t i = 1; i <= wanted.size(); ++i) {
+      std::size_t diagonal = row[0];
+      row[0] = i;
+      for (std::size_t j = 1; j <= name.size(); ++j) {
+        const std::size_t replaced = diagonal + (wanted[i - 1] == name[j - 1] ? 0 : 1);
+        diagonal = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      }
+    }
+    if (row.back() < best_distance) {
+      best_distance = row.back();
+      best = name;
+    }
+  }
+  return best;
+}
+
+std::string_view short_dtype(std::string_view dtype) {
+  constexpr std::string_view prefix = "torch.";
+  return dtype.substr(0, prefix.size()) == prefix ? dtype.substr(prefix.size()) : dtype;
+}
+
+std::optional<double> element_bytes(std::string_view dtype) {
+  const std::string_view name = short_dtype(dtype);
+  if (name == "float32") return 4;
+  if (name == "float16" || name == "bfloat16") return 2;
+  if (name == "int8") return 1;
+  return std::nullopt;
+}
+
+Models models_from(const Document& document) {
+  Models models{document.name(), {}};
+  for (const auto& [name, view] : View(document).entries()) models.entries.push_back(model_from(name, view));
+  return models;
+}
+
+DeviceTypes device_types_from(const Document& document) {
+  DeviceTypes types{document.name(), {}};
+  for (const auto& [name, view] : View(document).entries()) types.entries.push_back(type_from(name, view));
+  return types;
+}
+
+Devices devices_from(const Document& document) {
+  Devices devices{document.name(), {}};
+  std::unordered_map<std::string, std::string> seen;  // host -> type
+  for (const auto& [type, view] : View(document).entries()) {
+    TypeHosts entry{type, {}};
+    for (const View& item : view.items()) {
+      const std::string host = item.text();
+      if (host.empty()) item.fail("is an empty host name");
+      if (printable(host, host.size() + 1) != host) item.fail("is a host name with a control character in it");
+      const auto [other, fresh] = seen.emplace(host, type);
+      if (!fresh) {
+        item.fail("the host " + printable(host) + " is listed twice" +
+                  (other->second == type ? "" : "; it stands under " + printable(other->second) + " already"));
+      }
+      entry.hosts.push_back(host);
+    }
+    devices.entries.push_back(std::move(entry));
+  }
+  return devices;
+}
+
+Neighbors neighbors_from(const Document& document) {
+  Neighbors neighbors{document.name(), {}};
+  for (const auto& [from, view] : View(document).entries()) {
+    for (const auto& [to, link] : view.entries()) {
+      NeighborSpec spec{from, to, link.at("bw_Mbps").number() * kBytesPerSecondPerMbps, 0};
+      if (const auto latency = link.find("latency_s")) spec.latency_s = latency->number();
+      neighbors.entries.push_back(std::move(spec));
+    }
+  }
+  return neighbors;
+}
+
+Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
+                  const Neighbors* neighbors, const Request& request) {
+  Assembly assembly;
+  Problem& problem = assembly.problem;
+  const std::string models_name = printable(models.name, 400);
+  const std::string types_name = printable(types.name, 400);
+  const std::string devices_name = printable(devices.name, 400);
+
+  const auto model = std::find_if(models.entries.begin(), models.entries.end(),
+                                  [&](const ModelSpec& spec) { return spec.name == request.model; });
+  if (model == models.entries.end()) {
+    std::vector<std::string> names;
+    for (const ModelSpec& spec : models.entries) names.push_back(printable(spec.name));
+    const std::string near = nearest(request.model, names);
+    throw SpecError(models_name + ": no model " + printable(request.model) + "; " +
+                    (near.empty() ? "" : "did you mean " + near + "? ") + "the file has: " + listing(names));
+  }
+  if (model->model.layers() == 0) {
+    throw SpecError(models_name + ":" + std::to_string(model->line) + ": " + printable(model->name) +
+                    " has no layers to schedule");
+  }
+  problem.model = model->model;
+  problem.batch_size = request.batch_size;
+  problem.buffers_in = request.buffers_in;
+  problem.buffers_out = request.buffers_out;
+
+  const std::string dtype(short_dtype(request.dtype));
+  const std::string wanted = printable(request.model) + ", batch size " + number_text(request.batch_size) +
+                             ", dtype " + printable(dtype);
+  const auto bytes = element_bytes(dtype);
+  if (!bytes) {
+    std::set<std::string> there;
+    for (const TypeSpec& type : types.entries) {
+      const auto found = type.profiles.find(request.model);
+      if (found == type.profiles.end()) continue;
+      for (const Profile& profile : found->second) there.insert(printable(profile.dtype));
+    }
+    throw SpecError("unknown dtype " + printable(request.dtype) +
+                    "; known: float32, float16, bfloat16, int8 (also as torch.float32 ...); " + types_name +
+                    " has for this model: " + listing({there.begin(), there.end()}));
+  }
+  problem.element_bytes = *bytes;
+
+  // Types with a profile for the request become types of the problem.
+  std::unordered_map<std::string, int> type_index;
+  std::unordered_map<std::string, const TypeSpec*> type_spec;
+  for (const TypeSpec& type : types.entries) {
+    type_spec.emplace(type.name, &type);
+    const auto found = type.profiles.find(request.model);
+    if (found == type.profiles.end()) continue;
+    for (const Profile& profile : found->second) {
+      if (profile.batch_size != request.batch_size || profile.dtype != dtype) continue;
+      if (profile.time_s.size() != problem.model.mem_bytes.size()) {
+        throw SpecError(types_name + ":" + std::to_string(profile.line) + ": " + printable(type.name) +
+                        ": model_profiles: " + printable(request.model) + ": time_s: has " +
+                        plural(profile.time_s.size(), "value") + " for " + plural(problem.model.mem_bytes.size(), "layer") +
+                        " (" + models_name + ")");
+      }
+      type_index.emplace(type.name, static_cast<int>(problem.types.size()));
+      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s});
+    }
+  }
+
+  HostIndex host_index;
+  std::size_t listed = 0;
+  for (const TypeHosts& entry : devices.entries) {
+    if (entry.hosts.empty()) continue;
+    listed += entry.hosts.size();
+    const auto type = type_index.find(entry.type);
+    if (type != type_index.end()) {
+      for (const std::string& host : entry.hosts) {
+        host_index.emplace(host, static_cast<int>(problem.hosts.size()));
+        problem.hosts.push_back({host, type->second});
+      }
+      continue;
+    }
+    const auto spec = type_spec.find(entry.type);
+    std::string why;
+    if (spec == type_spec.end()) {
+      std::vector<std::string> names;
+      for (const TypeSpec& known : types.entries) names.push_back(printable(known.name));
+      why = "its type " + printable(entry.type) + " is not in " + types_name;
+      assembly.warnings.push_back(devices_name + ": the type " + printable(entry.type) + " is not in " + types_name +
+                                  ", which has: " + listing(names) + "; left out: " + plural(entry.hosts.size(), "host"));
+    } else {
+      why = "its type " + printable(entry.type) + " has no profile for " + wanted;
+      assembly.warnings.push_back(types_name + ": " + printable(entry.type) + " has no profile for " + wanted + "; " +
+                                  offer(*spec->second, request.model) + "; left out: " +
+                                  plural(entry.hosts.size(), "host"));
+    }
+    for (const std::string& host : entry.hosts) assembly.left_out.push_back({host, entry.type, why});
+  }
+  if (listed == 0) throw SpecError(devices_name + ": lists no host");
+  if (problem.hosts.empty()) {
+    throw SpecError("no host is left to schedule on; " + assembly.warnings.front());
+  }
+
+  if (!request.data_host.empty()) {
+    const auto found = host_index.find(request.data_host);
+    if (found == host_index.end()) {
+      for (const LeftOut& host : assembly.left_out) {
+        if (host.host == request.data_host) {
+          throw SpecError("--data-host " + printable(request.data_host) + ": " + host.why);
+        }
+      }
+      std::vector<std::string> names;
+      for (const Host& host : problem.hosts) names.push_back(printable(host.name));
+      throw SpecError("--data-host " + printable(request.data_host) + ": no such host in " + devices_name +
+                      ", which has: " + listing(names));
+    }
+    problem.data_host = found->second;
+  }
+  if (neighbors != nullptr) add_links(*neighbors, host_index, assembly.left_out, assembly);
+  return assembly;
+}
+
+}  // namespace pipeedge::yaml

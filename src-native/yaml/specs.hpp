@@ -1,0 +1,114 @@
+// The scheduler's YAML files as plain data, and the Problem they make together.
+//
+//   models.yml            model -> layers, mem_MB, parameters_in, parameters_out
+//   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s]
+//   devices.yml           type  -> [host]
+//   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
+//
+// A file is checked wholly, whatever is asked of it; keys that are not known are ignored (profiles may
+// carry more than the scheduler reads). Units change here and nowhere else.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../core/problem.hpp"
+#include "tree.hpp"
+
+namespace pipeedge::yaml {
+
+constexpr double kBytesPerMB = 1 << 20;             // mem_MB counts 2^20 bytes
+constexpr double kBytesPerSecondPerMbps = (1 << 20) / 8.0;  // bw_Mbps counts 2^20 bits a second
+
+struct ModelSpec {
+  std::string name;
+  int line = 0;
+  Model model;                         // model.layers() may be 0
+};
+
+struct Profile {
+  double batch_size = 0;
+  std::string dtype;                   // without "torch."
+  int line = 0;                        // of time_s
+  std::vector<double> time_s;
+};
+
+struct TypeSpec {
+  std::string name;
+  double bw_bytes_per_s = 0;
+  double mem_bytes = 0;
+  std::map<std::string, std::vector<Profile>> profiles;  // by model
+};
+
+struct TypeHosts {
+  std::string type;
+  std::vector<std::string> hosts;
+};
+
+struct NeighborSpec {
+  std::string from;
+  std::string to;
+  double bw_bytes_per_s = 0;
+  double latency_s = 0;
+};
+
+// Each with the name of the file it came from, for the messages that compare two files.
+template <typename T>
+struct SpecFile {
+  std::string name;
+  std::vector<T> entries;
+};
+using Models = SpecFile<ModelSpec>;
+using DeviceTypes = SpecFile<TypeSpec>;
+using Devices = SpecFile<TypeHosts>;
+using Neighbors = SpecFile<NeighborSpec>;
+
+// All throw SpecError.
+Models models_from(const Document& document);
+DeviceTypes device_types_from(const Document& document);
+Devices devices_from(const Document& document);
+Neighbors neighbors_from(const Document& document);
+
+// "torch.float32" and "float32" are one dtype: the second.
+std::string_view short_dtype(std::string_view dtype);
+
+// Bytes of one element of a dtype the scheduler knows; nullopt for another.
+std::optional<double> element_bytes(std::string_view dtype);
+
+// What is to be scheduled.
+struct Request {
+  std::string model = "google/vit-base-patch16-224";
+  double batch_size = 8;
+  std::string dtype = "torch.float32";
+  double buffers_in = 2;
+  double buffers_out = 2;
+  std::string data_host;               // empty: links from and to the data rank are not counted
+};
+
+// A host that cannot take part, and why.
+struct LeftOut {
+  std::string host;
+  std::string type;
+  std::string why;
+};
+
+struct Assembly {
+  Problem problem;                     // passes validate()
+  std::vector<LeftOut> left_out;
+  std::vector<std::string> warnings;   // one line each
+};
+
+// Throws SpecError where the files together cannot answer the request.
+Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
+                  const Neighbors* neighbors, const Request& request);
+
+// Up to `limit` names, quoted by nothing, joined by commas: "a, b, c and 4 more"; "none" for none.
+std::string listing(const std::vector<std::string>& names, std::size_t limit = 6);
+
+// The name nearest to `wanted` by edit distance, if one is near enough to be a slip; else empty.
+std::string nearest(const std::string& wanted, const std::vector<std::string>& names);
+
+}  // namespace pipeedge::yaml

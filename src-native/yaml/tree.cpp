@@ -1,0 +1,376 @@
+#include "tree.hpp"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <system_error>
+#include <unordered_set>
+
+namespace pipeedge::yaml {
+namespace {
+
+// Lines count from 1; 0 means the file as a whole.
+[[noreturn]] void fail_at(const std::string& name, int line, const std::string& what) {
+  std::string message = printable(name, 400);
+  if (line > 0) message += ":" + std::to_string(line);
+  throw SpecError(message + ": " + what);
+}
+
+// Length of the UTF-8 sequence at text[at], or 0 where there is none.
+std::size_t utf8_length(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(at);
+  const std::size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+  }
+  if (lead == 0xE0 && byte(at + 1) < 0xA0) return 0;  // overlong
+  if (lead == 0xED && byte(at + 1) > 0x9F) return 0;  // surrogates
+  if (lead == 0xF0 && byte(at + 1) < 0x90) return 0;  // overlong
+  if (lead == 0xF4 && byte(at + 1) > 0x8F) return 0;  // beyond U+10FFFF
+  return length;
+}
+
+// yaml-cpp takes byte 4 for the end of the file and replaces what is not UTF-8: say it instead.
+void check_text(const std::string& text, const std::string& name) {
+  int line = 1;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const std::size_t length = utf8_length(text, at);
+    const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
+    if (length == 0 || control) {
+      fail_at(name, line, length == 0 ? "is not UTF-8 text" : "holds a control character; is this a text file?");
+    }
+    if (byte == '\n') ++line;
+    at += length;
+  }
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, std::size_t limit) {
+  std::string out;
+  for (const char c : text) {
+    if (out.size() >= limit) {
+      while (!out.empty() && (static_cast<unsigned char>(out.back()) & 0xC0) == 0x80) out.pop_back();
+      if (!out.empty() && static_cast<unsigned char>(out.back()) >= 0xC0) out.pop_back();
+      return out + "...";
+    }
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte == 0x7F ? '?' : c;
+  }
+  return out;
+}
+
+// Receives the parser's events and builds the tree; refuses as soon as a limit is passed, so neither
+// the parser's recursion nor our memory can be driven by the file.
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  explicit TreeBuilder(Document& document) : document_(document) {}
+
+  const Node* root() const { return root_; }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    close(add(mark, Node::Kind::kNull, anchor));
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    Node& node = add(mark, Node::Kind::kScalar, anchor);
+    node.text = value;
+    node.plain = tag != "!";
+    close(node);
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const int line = mark.line + 1;
+    const Node* target = anchor < anchors_.size() ? anchors_[anchor] : nullptr;
+    if (target == nullptr) fail_at(document_.name(), line, "an alias without its anchor");
+    if (target->weight == 0) fail_at(document_.name(), line, "an alias inside its own anchor");
+    count(target->weight, line);
+    attach(*target, line);
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(add(mark, Node::Kind::kSequence, anchor));
+  }
+  void OnSequenceEnd() override { end(); }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(add(mark, Node::Kind::kMap, anchor));
+  }
+  void OnMapEnd() override {
+    finish_map(*open_.back());
+    end();
+  }
+
+ private:
+  void count(std::size_t nodes, int line) {
+    seen_ += nodes;
+    if (seen_ > kMaxNodes) {
+      fail_at(document_.name(), line,
+              "holds more than " + std::to_string(kMaxNodes) + " values (counted with aliases written out)");
+    }
+  }
+
+  Node& add(const YAML::Mark& mark, Node::Kind kind, YAML::anchor_t anchor) {
+    count(1, mark.line + 1);
+    Node& node = document_.nodes_.emplace_back();
+    node.kind = kind;
+    node.line = mark.line + 1;
+    if (anchor != 0) {
+      if (anchor >= anchors_.size()) anchors_.resize(anchor + 1, nullptr);
+      anchors_[anchor] = &node;
+    }
+    return node;
+  }
+
+  void open(Node& node) {
+    if (open_.size() >= kMaxDepth) {
+      fail_at(document_.name(), node.line, "nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    }
+    open_.push_back(&node);
+  }
+
+  void end() {
+    Node& node = *open_.back();
+    open_.pop_back();
+    close(node);
+  }
+
+  void close(Node& node) {
+    node.weight = 1;
+    for (const Node* child : node.children) node.weight += child->weight;
+    attach(node, node.line);
+  }
+
+  // Hangs a finished node below the one that is open.
+  void attach(const Node& node, int line) {
+    if (open_.empty()) {
+      root_ = &node;
+      return;
+    }
+    Node& parent = *open_.back();
+    const bool is_key = parent.kind == Node::Kind::kMap && parent.children.size() % 2 == 0;
+    if (is_key && node.kind != Node::Kind::kScalar) fail_at(document_.name(), line, "a key of a map must be a name");
+    parent.children.push_back(&node);
+  }
+
+  // Refuses a key that comes twice and carries out merge keys (`<<: *base`): what the map itself says wins.
+  void finish_map(Node& map) {
+    std::unordered_set<std::string_view> keys;
+    std::vector<const Node*> own;
+    std::vector<const Node*> merged;  // values of merge keys
+    for (std::size_t i = 0; i + 1 < map.children.size(); i += 2) {
+      const Node* key = map.children[i];
+      const Node* value = map.children[i + 1];
+      if (key->plain && key->text == "<<") {
+        if (value->kind == Node::Kind::kSequence) {
+          merged.insert(merged.end(), value->children.begin(), value->children.end());
+        } else {
+          merged.push_back(value);
+        }
+        continue;
+      }
+      if (!keys.insert(key->text).second) {
+        fail_at(document_.name(), key->line, "the key " + printable(key->text) + " comes twice");
+      }
+      own.push_back(key);
+      own.push_back(value);
+    }
+    if (merged.empty()) return;
+    for (const Node* source : merged) {
+      if (source->kind != Node::Kind::kMap) fail_at(document_.name(), map.line, "<< must name a map or a list of maps");
+      for (std::size_t i = 0; i + 1 < source->children.size(); i += 2) {
+        if (!keys.insert(source->children[i]->text).second) continue;
+        own.push_back(source->children[i]);
+        own.push_back(source->children[i + 1]);
+      }
+    }
+    map.children = std::move(own);
+  }
+
+  Document& document_;
+  std::vector<Node*> open_;
+  std::vector<const Node*> anchors_;  // by yaml-cpp's number, from 1
+  std::size_t seen_ = 0;
+  const Node* root_ = nullptr;
+};
+
+Document parse(const std::string& text, std::string name) {
+  Document document(std::move(name));
+  check_text(text, document.name());
+  TreeBuilder builder(document);
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    if (parser.HandleNextDocument(builder)) document.root_ = builder.root();
+    if (document.root_ == nullptr) fail_at(document.name(), 0, "is empty");
+    TreeBuilder rest(document);
+    if (parser.HandleNextDocument(rest)) {
+      fail_at(document.name(), rest.root() == nullptr ? 0 : rest.root()->line, "holds a second document; one is expected");
+    }
+  } catch (const YAML::Exception& error) {
+    fail_at(document.name(), error.mark.line + 1, "is not valid YAML: " + printable(error.msg, 200));
+  }
+  return document;
+}
+
+std::string read_text(const std::filesystem::path& file) {
+  const std::string name = file.string();
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (status.type() == std::filesystem::file_type::not_found) fail_at(name, 0, "no such file");
+  if (error) fail_at(name, 0, "cannot be read: " + error.message());
+  if (std::filesystem::is_directory(status)) fail_at(name, 0, "is a directory, not a YAML file");
+  // A pipe could block for ever and a device never end.
+  if (!std::filesystem::is_regular_file(status)) fail_at(name, 0, "is not a regular file");
+
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(name.c_str(), "rb"), &std::fclose);
+  if (!stream) fail_at(name, 0, std::string("cannot be read: ") + std::strerror(errno));
+  std::string text;
+  std::vector<char> chunk(std::size_t{1} << 16);
+  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stream.get())) {
+    if (text.size() + got > kMaxFileBytes) {
+      fail_at(name, 0, "is larger than " + std::to_string(kMaxFileBytes >> 20) + " MiB, the most that is read");
+    }
+    text.append(chunk.data(), got);
+  }
+  if (std::ferror(stream.get()) != 0) fail_at(name, 0, "cannot be read to its end");
+  return text;
+}
+
+View::View(const View& parent, const Node& node, std::string_view step)
+    : document_(parent.document_), node_(&node), path_(parent.path_) {
+  if (!path_.empty()) path_ += ": ";
+  path_ += printable(step);
+}
+
+void View::fail(const std::string& what) const {
+  fail_at(document_->name(), node_->line, path_.empty() ? what : path_ + ": " + what);
+}
+
+void View::wrong_kind(const char* wanted) const {
+  switch (node_->kind) {
+    case Node::Kind::kNull: fail(std::string("has no value; ") + wanted + " is expected");
+    case Node::Kind::kScalar: fail("is '" + printable(node_->text) + "'; " + wanted + " is expected");
+    case Node::Kind::kSequence: fail(std::string("is a list; ") + wanted + " is expected");
+    case Node::Kind::kMap: fail(std::string("is a map; ") + wanted + " is expected");
+  }
+  fail(std::string(wanted) + " is expected");
+}
+
+std::vector<std::pair<std::string, View>> View::entries() const {
+  if (node_->kind != Node::Kind::kMap && !is_null()) wrong_kind("a map");
+  std::vector<std::pair<std::string, View>> found;
+  found.reserve(node_->children.size() / 2);
+  for (std::size_t i = 0; i + 1 < node_->children.size(); i += 2) {
+    const std::string& key = node_->children[i]->text;
+    found.emplace_back(key, View(*this, *node_->children[i + 1], key));
+  }
+  return found;
+}
+
+std::optional<View> View::find(std::string_view key) const {
+  if (node_->kind != Node::Kind::kMap) wrong_kind("a map");
+  for (std::size_t i = 0; i + 1 < node_->children.size(); i += 2) {
+    if (node_->children[i]->text == key) return View(*this, *node_->children[i + 1], key);
+  }
+  return std::nullopt;
+}
+
+View View::at(std::string_view key) const {
+  if (auto found = find(key)) return *std::move(found);
+  fail("the key " + std::string(key) + " is missing");
+}
+
+std::vector<View> View::items() const {
+  if (node_->kind != Node::Kind::kSequence && !is_null()) wrong_kind("a list");
+  std::vector<View> found;
+  found.reserve(node_->children.size());
+  for (std::size_t i = 0; i < node_->children.size(); ++i) {
+    found.push_back(View(*this, *node_->children[i], "entry " + std::to_string(i + 1)));
+  }
+  return found;
+}
+
+std::string View::text() const {
+  if (node_->kind != Node::Kind::kScalar) wrong_kind("a name");
+  return node_->text;
+}
+
+// `entry`: node is this entry (from 0) of the list that the view stands for. The way to it is only
+// written out when it is needed, for a message.
+double View::parse_number(const Node& node, double least, bool whole, std::optional<std::size_t> entry) const {
+  const auto here = [&] {
+    return entry ? View(*this, node, "entry " + std::to_string(*entry + 1)) : *this;
+  };
+  const char* wanted = whole ? "a whole number" : "a number";
+  if (node.kind != Node::Kind::kScalar || !node.plain) here().wrong_kind(wanted);
+
+  // One decimal grammar for every reader: [sign] digits [. digits] [e [sign] digits], with no leading
+  // zero, which YAML 1.1 takes for octal.
+  const std::string& text = node.text;
+  std::size_t at = 0;
+  const auto digits = [&] {
+    const std::size_t from = at;
+    while (at < text.size() && text[at] >= '0' && text[at] <= '9') ++at;
+    return at - from;
+  };
+  if (at < text.size() && (text[at] == '-' || text[at] == '+')) ++at;
+  const std::size_t first = at;
+  std::size_t mantissa = digits();
+  const bool octal = mantissa > 1 && text[first] == '0';
+  if (at < text.size() && text[at] == '.') {
+    ++at;
+    mantissa += digits();
+  }
+  bool well_formed = mantissa > 0 && !octal;
+  if (well_formed && at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
+    ++at;
+    if (at < text.size() && (text[at] == '-' || text[at] == '+')) ++at;
+    well_formed = digits() > 0;
+  }
+  if (!well_formed || at != text.size()) here().wrong_kind(wanted);
+
+  const double value = std::strtod(text.c_str(), nullptr);  // the C locale: nothing here sets another
+  if (!(std::fabs(value) <= kLargestNumber)) here().fail("is " + printable(text) + "; numbers may not exceed 1e15");
+  if (value < least) {
+    here().fail("is " + printable(text) + (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
+  }
+  if (whole && value != std::floor(value)) here().wrong_kind(wanted);
+  return value;
+}
+
+double View::number(double least) const { return parse_number(*node_, least, false, std::nullopt); }
+double View::whole_number(double least) const { return parse_number(*node_, least, true, std::nullopt); }
+
+std::vector<double> View::sequence_of_numbers(bool whole) const {
+  if (node_->kind != Node::Kind::kSequence && !is_null()) wrong_kind("a list of numbers");
+  std::vector<double> found;
+  found.reserve(node_->children.size());
+  for (std::size_t i = 0; i < node_->children.size(); ++i) {
+    found.push_back(parse_number(*node_->children[i], 0, whole, i));
+  }
+  return found;
+}
+
+std::vector<double> View::numbers() const { return sequence_of_numbers(false); }
+std::vector<double> View::whole_numbers() const { return sequence_of_numbers(true); }
+
+}  // namespace pipeedge::yaml
