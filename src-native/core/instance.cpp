@@ -1,0 +1,117 @@
+#include "instance.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace pipeedge {
+namespace {
+
+LinkSpeed better_of_each(const LinkSpeed& a, const LinkSpeed& b) {
+  return {std::max(a.bw_bytes_per_s, b.bw_bytes_per_s), std::min(a.latency_s, b.latency_s)};
+}
+
+bool alike(const LinkTable& links, int a, int b, const std::vector<int>& linked) {
+  if (!(links.speed(a, b) == links.speed(b, a))) return false;
+  return std::all_of(linked.begin(), linked.end(), [&](int other) {
+    return other == a || other == b ||
+           (links.speed(a, other) == links.speed(b, other) && links.speed(other, a) == links.speed(other, b));
+  });
+}
+
+}  // namespace
+
+Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.model.layers()) {
+  for (int cut = 0; cut <= layers_; ++cut) {
+    bytes_.push_back(cut_bytes(problem, cut));
+    buffer_in_.push_back(problem.buffers_in * bytes_.back());
+    buffer_out_.push_back(problem.buffers_out * bytes_.back());
+  }
+  const LinkTable links(problem);
+  classify(links);
+  measure_links(links);
+}
+
+void Instance::classify(const LinkTable& links) {
+  // Hosts with an entry that says something the device types do not; the others of a type are alike.
+  std::vector<char> has_entry(problem_.hosts.size(), 0);
+  for (const Link& link : problem_.links) {
+    const LinkSpeed by_type{
+        std::min(links.type_of(link.from).bw_bytes_per_s, links.type_of(link.to).bw_bytes_per_s), 0};
+    if (links.speed(link.from, link.to) == by_type && links.speed(link.to, link.from) == by_type) continue;
+    has_entry[index(link.from)] = has_entry[index(link.to)] = 1;
+    pairwise_ = true;
+  }
+  std::vector<int> linked;
+  for (std::size_t h = 0; h < has_entry.size(); ++h) {
+    if (has_entry[h] != 0) linked.push_back(static_cast<int>(h));
+  }
+
+  class_of_.assign(problem_.hosts.size(), -1);
+  std::map<std::tuple<int, bool, bool>, std::vector<int>> candidates;
+  for (std::size_t h = 0; h < problem_.hosts.size(); ++h) {
+    const int host = static_cast<int>(h);
+    auto& same = candidates[{problem_.hosts[h].type, host == problem_.data_host, has_entry[h] != 0}];
+    const auto found = std::find_if(same.begin(), same.end(), [&](int cls) {
+      return has_entry[h] == 0 || alike(links, hosts_[index(cls)].front(), host, linked);
+    });
+    if (found != same.end()) {
+      class_of_[h] = *found;
+      hosts_[index(*found)].push_back(host);
+      continue;
+    }
+    class_of_[h] = classes();
+    same.push_back(classes());
+    hosts_.push_back({host});
+    types_.push_back(&links.type_of(host));
+    memory_.push_back(loosened(links.type_of(host).mem_bytes));
+  }
+}
+
+void Instance::measure_links(const LinkTable& links) {
+  const int data = problem_.data_host;
+  for (int cls = 0; cls < classes(); ++cls) {
+    const int host = hosts(cls).front();
+    from_data_.push_back(data == -1 ? 0 : links.seconds(data, host, bytes(0)));
+    to_data_.push_back(data == -1 ? 0 : links.seconds(host, data, bytes(layers_)));
+  }
+  if (!pairwise_) return;
+  const LinkSpeed none{0, kInfinity};
+  speeds_.assign(index(classes()) * index(classes()), none);
+  best_in_.assign(index(classes()), none);
+  best_out_.assign(index(classes()), none);
+  for (int from = 0; from < classes(); ++from) {
+    for (int to = 0; to < classes(); ++to) {
+      const bool within = from == to;
+      if (within && count(from) < 2) continue;
+      const LinkSpeed speed = links.speed(hosts(from).front(), within ? hosts(to)[1] : hosts(to).front());
+      speeds_[index(from) * index(classes()) + index(to)] = speed;
+      best_out_[index(from)] = better_of_each(best_out_[index(from)], speed);
+      best_in_[index(to)] = better_of_each(best_in_[index(to)], speed);
+    }
+  }
+}
+
+LinkSpeed Instance::speed(int from_cls, int to_cls) const {
+  if (pairwise_) return speeds_[index(from_cls) * index(classes()) + index(to_cls)];
+  return {std::min(type(from_cls).bw_bytes_per_s, type(to_cls).bw_bytes_per_s), 0};
+}
+
+double Instance::link(int from_cls, int to_cls, int cut) const {
+  const LinkSpeed link = speed(from_cls, to_cls);
+  return link_seconds(bytes(cut), link.bw_bytes_per_s, link.latency_s);
+}
+
+double Instance::link_in(int cls, int cut) const {
+  if (cut == 0) return from_data_[index(cls)];
+  if (!pairwise_) return link_seconds(bytes(cut), type(cls).bw_bytes_per_s, 0);
+  return link_seconds(bytes(cut), best_in_[index(cls)].bw_bytes_per_s, best_in_[index(cls)].latency_s);
+}
+
+double Instance::link_out(int cls, int cut) const {
+  if (cut == layers_) return to_data_[index(cls)];
+  if (!pairwise_) return link_seconds(bytes(cut), type(cls).bw_bytes_per_s, 0);
+  return link_seconds(bytes(cut), best_out_[index(cls)].bw_bytes_per_s, best_out_[index(cls)].latency_s);
+}
+
+}  // namespace pipeedge

@@ -1,0 +1,181 @@
+#include "network.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+namespace pipeedge {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+Network::Network(const Instance& instance, double bottleneck, Purpose purpose)
+    : instance_(instance), bottleneck_(bottleneck), purpose_(purpose) {
+  // Finite, so that a link without bandwidth (infinite seconds) is never within it.
+  limit_ = std::min(loosened(bottleneck), std::numeric_limits<double>::max());
+  std::vector<ClassStages> stages;
+  stages.reserve(at(instance.classes()));
+  for (int cls = 0; cls < instance.classes(); ++cls) stages.push_back(collect(cls));
+  if (!by_reach()) prepare_hops();
+  add_resources(stages);
+  add_arcs(stages);
+  prepare_min_stages();
+}
+
+Network::ClassStages Network::collect(int cls) {
+  const int layers = instance_.layers();
+  const DeviceType& type = instance_.type(cls);
+  const std::vector<double>& layer_mem = instance_.problem().model.mem_bytes;
+  const double mem_limit = loosened(type.mem_bytes);
+
+  std::vector<char> may_end(at(layers) + 1, 0);
+  for (int cut = 1; cut <= layers; ++cut) {
+    const double out = instance_.link_out(cls, cut);
+    may_end[at(cut)] = out <= limit_ ? 1 : 0;
+    note(out);
+  }
+  ClassStages stages;
+  auto& ends = stages.ends;
+  for (int first = 0; first < layers; ++first) {
+    const double in = instance_.link_in(cls, first);
+    note(in);
+    if (in > limit_) continue;
+    const std::size_t row = ends.size();
+    double compute = 0;
+    double mem = 0;
+    for (int last = first + 1; last <= layers; ++last) {
+      compute += type.time_s[at(last - 1)];
+      mem += layer_mem[at(last - 1)];
+      if (mem > mem_limit) break;
+      if (compute > limit_) {
+        note(compute);
+        break;
+      }
+      if (may_end[at(last)] == 0 || !instance_.fits(cls, mem, first, last)) continue;
+      // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
+      while (by_reach() && ends.size() > row) {
+        bool dearer = false;
+        for (int cut = ends.back().second; cut < last && last < layers && !dearer; ++cut) {
+          dearer = instance_.bytes(last) > instance_.bytes(cut);
+        }
+        if (dearer) break;
+        ends.pop_back();
+      }
+      ends.emplace_back(first, last);
+      if (purpose_ == Purpose::kLatency) stages.seconds.push_back(compute);
+    }
+  }
+  return stages;
+}
+
+void Network::add_resources(const std::vector<ClassStages>& stages) {
+  std::map<std::vector<std::pair<int, int>>, int> known;
+  for (int cls = 0; cls < instance_.classes(); ++cls) {
+    const auto& ends = stages[at(cls)].ends;
+    if (ends.empty()) continue;
+    int resource = resources();
+    if (by_reach()) resource = known.emplace(ends, resource).first->second;
+    if (resource == resources()) {
+      capacity_.push_back(0);
+      classes_of_.emplace_back();
+    }
+    capacity_[at(resource)] += instance_.count(cls);
+    classes_of_[at(resource)].push_back(cls);
+  }
+}
+
+void Network::add_arcs(const std::vector<ClassStages>& stages) {
+  const int layers = instance_.layers();
+  std::vector<std::size_t> next(at(instance_.classes()), 0);
+  for (int cut = 0; cut < layers; ++cut) {
+    start_.push_back(static_cast<int>(arcs_.size()));
+    for (int resource = 0; resource < resources(); ++resource) {
+      const int cls = classes_of_[at(resource)].front();
+      const auto& ends = stages[at(cls)].ends;
+      std::size_t& n = next[at(cls)];
+      for (; n < ends.size() && ends[n].first == cut; ++n) {
+        Arc arc;
+        arc.resource = resource;
+        arc.cls = cls;
+        arc.to = ends[n].second;
+        arc.sender = sender_of_.empty() ? 0 : sender_of_[at(cls)];
+        if (purpose_ == Purpose::kLatency) {
+          arc.cost = stages[at(cls)].seconds[n];
+          if (cut == 0) arc.cost += instance_.link_from_data(cls);
+          if (arc.to == layers) arc.cost += instance_.link_to_data(cls);
+        }
+        arcs_.push_back(arc);
+      }
+    }
+  }
+  start_.push_back(static_cast<int>(arcs_.size()));
+}
+
+void Network::prepare_hops() {
+  const int classes = instance_.classes();
+  std::map<double, int> by_bandwidth;
+  for (int cls = 0; cls < classes; ++cls) {
+    const int fresh = static_cast<int>(by_bandwidth.size());
+    sender_of_.push_back(
+        instance_.pairwise() ? cls
+                             : by_bandwidth.emplace(instance_.type(cls).bw_bytes_per_s, fresh).first->second);
+  }
+  senders_ = instance_.pairwise() ? classes : static_cast<int>(by_bandwidth.size());
+  std::set<double> sizes;
+  for (int cut = 1; cut < instance_.layers(); ++cut) sizes.insert(instance_.bytes(cut));
+
+  hops_.resize(at(senders_) * at(classes));
+  for (int from = 0; from < classes; ++from) {
+    for (int to = 0; to < classes; ++to) {
+      const LinkSpeed speed = instance_.speed(from, to);
+      Hop& hop = hops_[at(sender_of_[at(from)]) * at(classes) + at(to)];
+      hop.latency_s = speed.latency_s;
+      hop.seconds_per_byte = speed.bw_bytes_per_s > 0 ? 1 / speed.bw_bytes_per_s : kInfinity;
+      if (!instance_.pairwise()) continue;  // link_in and link_out have noted the values already
+      for (const double bytes : sizes) note(link_seconds(bytes, speed.bw_bytes_per_s, speed.latency_s));
+    }
+  }
+}
+
+double Network::hop(int sender, int cls, int cut) const {
+  if (hops_.empty()) return 0;
+  const Hop& hop = hops_[at(sender) * at(instance_.classes()) + at(cls)];
+  const double bytes = instance_.bytes(cut);
+  const double seconds = bytes > 0 ? bytes * hop.seconds_per_byte + hop.latency_s : hop.latency_s;
+  if (!(seconds <= limit_)) return kInfinity;
+  return purpose_ == Purpose::kLatency ? seconds : 0;
+}
+
+void Network::prepare_min_stages() {
+  const int layers = instance_.layers();
+  min_stages_.assign(at(layers) + 1, layers + 1);
+  min_stages_[at(layers)] = 0;
+  for (int cut = layers - 1; cut >= 0; --cut) {
+    for (const Arc* arc = begin(cut); arc != end(cut); ++arc) {
+      min_stages_[at(cut)] = std::min(min_stages_[at(cut)], 1 + min_stages_[at(arc->to)]);
+    }
+  }
+}
+
+Path Network::path(const std::vector<int>& arcs) const {
+  Path path;
+  std::vector<int> used(at(instance_.classes()), 0);
+  int cut = 0;
+  for (const int index : arcs) {
+    const Arc& arc = this->arc(index);
+    int cls = arc.cls;
+    for (const int alike : classes_of_[at(arc.resource)]) {
+      cls = alike;
+      if (used[at(alike)] < instance_.count(alike)) break;
+    }
+    ++used[at(cls)];
+    path.push_back({cls, cut, arc.to});
+    cut = arc.to;
+  }
+  return path;
+}
+
+}  // namespace pipeedge

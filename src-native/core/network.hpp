@@ -1,0 +1,103 @@
+// Every stage that is allowed, as a graph: nodes are cuts, an arc is a stage on one class of hosts.
+//
+//   cut 0 --(class a: layers 1-3)--> cut 3 --(class b: layers 4-9)--> cut 9 ... --> cut L
+//
+// A schedule is a path from cut 0 to cut L that uses no resource (a class, or several classes that can
+// do the same) more often than it has hosts. The network is built for one bottleneck T: all arcs cost
+// at most T, so any path within the capacities is a schedule with that bottleneck or a better one.
+//
+// kFeasibility asks only whether there is such a path, so an arc is left out when another arc of the
+// same class goes further and arrives at a cut no dearer than any it passes: whatever follows the
+// shorter one can follow the longer one. (Farther alone is not enough: a dearer cut may be closed to
+// the next host.) kLatency keeps all arcs and their seconds, and distinguishes the last host's link.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "instance.hpp"
+
+namespace pipeedge {
+
+struct Step {                     // one stage of a path
+  int cls = 0;
+  int first = 0;
+  int last = 0;
+};
+using Path = std::vector<Step>;
+
+struct Arc {
+  double cost = 0;                // seconds towards the latency; 0 when only feasibility is asked
+  std::int32_t resource = 0;
+  std::int32_t cls = 0;
+  std::int32_t to = 0;
+  std::int32_t sender = 0;        // how the next link sees this host
+};
+
+enum class Purpose { kFeasibility, kLatency };
+
+class Network {
+ public:
+  Network(const Instance& instance, double bottleneck, Purpose purpose);
+
+  const Instance& instance() const { return instance_; }
+  int layers() const { return instance_.layers(); }
+  double bottleneck() const { return bottleneck_; }
+  int resources() const { return static_cast<int>(capacity_.size()); }
+  int capacity(int resource) const { return capacity_[static_cast<std::size_t>(resource)]; }
+  int first_class(int resource) const { return classes_of_[static_cast<std::size_t>(resource)].front(); }
+  // Arcs that leave a cut, those of one class side by side.
+  const Arc* begin(int cut) const { return arcs_.data() + start_[static_cast<std::size_t>(cut)]; }
+  const Arc* end(int cut) const { return arcs_.data() + start_[static_cast<std::size_t>(cut) + 1]; }
+  const Arc& arc(int index) const { return arcs_[static_cast<std::size_t>(index)]; }
+  int first_arc(int cut) const { return start_[static_cast<std::size_t>(cut)]; }
+  // The smallest cost of a stage or link above the bottleneck: no value between can be an optimum.
+  double next_bottleneck() const { return next_; }
+
+  // Senders: classes whose outgoing links are alike. With one, no link depends on the host before.
+  int senders() const { return senders_; }
+  // The link in front of a stage at a cut > 0: seconds (or 0 for kFeasibility), infinite if not allowed.
+  double hop(int sender, int cls, int cut) const;
+  // Fewest stages from a cut to the end, whatever the capacities.
+  int min_stages(int cut) const { return min_stages_[static_cast<std::size_t>(cut)]; }
+
+  // Replaces the resources of merged classes by classes with hosts to spare, earliest first.
+  Path path(const std::vector<int>& arcs) const;
+
+ private:
+  struct Hop {
+    double seconds_per_byte = 0;
+    double latency_s = 0;
+  };
+  // The stages one class may take, by first layer; with their seconds for kLatency.
+  struct ClassStages {
+    std::vector<std::pair<int, int>> ends;
+    std::vector<double> seconds;
+  };
+  bool by_reach() const { return purpose_ == Purpose::kFeasibility && !instance_.pairwise(); }
+  ClassStages collect(int cls);
+  void add_resources(const std::vector<ClassStages>& stages);
+  void add_arcs(const std::vector<ClassStages>& stages);
+  void prepare_hops();
+  void prepare_min_stages();
+  void note(double cost) {
+    if (cost > limit_ && cost < next_) next_ = cost;
+  }
+
+  const Instance& instance_;
+  double bottleneck_;
+  double limit_ = 0;              // the bottleneck with its tolerance
+  Purpose purpose_;
+  double next_ = kInfinity;
+  int senders_ = 1;
+  std::vector<int> sender_of_;    // by class
+  std::vector<Hop> hops_;         // [sender * classes + class]; empty when hops are free
+  std::vector<int> capacity_;
+  std::vector<std::vector<int>> classes_of_;  // by resource
+  std::vector<int> start_;
+  std::vector<Arc> arcs_;
+  std::vector<int> min_stages_;
+};
+
+}  // namespace pipeedge

@@ -1,0 +1,145 @@
+// Checks and costs of one problem and one schedule: what every other part must agree with.
+#include "problem.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "links.hpp"
+
+namespace pipeedge {
+namespace {
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+std::string quoted(const std::string& name, std::size_t index) {
+  return name.empty() ? "number " + std::to_string(index) : "'" + name + "'";
+}
+
+void check_number(double value, const std::string& what) {
+  if (std::isnan(value)) fail(what + " is not a number");
+  if (std::isinf(value)) fail(what + " is infinite");
+  if (value < 0) fail(what + " is negative");
+}
+
+void check_numbers(const std::vector<double>& values, const std::string& what) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    check_number(values[i], what + " of layer " + std::to_string(i + 1));
+  }
+}
+
+void check_count(std::size_t actual, std::size_t expected, const std::string& what) {
+  if (actual != expected) {
+    fail(what + ": " + std::to_string(actual) + " values for " + std::to_string(expected) +
+         " layers");
+  }
+}
+
+bool in_range(int index, std::size_t count) {
+  return index >= 0 && static_cast<std::size_t>(index) < count;
+}
+
+}  // namespace
+
+double Solution::gap() const {
+  if (status == Status::kOptimal) return 0;
+  if (std::isinf(objective)) return 1;
+  return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
+}
+
+double StageCost::worst_s() const { return std::max({compute_s, link_in_s, link_out_s}); }
+
+void validate(const Problem& problem) {
+  const Model& model = problem.model;
+  const std::size_t layers = model.mem_bytes.size();
+  if (layers == 0) fail("the model has no layers");
+  check_count(model.elements_out.size(), layers, "the model's elements_out");
+  check_numbers(model.mem_bytes, "the model's memory");
+  check_numbers(model.elements_out, "the model's elements_out");
+  check_number(model.elements_in, "the model's elements_in");
+  check_number(problem.batch_size, "the batch size");
+  if (problem.batch_size <= 0) fail("the batch size must be positive");
+  check_number(problem.element_bytes, "the bytes of an element");
+  check_number(problem.buffers_in, "the number of input buffers");
+  check_number(problem.buffers_out, "the number of output buffers");
+
+  for (std::size_t t = 0; t < problem.types.size(); ++t) {
+    const DeviceType& type = problem.types[t];
+    const std::string what = "device type " + quoted(type.name, t) + ": ";
+    check_number(type.mem_bytes, what + "the memory");
+    check_number(type.bw_bytes_per_s, what + "the bandwidth");
+    check_count(type.time_s.size(), layers, what + "time_s");
+    check_numbers(type.time_s, what + "the time");
+  }
+  for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
+    if (!in_range(problem.hosts[h].type, problem.types.size())) {
+      fail("host " + quoted(problem.hosts[h].name, h) + " has device type number " +
+           std::to_string(problem.hosts[h].type) + ", there are " +
+           std::to_string(problem.types.size()));
+    }
+  }
+  for (std::size_t i = 0; i < problem.links.size(); ++i) {
+    const Link& link = problem.links[i];
+    const std::string what = "link number " + std::to_string(i);
+    if (!in_range(link.from, problem.hosts.size()) || !in_range(link.to, problem.hosts.size())) {
+      fail(what + " joins host numbers " + std::to_string(link.from) + " and " +
+           std::to_string(link.to) + ", there are " + std::to_string(problem.hosts.size()));
+    }
+    if (link.from == link.to) fail(what + " joins a host to itself");
+    check_number(link.bw_bytes_per_s, what + ": the bandwidth");
+    check_number(link.latency_s, what + ": the latency");
+  }
+  if (problem.data_host != -1 && !in_range(problem.data_host, problem.hosts.size())) {
+    fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
+         std::to_string(problem.hosts.size()) + " hosts");
+  }
+}
+
+std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages) {
+  const int layers = problem.model.layers();
+  std::vector<char> taken(problem.hosts.size(), 0);
+  int expected = 0;
+  for (const Stage& stage : stages) {
+    if (!in_range(stage.host, problem.hosts.size())) {
+      fail("a stage runs on host number " + std::to_string(stage.host) + ", there are " +
+           std::to_string(problem.hosts.size()));
+    }
+    if (stage.first != expected || stage.last <= stage.first || stage.last > layers) {
+      fail("stages must follow one another: layer " + std::to_string(expected + 1) +
+           " should come next, not [" + std::to_string(stage.first + 1) + ", " +
+           std::to_string(stage.last) + "]");
+    }
+    if (std::exchange(taken[static_cast<std::size_t>(stage.host)], 1) != 0) {
+      fail("host " +
+           quoted(problem.hosts[static_cast<std::size_t>(stage.host)].name,
+                  static_cast<std::size_t>(stage.host)) +
+           " serves more than one stage");
+    }
+    expected = stage.last;
+  }
+  if (expected != layers) fail("layer " + std::to_string(expected + 1) + " is in no stage");
+
+  const LinkTable links(problem);
+  std::vector<StageCost> costs;
+  costs.reserve(stages.size());
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const Stage& stage = stages[s];
+    const DeviceType& type = links.type_of(stage.host);
+    StageCost cost;
+    for (int l = stage.first; l < stage.last; ++l) {
+      cost.compute_s += type.time_s[static_cast<std::size_t>(l)];
+      cost.mem_bytes += problem.model.mem_bytes[static_cast<std::size_t>(l)];
+    }
+    cost.mem_bytes += buffer_bytes(problem, stage.first, stage.last);
+    cost.mem_available_bytes = type.mem_bytes;
+    const int before = s > 0 ? stages[s - 1].host : problem.data_host;
+    const int after = s + 1 < stages.size() ? stages[s + 1].host : problem.data_host;
+    if (before != -1) cost.link_in_s = links.seconds(before, stage.host, cut_bytes(problem, stage.first));
+    if (after != -1) cost.link_out_s = links.seconds(stage.host, after, cut_bytes(problem, stage.last));
+    costs.push_back(cost);
+  }
+  return costs;
+}
+
+}  // namespace pipeedge

@@ -1,0 +1,52 @@
+// A small primal simplex for the column-generation master: explicit inverse, sparse columns.
+//
+// Rows are equations; the caller gives slack columns as it needs them. Sized for at most a few
+// thousand rows and columns that come one at a time. Its answers guide the search and are never
+// taken as a proof, so plain double precision with a ratio-test tolerance is enough.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+namespace pipeedge {
+
+struct Column {
+  double cost = 0;
+  std::vector<std::pair<int, double>> entries;  // (row, value)
+};
+
+class Simplex {
+ public:
+  // One unit column a row forms the first basis (columns 0 .. rows-1), with the given right side.
+  explicit Simplex(std::vector<double> right_side);
+
+  int add(Column column);
+  // Puts a column into the basis at a row, feasible or not; false when its entry there is too small.
+  bool force(int column, int row);
+  // Pivots until no column improves, or the limit is reached. A barred column never enters.
+  void optimise(int max_pivots);
+  void bar(int column) { barred_[static_cast<std::size_t>(column)] = 1; }
+
+  double objective() const;
+  double dual(int row) const { return duals_[static_cast<std::size_t>(row)]; }
+  double value(int row) const { return values_[static_cast<std::size_t>(row)]; }
+  int basic(int row) const { return basis_[static_cast<std::size_t>(row)]; }
+  int columns() const { return static_cast<int>(columns_.size()); }
+
+ private:
+  double reduced_cost(const Column& column) const;
+  void transform(const Column& column);
+  void pivot(int column, int row, double reduced_cost);
+
+  int rows_;
+  std::vector<Column> columns_;
+  std::vector<char> barred_;
+  std::vector<char> is_basic_;
+  std::vector<int> basis_;
+  std::vector<double> values_;    // of the basic columns
+  std::vector<double> duals_;
+  std::vector<double> inverse_;   // row-major
+  std::vector<double> direction_;
+};
+
+}  // namespace pipeedge

@@ -1,0 +1,425 @@
+// The strategy: which bottlenecks to ask about, and how hard to try.
+//
+//   0 ... lo | proven: no schedule is faster | ? | hi = the best schedule found ...
+//
+// Each question "is there a schedule with bottleneck <= T?" is put to the prices first (prices.hpp),
+// which may prove "no" or come across a "yes", then to the label search (search.hpp), which answers
+// exactly unless it had to drop labels. A "yes" lowers hi to what the schedule really takes, a "no"
+// raises lo to the next value that a stage or link can cost. What stays open is asked again with a
+// wider search. Effort is counted in work, not in seconds, so that equal problems get equal answers;
+// the clock only ends it.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "clock.hpp"
+#include "instance.hpp"
+#include "network.hpp"
+#include "prices.hpp"
+#include "problem.hpp"
+#include "search.hpp"
+
+namespace pipeedge {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+struct Effort {
+  int width;
+  std::int64_t work;
+  double precision;               // of the prices
+  double resolution;              // bottlenecks closer than this, relatively, are not told apart
+};
+
+// From a first impression to all that a patient user would wait for.
+constexpr Effort kEfforts[] = {
+    {60, 4'000'000, 1e-3, 3e-3},
+    {500, 60'000'000, 3e-4, 5e-4},
+    {4'000, 1'000'000'000, 1e-4, 5e-5},
+    {30'000, 20'000'000'000, 1e-5, 0},
+    {200'000, 400'000'000'000, 1e-6, 0},
+};
+constexpr Effort kTieEffort = {2'000, 40'000'000, 1e-6, 0};
+
+enum class Answer { kYes, kNo, kOpen };
+
+struct Verdict {
+  Answer answer = Answer::kOpen;
+  Path path;
+  double next_bottleneck = kInfinity;  // after kNo: the optimum is at least this
+};
+
+struct Costs {
+  double bottleneck_s = 0;
+  double latency_s = 0;
+};
+
+Costs measure(const Instance& instance, const Path& path) {
+  Costs costs;
+  for (std::size_t s = 0; s < path.size(); ++s) {
+    const Step& step = path[s];
+    double compute = 0;
+    for (int l = step.first; l < step.last; ++l) compute += instance.type(step.cls).time_s[at(l)];
+    const double in = s == 0 ? instance.link_from_data(step.cls)
+                             : instance.link(path[s - 1].cls, step.cls, step.first);
+    const double out = s + 1 == path.size() ? instance.link_to_data(step.cls) : 0;
+    costs.bottleneck_s = std::max({costs.bottleneck_s, compute, in, out});
+    costs.latency_s += in + compute + out;
+  }
+  return costs;
+}
+
+class Solver {
+ public:
+  Solver(const Problem& problem, const Options& options)
+      : instance_(problem), options_(options), clock_(options.time_limit_s) {}
+
+  Solution run() {
+    Solution solution;
+    const Answer any = find_any();
+    if (any == Answer::kYes) {
+      if (options_.objective == Objective::kThroughput) {
+        minimise_bottleneck();
+        if (proven()) {
+          minimise_stages();
+          minimise_latency(kTieEffort, hi_);
+        }
+      } else {
+        minimise_whole_latency();
+      }
+      solution.status = proven() ? Status::kOptimal : Status::kBounded;
+      solution.stages = stages();
+      const Costs costs = measure(instance_, best_);
+      solution.bottleneck_s = costs.bottleneck_s;
+      solution.latency_s = costs.latency_s;
+      solution.objective =
+          options_.objective == Objective::kThroughput ? costs.bottleneck_s : costs.latency_s;
+      solution.lower_bound = proven() ? solution.objective : std::min(lo_, solution.objective);
+    } else {
+      solution.status = any == Answer::kNo ? Status::kInfeasible : Status::kUnknown;
+      solution.lower_bound = any == Answer::kNo ? kInfinity : lo_;
+    }
+    solution.elapsed_s = clock_.elapsed_s();
+    return solution;
+  }
+
+ private:
+  // lo_ and hi_ bound the objective; equal up to rounding, the schedule is the optimum.
+  bool proven() const { return hi_ <= loosened(lo_); }
+  int max_stages() const {
+    return std::min(instance_.layers(), static_cast<int>(instance_.problem().hosts.size()));
+  }
+
+  // Is there a schedule with at most this bottleneck and number of stages?
+  Verdict ask(double bottleneck, int stages, const Effort& effort) {
+    const Network network(instance_, bottleneck, Purpose::kFeasibility);
+    return ask(network, stages, effort);
+  }
+
+  Verdict ask(const Network& network, int stages, const Effort& effort) {
+    Verdict verdict;
+    verdict.next_bottleneck = network.next_bottleneck();
+    PricingTask task;
+    task.max_stages = stages;
+    task.precision = effort.precision;
+    task.guess = guess_.empty() ? nullptr : &guess_;
+    task.max_rounds = 200 + 5 * network.resources();
+    const Pricing pricing = find_prices(network, task, clock_);
+    if (!std::isinf(pricing.bound)) remember(network, pricing.best);
+    if (pricing.excluded) {
+      verdict.answer = Answer::kNo;
+      return verdict;
+    }
+    if (pricing.arcs) return accept(network, *pricing.arcs, std::move(verdict));
+    SearchTask search_task;
+    search_task.max_stages = stages;
+    search_task.width = effort.width;
+    search_task.max_work = effort.work;
+    const SearchResult found = search(network, {pricing.best}, search_task, clock_);
+    if (found.arcs) return accept(network, *found.arcs, std::move(verdict));
+    verdict.answer = found.complete ? Answer::kNo : Answer::kOpen;
+    return verdict;
+  }
+
+  static Verdict accept(const Network& network, const std::vector<int>& arcs, Verdict verdict) {
+    verdict.answer = Answer::kYes;
+    verdict.path = network.path(arcs);
+    return verdict;
+  }
+
+  void remember(const Network& network, const Prices& prices) {
+    guess_.assign(at(instance_.classes()), 0);
+    for (int cut = 0; cut < network.layers(); ++cut) {
+      for (const Arc* arc = network.begin(cut); arc != network.end(cut); ++arc) {
+        guess_[at(arc->cls)] = prices.of[at(arc->resource)];
+      }
+    }
+  }
+
+  Answer find_any() {
+    for (const Effort& effort : kEfforts) {
+      Verdict verdict = ask(kInfinity, max_stages(), effort);
+      if (verdict.answer == Answer::kYes) improve(std::move(verdict.path));
+      if (verdict.answer != Answer::kOpen || clock_.expired()) return verdict.answer;
+    }
+    return Answer::kOpen;
+  }
+
+  void improve(Path path) {
+    const Costs costs = measure(instance_, path);
+    const double objective =
+        options_.objective == Objective::kThroughput ? costs.bottleneck_s : costs.latency_s;
+    if (objective < hi_) {
+      hi_ = objective;
+      best_ = std::move(path);
+    }
+  }
+
+  // --- throughput -----------------------------------------------------------------------------
+
+  void minimise_bottleneck() {
+    lo_ = slowest_layer();
+    for (const Effort& effort : kEfforts) {
+      narrow(effort);
+      if (proven() || clock_.expired()) return;
+    }
+  }
+
+  // No layer runs faster than on its fastest class.
+  double slowest_layer() const {
+    double bound = 0;
+    for (int l = 0; l < instance_.layers(); ++l) {
+      double fastest = kInfinity;
+      for (int cls = 0; cls < instance_.classes(); ++cls) {
+        fastest = std::min(fastest, instance_.type(cls).time_s[at(l)]);
+      }
+      bound = std::max(bound, fastest);
+    }
+    return bound;
+  }
+
+  // Bisection with one effort. [open_low, open_high] are the bottlenecks it could not decide about.
+  void narrow(const Effort& effort) {
+    double open_low = kInfinity;
+    double open_high = -kInfinity;
+    bool above = true;            // ask above the open interval and below it in turn
+    while (!proven() && !clock_.expired()) {
+      const bool open = open_high >= open_low;
+      std::optional<double> target;
+      if (!open) {
+        target = between(lo_, hi_, 0);
+        if (!target) {            // no cost lies below hi: it is the optimum
+          lo_ = hi_;
+          return;
+        }
+      } else {
+        for (int side = 0; side < 2 && !target; ++side, above = !above) {
+          target = above ? between(std::nextafter(loosened(open_high), kInfinity), hi_, effort.resolution)
+                         : between(lo_, open_low, effort.resolution);
+        }
+        if (!target) return;
+      }
+      const double bottleneck = *target;
+      Verdict verdict = ask(bottleneck, max_stages(), effort);
+      switch (verdict.answer) {
+        case Answer::kYes:
+          improve(std::move(verdict.path));
+          break;
+        case Answer::kNo:
+          lo_ = std::max(lo_, std::min(hi_, verdict.next_bottleneck));
+          break;
+        case Answer::kOpen:
+          open_low = std::min(open_low, bottleneck);
+          open_high = std::max(open_high, bottleneck);
+          break;
+      }
+      if (open_low < lo_) open_low = lo_;
+      if (open_high >= hi_ || open_low > open_high) {
+        open_low = kInfinity;
+        open_high = -kInfinity;
+      }
+    }
+  }
+
+  // A bottleneck in [low, high) that splits the values in question; none when there is no such value
+  // or the two are closer than the resolution.
+  std::optional<double> between(double low, double high, double resolution) const {
+    if (!(high > loosened(low)) || high - low <= resolution * high) return std::nullopt;
+    if (high > 1.01 * low) return low > high * 1e-6 ? std::sqrt(low * high) : high / 8;
+    std::vector<double> values = costs_between(low, high);
+    if (values.empty()) return std::nullopt;
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+  }
+
+  // Every cost of a stage or link in [low, high), clearly below high.
+  std::vector<double> costs_between(double low, double high) const {
+    std::vector<double> values;
+    const auto note = [&](double value) {
+      if (value >= low && loosened(value) < high) values.push_back(value);
+    };
+    const std::vector<double>& mem = instance_.problem().model.mem_bytes;
+    for (int cls = 0; cls < instance_.classes(); ++cls) {
+      const DeviceType& type = instance_.type(cls);
+      for (int first = 0; first < instance_.layers(); ++first) {
+        double compute = 0;
+        double weights = 0;
+        for (int last = first + 1; last <= instance_.layers(); ++last) {
+          compute += type.time_s[at(last - 1)];
+          weights += mem[at(last - 1)];
+          if (!(compute < high) || weights > loosened(type.mem_bytes)) break;
+          if (compute >= low && instance_.fits(cls, weights, first, last)) note(compute);
+        }
+        note(instance_.link_in(cls, first));
+        note(instance_.link_out(cls, first + 1));
+      }
+    }
+    if (instance_.pairwise()) {
+      for (int cut = 1; cut < instance_.layers(); ++cut) {
+        for (int from = 0; from < instance_.classes(); ++from) {
+          for (int to = 0; to < instance_.classes(); ++to) note(instance_.link(from, to, cut));
+        }
+      }
+    }
+    return values;
+  }
+
+  // Among the schedules with the best bottleneck, the fewest hosts.
+  void minimise_stages() {
+    const Network network(instance_, hi_, Purpose::kFeasibility);
+    int fewest = network.min_stages(0);
+    while (fewest < static_cast<int>(best_.size()) && !clock_.expired()) {
+      const int target = (fewest + static_cast<int>(best_.size()) - 1) / 2;
+      Verdict verdict = ask(network, target, kTieEffort);
+      if (verdict.answer == Answer::kYes) {
+        best_ = std::move(verdict.path);
+      } else {
+        fewest = target + 1;
+      }
+    }
+  }
+
+  // --- latency --------------------------------------------------------------------------------
+
+  // Among the schedules with at most this bottleneck and the stages of the best, the least latency.
+  void minimise_latency(const Effort& effort, double bottleneck) {
+    const Network network(instance_, bottleneck, Purpose::kLatency);
+    PricingTask task;
+    task.max_stages = static_cast<int>(best_.size());
+    task.cutoff = measure(instance_, best_).latency_s;
+    task.precision = effort.precision;
+    task.known = &best_;
+    const Pricing pricing = find_prices(network, task, clock_);
+    double cutoff = task.cutoff;
+    if (pricing.arcs && pricing.arcs_cost < cutoff) {
+      best_ = network.path(*pricing.arcs);
+      cutoff = measure(instance_, best_).latency_s;
+    }
+    if (pricing.excluded || clock_.expired()) return;
+    SearchTask search_task;
+    search_task.max_stages = task.max_stages;
+    search_task.cutoff = cutoff;
+    search_task.width = effort.width;
+    search_task.max_work = effort.work;
+    const SearchResult found = search(network, {pricing.best}, search_task, clock_);
+    if (found.arcs) best_ = network.path(*found.arcs);
+  }
+
+  void minimise_whole_latency() {
+    const Network network(instance_, kInfinity, Purpose::kLatency);
+    Prices prices;
+    for (const Effort& effort : kEfforts) {
+      PricingTask task;
+      task.max_stages = max_stages();
+      task.cutoff = hi_;
+      task.precision = effort.precision;
+      task.known = &best_;
+      task.max_rounds = 200 + 5 * network.resources();
+      const Pricing pricing = find_prices(network, task, clock_);
+      prices = pricing.best;
+      if (pricing.arcs) improve(network.path(*pricing.arcs));
+      lo_ = std::max(lo_, std::min(hi_, pricing.bound));
+      if (pricing.excluded) lo_ = hi_;
+      if (proven() || clock_.expired()) break;
+      SearchTask search_task;
+      search_task.max_stages = max_stages();
+      search_task.cutoff = hi_;
+      search_task.width = effort.width;
+      search_task.max_work = effort.work;
+      const SearchResult found = search(network, {prices}, search_task, clock_);
+      if (found.arcs) improve(network.path(*found.arcs));
+      if (found.complete) lo_ = hi_;
+      if (proven() || clock_.expired()) break;
+    }
+    if (proven()) break_latency_ties(network, prices);
+  }
+
+  // Among the schedules of least latency, the lowest bottleneck, then the fewest hosts.
+  void break_latency_ties(const Network& widest, const Prices& prices) {
+    remember(widest, prices);
+    double low = 0;
+    double high = measure(instance_, best_).bottleneck_s;
+    while (high > loosened(low) && !clock_.expired()) {
+      std::vector<double> values = costs_between(low, high);
+      if (values.empty()) break;
+      const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+      std::nth_element(values.begin(), middle, values.end());
+      const Network network(instance_, *middle, Purpose::kLatency);
+      if (as_quick(network, max_stages())) {
+        high = measure(instance_, best_).bottleneck_s;
+      } else {
+        low = network.next_bottleneck();
+      }
+    }
+    const Network network(instance_, high, Purpose::kLatency);
+    while (best_.size() > 1 && !clock_.expired() && as_quick(network, static_cast<int>(best_.size()) - 1)) {
+    }
+  }
+
+  // Looks for a schedule of the best latency in a narrower network.
+  bool as_quick(const Network& network, int stages) {
+    Prices prices;
+    for (int r = 0; r < network.resources(); ++r) {
+      const double price = guess_[at(network.first_class(r))];
+      prices.of.push_back(price);
+      prices.budget += price * std::min(network.capacity(r), network.layers());
+    }
+    price_paths(network, prices, nullptr);
+    SearchTask task;
+    task.max_stages = stages;
+    task.cutoff = hi_ + 4 * kRelativeTolerance * hi_;
+    task.width = kTieEffort.width;
+    task.max_work = kTieEffort.work;
+    const SearchResult found = search(network, {prices}, task, clock_);
+    if (found.arcs) best_ = network.path(*found.arcs);
+    return found.arcs.has_value();
+  }
+
+  // Hosts of a class in the order of the devices file.
+  std::vector<Stage> stages() const {
+    std::vector<Stage> stages;
+    std::vector<std::size_t> next(at(instance_.classes()), 0);
+    for (const Step& step : best_) {
+      stages.push_back({instance_.hosts(step.cls)[next[at(step.cls)]++], step.first, step.last});
+    }
+    return stages;
+  }
+
+  const Instance instance_;
+  const Options& options_;
+  const Clock clock_;
+  double lo_ = 0;
+  double hi_ = kInfinity;
+  Path best_;
+  std::vector<double> guess_;     // by class: prices that were good for the last question
+};
+
+}  // namespace
+
+Solution solve(const Problem& problem, const Options& options) {
+  validate(problem);
+  return Solver(problem, options).run();
+}
+
+}  // namespace pipeedge
