@@ -188,8 +188,15 @@ class Model:
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
         with self._open(weights) as file:
-            config = _with_pooler_of(self.config, file)
-            return fill(self._build(config, layers), config, file, device=device, dtype=dtype)
+            return fill(self.shard_for(file, layers), self.config, file, device=device, dtype=dtype)
+
+    def shard_for(self, file: WeightsFile, layers: LayerRange | None = None) -> Shard:
+        """As ``build``, with the pooler that an open weights file has or has not.
+
+        A model without a classifier gives the pooler's output where the file has a pooler, and else the
+        first token; Google's image classifiers may have one in front of the classifier.
+        """
+        return self._build(_with_pooler_of(self.config, file), layers)
 
     def random(
         self,

@@ -268,14 +268,7 @@ class NpzFile(_StreamedFile):
         try:
             with self._zip.open(self._members[name]) as stream:
                 yield stream
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            OSError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+        except _DAMAGE as error:
             raise WeightsError(f"{self.path} is damaged at {name} ({error}); fetch the file again") from error
 
     @contextmanager
@@ -283,6 +276,9 @@ class NpzFile(_StreamedFile):
         with self._member(name) as stream:
             self._read_header(name, stream)
             yield stream
+            # The checksum is compared when the end is reached, which a deflated member may not be yet.
+            if stream.read(1):
+                raise WeightsError(f"{self.path} is damaged at {name}: it holds more than its header says")
 
     def identity(self) -> Iterator[bytes]:
         # The table of contents holds a checksum of every member: the whole content, for nothing.

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Fetch the weights of the known models, or write random ones, under their default file names."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from pathlib import Path
+
+from pipeedge.errors import exit_code, one_line
+from pipeedge.models.download import save_weights
+from pipeedge.models.registry import DIGITS, MODEL_NAMES
+
+
+def main() -> int:
+    """Read the arguments, save the files, return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "-m",
+        "--model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
+    )
+    parser.add_argument(
+        "-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help="where to (default: here)"
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="random weights of the right shapes, without a network"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
+    parser.add_argument("--verbose", action="store_true", help="add the traceback to an error")
+    args = parser.parse_args()
+    if args.seed is not None and not args.random:
+        parser.error("--seed is for --random")
+    if args.seed is not None and args.seed < 0:
+        parser.error(f"--seed is {args.seed}; it must be at least 0")
+    seed = (args.seed or 0) if args.random else None
+    try:
+        save_weights(args.model_name, args.output_dir, random_seed=seed)
+    except KeyboardInterrupt:
+        print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        print(f"save_model_weights: {one_line(error)}", file=sys.stderr)
+        return exit_code(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

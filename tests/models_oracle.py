@@ -1,0 +1,139 @@
+"""Small transformers models with random weights and configurations: the reference for our shards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from hypothesis import strategies as st
+
+ACTIVATIONS = ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "gelu_10"]
+IMAGE_CLASSES = {
+    "vit": ["ViTForImageClassification", "ViTModel"],
+    "deit": ["DeiTForImageClassificationWithTeacher", "DeiTForImageClassification", "DeiTModel"],
+}
+BERT_CLASSES = ["BertForSequenceClassification", "BertModel", "BertForMaskedLM", "BertForPreTraining"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reference model in the making: class, configuration, weights by seed, and one microbatch."""
+
+    cls: str
+    options: tuple[tuple[str, Any], ...]
+    seed: int
+    items: int
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sentence before its padding; none for images."""
+
+    def model(self) -> transformers.PreTrainedModel:
+        config = {"V": transformers.ViTConfig, "D": transformers.DeiTConfig, "B": transformers.BertConfig}
+        built = getattr(transformers, self.cls)(config[self.cls[0]](**dict(self.options)))
+        scramble(built, self.seed)
+        built.config._attn_implementation = "eager"
+        return built.eval()
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        options = dict(self.options)
+        if not self.cls.startswith("Bert"):
+            shape = (self.items, options["num_channels"], *options["image_size"])
+            return (torch.randn(shape, generator=generator),)
+        tokens = max(1, *self.lengths)
+        shape = (self.items, tokens)
+        ids = torch.randint(options["vocab_size"], shape, generator=generator)
+        types = torch.randint(options["type_vocab_size"], shape, generator=generator)
+        mask = (torch.arange(tokens) < torch.tensor(self.lengths)[:, None]).long()
+        return ids, mask, types
+
+
+def scramble(model: torch.nn.Module, seed: int) -> None:
+    """Weights that keep activations of order one, with no parameter at its neutral value."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name.lower():
+                parameter.copy_(0.1 * noise + (1.0 if name.endswith("weight") else 0.0))
+            elif parameter.dim() < 2:
+                parameter.copy_(0.1 * noise)
+            elif "embedding" in name or "token" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
+
+
+def reference_output(model: transformers.PreTrainedModel, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Logits, or the pooled vector, or the final first token, as transformers computes them."""
+    names = ("pixel_values",) if len(inputs) == 1 else ("input_ids", "attention_mask", "token_type_ids")
+    with torch.inference_mode():
+        if hasattr(model, "cls"):  # BERT's language heads: the encoder in them is what is compared
+            model = model.bert
+        output = model(**dict(zip(names, inputs, strict=True)))
+    if "logits" in output:
+        return output.logits
+    if output.pooler_output is not None:
+        return output.pooler_output
+    return output.last_hidden_state[:, 0]
+
+
+def save(model: transformers.PreTrainedModel, directory: Path) -> Path:
+    """Write the model as a Hugging Face directory."""
+    model.save_pretrained(directory)
+    return directory
+
+
+@st.composite
+def image_cases(draw: st.DrawFn, family: str) -> Case:
+    heads = draw(st.integers(1, 3))
+    patch = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    # A remainder that fills no patch is left out by the convolution, here as there.
+    size = tuple(side * draw(st.integers(1, 3)) + draw(st.integers(0, side - 1)) for side in patch)
+    hidden = heads * draw(st.sampled_from([4, 5, 8]))
+    cls = draw(st.sampled_from(IMAGE_CLASSES[family]))
+    options: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "intermediate_size": draw(st.integers(3, 24)),
+        "hidden_act": draw(st.sampled_from(ACTIVATIONS)),
+        "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-6, 1e-3])),
+        "image_size": list(size),
+        "patch_size": list(patch),
+        "num_channels": draw(st.integers(1, 3)),
+        "qkv_bias": draw(st.booleans()),
+        "num_labels": draw(st.integers(1, 5)),
+    }
+    if cls.endswith("Model"):
+        options["pooler_output_size"] = draw(st.sampled_from([hidden, 7]))
+        options["pooler_act"] = draw(st.sampled_from(["tanh", "relu"]))
+    return Case(cls, tuple(options.items()), draw(st.integers(0, 999)), draw(st.integers(1, 3)))
+
+
+@st.composite
+def text_cases(draw: st.DrawFn) -> Case:
+    heads = draw(st.integers(1, 3))
+    items = draw(st.integers(1, 4))
+    positions = draw(st.integers(1, 12))
+    options: dict[str, Any] = {
+        "hidden_size": heads * draw(st.sampled_from([4, 5, 8])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "intermediate_size": draw(st.integers(3, 24)),
+        "hidden_act": draw(st.sampled_from(ACTIVATIONS)),
+        "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-6, 1e-3])),
+        "vocab_size": draw(st.integers(2, 40)),
+        "max_position_embeddings": positions,
+        "type_vocab_size": draw(st.integers(1, 3)),
+        "num_labels": draw(st.integers(1, 5)),
+        "pad_token_id": 0,
+    }
+    # A length of 0 is a row of padding only, which must not turn into NaN.
+    lengths = tuple(draw(st.integers(0, positions)) for _ in range(items))
+    return Case(
+        draw(st.sampled_from(BERT_CLASSES)), tuple(options.items()), draw(st.integers(0, 999)), items, lengths
+    )

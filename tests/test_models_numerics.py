@@ -1,0 +1,77 @@
+"""Every cut of every family gives what transformers gives, and all cuts give the same bits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_oracle import Case, image_cases, reference_output, save, text_cases
+
+from pipeedge.models import Model, find_model
+from pipeedge.payload import Payload
+from pipeedge.schedule import LayerRange
+
+TOLERANCE = 1e-5
+
+
+def run_cut(model: Model, cuts: Sequence[int], inputs: Payload) -> Payload:
+    """The model's output through shards that end after each of ``cuts`` layers and at the last."""
+    bounds = [0, *cuts, model.n_layers]
+    payload = inputs
+    with torch.inference_mode():
+        for start, stop in pairwise(bounds):
+            before = [tensor.clone() for tensor in payload]
+            result = model.load(LayerRange(start, stop))(payload)
+            assert all(torch.equal(a, b) for a, b in zip(before, payload, strict=True)), "input written to"
+            check_specs(model, stop, inputs, result)
+            payload = result
+    return payload
+
+
+def check_specs(model: Model, after_layer: int, inputs: Payload, payload: Payload) -> None:
+    """What crosses a cut is what the model says: shapes, types, contiguous."""
+    tokens = inputs[0].shape[1] if model.family == "bert" else None
+    specs = model.payload_specs(after_layer, inputs[0].shape[0], tokens)
+    assert [(tuple(t.shape), t.dtype) for t in payload] == [(spec.shape, spec.dtype) for spec in specs]
+    assert all(tensor.is_contiguous() for tensor in payload)
+
+
+def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]]) -> None:
+    reference = case.model()
+    inputs = case.inputs()
+    expected = reference_output(reference, inputs)
+    with tempfile.TemporaryDirectory() as directory:
+        model = find_model(save(reference, Path(directory)))
+        model.check_input(inputs)
+        check_specs(model, 0, inputs, inputs)
+        (whole,) = run_cut(model, [], inputs)
+        torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE)
+        for cuts in [[cut] for cut in range(1, model.n_layers)] + [list(cuts) for cuts in multi_cuts]:
+            (output,) = run_cut(model, [cut for cut in cuts if cut < model.n_layers], inputs)
+            assert torch.equal(output, whole), f"cut after {cuts}"
+
+
+multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted), min_size=1, max_size=3)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=image_cases("vit"), multi_cuts=multi)
+def test_vit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
+    check_every_cut(case, multi_cuts)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=image_cases("deit"), multi_cuts=multi)
+def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
+    check_every_cut(case, multi_cuts)
+
+
+@settings(deadline=None, max_examples=30)
+@given(case=text_cases(), multi_cuts=multi)
+def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
+    check_every_cut(case, multi_cuts)
