@@ -1,0 +1,34 @@
+"""Builds the native scheduler with CMake and installs ``sched-pipeline`` beside the Python scripts.
+
+Everything else about the package is in pyproject.toml. scikit-build-core's plugin runs CMake and puts
+``pipeedge._native`` into the package; a program, unlike a module, has to come to setuptools as a script,
+in a wheel as in an editable install.
+"""
+
+from pathlib import Path
+
+from setuptools import setup
+
+# isort: split
+# After setuptools, which provides it.
+from distutils.command.build_scripts import build_scripts
+
+PROGRAM = "sched-pipeline"
+
+
+class BuildProgram(build_scripts):
+    """Takes the program from CMake's build tree; setuptools would look for a text in the sources."""
+
+    def run(self) -> None:
+        self.run_command("build_cmake")
+        built = Path(self.get_finalized_command("build_cmake").build_temp, "_skbuild", "bin", PROGRAM)
+        self.mkpath(self.build_dir)
+        target = Path(self.build_dir, PROGRAM)
+        self.copy_file(str(built), str(target), preserve_mode=False)
+        target.chmod(0o755)
+
+    def get_source_files(self) -> list[str]:
+        return []
+
+
+setup(cmake_source_dir=".", scripts=[PROGRAM], cmdclass={"build_scripts": BuildProgram})
