@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +59,14 @@ class ArrayItems:
         Raises:
             InputError: the file cannot be read, or an array is missing or does not fit.
         """
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, (*model.input_names, LABELS))
         if IDS in model.input_names and TYPES not in arrays and IDS in arrays:
             arrays[TYPES] = np.zeros_like(arrays[IDS])
         missing = [name for name in model.input_names if name not in arrays]
         if missing:
-            found = ", ".join(sorted(arrays)) or "nothing"
-            raise InputError(f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {found})")
+            raise InputError(
+                f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {listed(arrays)})"
+            )
         inputs = {name: arrays[name] for name in model.input_names}
         for name, array in inputs.items():
             if name == PIXELS:
@@ -71,40 +74,49 @@ class ArrayItems:
             else:
                 check_tokens(path, name, array, model)
         if IDS in inputs and len({array.shape[1] for array in inputs.values()}) > 1:
-            listed = ", ".join(f"{name} {array.shape[1]}" for name, array in inputs.items())
-            raise InputError(f"{path}: the arrays have different numbers of tokens an item ({listed})")
+            tokens = listed(f"{name} {array.shape[1]}" for name, array in inputs.items())
+            raise InputError(f"{path}: the arrays have different numbers of tokens an item ({tokens})")
         counts = {name: len(array) for name, array in inputs.items()}
         labels = arrays.get(LABELS)
         if labels is not None:
             check_labels(path, labels)
             counts[LABELS] = len(labels)
         if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise InputError(f"{path}: the arrays have different numbers of items ({listed})")
+            rows = listed(f"{name} {count}" for name, count in counts.items())
+            raise InputError(f"{path}: the arrays have different numbers of items ({rows})")
         items = counts[model.input_names[0]]
         if items == 0:
             raise InputError(f"{path}: the arrays hold no item")
-        tensors = tuple(
-            torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32 if name == PIXELS else np.int64))
-            for name, array in inputs.items()
-        )
+        with np.errstate(over="ignore"):  # the next check says it better
+            tensors = tuple(
+                torch.from_numpy(np.ascontiguousarray(array, np.float32 if name == PIXELS else np.int64))
+                for name, array in inputs.items()
+            )
+        if PIXELS in inputs and not all(bool(row.isfinite().all()) for row in tensors[0]):
+            raise InputError(f"{path}: {PIXELS} has values that are not finite")
         known = [None] * items if labels is None else [int(label) if label >= 0 else None for label in labels]
         return cls(path, tensors, tuple(known), inputs[IDS].shape[1] if IDS in inputs else None)
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array of the file."""
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of the arrays ``names`` that the file has."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise InputError(f"{path}: holds one plain array; np.savez writes named ones")
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise InputError(f"{path}: cannot be read as .npz without pickled objects ({error})") from error
+        stored = np.load(path, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise InputError(f"{path}: holds one plain array; np.savez writes named ones")
+        with stored:
+            return {name: stored[name] for name in names if name in stored.files}
+    except (OSError, ValueError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: cannot be read as .npz ({error})") from error
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names) or "none"
 
 
 def check_pixels(path: Path, array: np.ndarray, model: ModelInputs) -> None:
-    """Floating point, finite, and of the model's size."""
+    """Floating point, and of the model's size."""
     size = (model.config.channels, *model.config.image_size)
     if array.ndim != 4 or array.shape[1:] != size:
         takes = ", ".join(map(str, size))
@@ -113,8 +125,6 @@ def check_pixels(path: Path, array: np.ndarray, model: ModelInputs) -> None:
         raise InputError(
             f"{path}: {PIXELS} is {array.dtype}, not floating point: values must be normalised as in training"
         )
-    if not np.isfinite(array).all():
-        raise InputError(f"{path}: {PIXELS} has values that are not finite")
 
 
 def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -> None:

@@ -7,10 +7,9 @@ NumPy alone (``tests/test_data_images.py`` holds the two against each other).
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,12 +31,13 @@ __all__ = [
     "default_recipe",
     "find_images",
     "image_transform",
+    "is_image",
     "open_image",
 ]
 
-IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
-)
+IMAGE_SUFFIXES = (
+    ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
 PROCESSOR_FILE = "preprocessor_config.json"
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -45,8 +45,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 ImageTransform: TypeAlias = Callable[[Image.Image], torch.Tensor]
 """A picture -> float32 [channels, height, width]."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,15 @@ class DirectoryTransform:
 
 def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
     """What turns a picture into the model's input: that of the first of ``directories`` (or of the hub's
-    local cache) that describes one, else the default of the model's family."""
+    local cache) that describes one, else the default of the model's family.
+
+    Raises:
+        InputError: the description cannot be read, or no picture has as many channels as the model.
+    """
+    if model.config.channels not in (1, 3):
+        raise InputError(
+            f"{model.name} takes {model.config.channels} channels, pictures have 1 or 3: give .npz arrays"
+        )
     path = companion_file(model.name, directories, (PROCESSOR_FILE,))
     if path is None:
         return default_recipe(model)
@@ -175,12 +181,13 @@ def find_images(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
-            Path(parent, name)
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
-        ]
+        found += [Path(parent, name) for name in files if is_image(name)]
     return sorted(found)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is a picture; hidden files are not."""
+    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,3 @@ class ImageFiles:
         """Decode picture ``index``."""
         path = self.paths[index]
         return Item((self.transform(open_image(path)),), self.labels[index], str(path))
-
-    def __iter__(self) -> Iterator[Item]:
-        return (self.read(index) for index in range(len(self)))

@@ -113,7 +113,7 @@ def kind_of(path: Path) -> str:
         return TEXT
     if suffix in IMAGE_SUFFIXES:
         return IMAGES
-    known = " ".join(sorted(IMAGE_SUFFIXES))
+    known = " ".join(IMAGE_SUFFIXES)
     raise InputError(f"{path}: unknown kind of input; known are folders, .txt, .npz and images ({known})")
 
 
@@ -123,7 +123,7 @@ def image_paths(path: Path) -> list[Path]:
         return [path]
     found = find_images(path)
     if not found:
-        raise InputError(f"{path}: no image below this folder (known: {' '.join(sorted(IMAGE_SUFFIXES))})")
+        raise InputError(f"{path}: no image below this folder (known: {' '.join(IMAGE_SUFFIXES)})")
     return found
 
 

@@ -176,6 +176,8 @@ class Microbatch:
     """The true class of each item, where known."""
     sources: tuple[str, ...]
     """Where each item came from."""
+    numbers: tuple[int, ...]
+    """The place of each item in the input, from 0; items that are skipped leave gaps."""
 
     @property
     def items(self) -> int:
@@ -228,9 +230,9 @@ class InputSource:
 
     def _microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
         self._skipped.clear()
-        waiting: list[Item] = []
-        for item in self._readable_items():
-            waiting.append(item)
+        waiting: list[tuple[int, Item]] = []
+        for numbered in self._readable_items():
+            waiting.append(numbered)
             if len(waiting) == ubatch_size:
                 yield collate(waiting)
                 waiting = []
@@ -240,8 +242,8 @@ class InputSource:
             first = self._skipped[0]
             raise InputError(f"none of the {len(self)} items can be read; the first: {first.reason}")
 
-    def _readable_items(self) -> Iterator[Item]:
-        for index in self._order:
+    def _readable_items(self) -> Iterator[tuple[int, Item]]:
+        for number, index in enumerate(self._order):
             try:
                 item = self._items.read(index)
             except InputError as error:
@@ -249,16 +251,19 @@ class InputSource:
                     raise
                 self._skipped.append(SkippedItem(self._items.source(index), str(error)))
             else:
-                yield item
+                yield number, item
 
 
-def collate(items: Sequence[Item]) -> Microbatch:
-    """Stack ``items``; tensors of one dimension are padded with zeros to the longest.
+def collate(numbered: Sequence[tuple[int, Item]]) -> Microbatch:
+    """Stack items; tensors of one dimension are padded with zeros to the longest.
 
     Zero is BERT's ``[PAD]``, its first token type, and a masked position, so one rule serves all three.
     """
+    numbers, items = zip(*numbered, strict=True)
     payload = tuple(stack(tensors) for tensors in zip(*(item.tensors for item in items), strict=True))
-    return Microbatch(payload, tuple(item.label for item in items), tuple(item.source for item in items))
+    return Microbatch(
+        payload, tuple(item.label for item in items), tuple(item.source for item in items), numbers
+    )
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

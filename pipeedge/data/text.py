@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from pipeedge.errors import InputError
 __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+CHUNK = 4096
+"""Sentences that are tokenised in one call."""
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,12 @@ class Sentence:
 class TokenItems:
     """Sentences as token ids."""
 
-    ids: tuple[tuple[int, ...], ...]
+    ids: tuple[Sequence[int], ...]
     """Of each sentence, with the special tokens around it."""
     sources: tuple[str, ...]
     labels: tuple[int | None, ...]
     input_names: tuple[str, ...]
-    """The model's inputs, out of ``TEXT_INPUTS``."""
+    """The model's inputs, out of those that ``read`` makes."""
 
     @property
     def has_labels(self) -> bool:
@@ -62,7 +64,7 @@ class TokenItems:
 
     def read(self, index: int) -> Item:
         """Sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, types of zero."""
-        ids = torch.tensor(self.ids[index], dtype=torch.int64)
+        ids = torch.tensor(list(self.ids[index]), dtype=torch.int64)
         tensors = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
@@ -85,9 +87,7 @@ class Tokenizer:
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
         """Tokenise ``sentences``; those beyond the model's longest sequence are cut, with a warning."""
         limit = self.model.config.max_positions
-        ids = tuple(
-            tuple(encoded) for encoded in self.backend([sentence.text for sentence in sentences])["input_ids"]
-        )
+        ids = self._encode([sentence.text for sentence in sentences])
         too_long = [number for number, encoded in enumerate(ids) if len(encoded) > limit]
         if too_long:
             log.warning(
@@ -98,23 +98,35 @@ class Tokenizer:
                 self.model.name,
                 sentences[too_long[0]].source,
             )
-            shorter = self.backend(
-                [sentences[number].text for number in too_long], truncation=True, max_length=limit
-            )["input_ids"]
-            replaced = dict(zip(too_long, map(tuple, shorter), strict=True))
-            ids = tuple(replaced.get(number, encoded) for number, encoded in enumerate(ids))
-        highest = max((max(encoded) for encoded in ids if encoded), default=0)
+            shorter = self._encode([sentences[number].text for number in too_long], limit)
+            replaced = dict(zip(too_long, shorter, strict=True))
+            ids = [replaced.get(number, encoded) for number, encoded in enumerate(ids)]
+        empty = next((number for number, encoded in enumerate(ids) if not encoded), None)
+        if empty is not None:
+            raise InputError(f"{sentences[empty].source}: {self.path} makes no token of this sentence")
+        highest = max((max(encoded) for encoded in ids), default=0)
         if highest >= self.model.config.vocab:
             raise InputError(
                 f"{self.path} has token ids up to {highest}, {self.model.name} a vocabulary of "
                 f"{self.model.config.vocab}: this is another model's tokenizer"
             )
         return TokenItems(
-            ids,
+            tuple(ids),
             tuple(sentence.source for sentence in sentences),
             tuple(sentence.label for sentence in sentences),
             self.model.input_names,
         )
+
+    def _encode(self, texts: list[str], limit: int | None = None) -> list[array[int]]:
+        """The ids of each text, cut to ``limit``; packed, as there may be a million of them."""
+        encoded: list[array[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            # Not verbose: the warning about long sentences is ours.
+            chunk = self.backend(
+                texts[start : start + CHUNK], truncation=limit is not None, max_length=limit, verbose=False
+            )
+            encoded += [array("i", ids) for ids in chunk["input_ids"]]
+        return encoded
 
 
 def find_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer | None:
@@ -133,11 +145,11 @@ def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer
     found = find_tokenizer(model, directories)
     if found is not None:
         return found
-    if not directories or model.directory is None:
+    if model.directory is None:
         downloaded = download_tokenizer(model.name)
         if downloaded is not None:
             return read_tokenizer(downloaded, model)
-    where = " or ".join(map(str, directories)) or "a model directory given with -m"
+    where = " or ".join(map(str, directories)) or "a model directory and name that with -m"
     raise InputError(
         f"no vocabulary for {model.name}, so sentences cannot become token ids: put its tokenizer.json or "
         f"vocab.txt into {where}, or give token ids as .npz"
@@ -170,7 +182,8 @@ def download_tokenizer(model_name: str) -> Path | None:
     log.warning("fetching the tokenizer of %s from the hub", model_name)
     try:
         AutoTokenizer.from_pretrained(model_name)
-    except (OSError, ValueError):  # not there, or not ours to read
+    except Exception as error:  # the network, the hub and the file each have their own exceptions
+        log.warning("the tokenizer of %s cannot be fetched (%s)", model_name, type(error).__name__)
         return None
     return companion_file(model_name, (), TOKENIZER_FILES)
 

@@ -1,0 +1,465 @@
+"""Input other than images: what a request may say, the default input, text, arrays, microbatches."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_models import FakeModel, bert, vit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.data import InputRequest, open_input
+from pipeedge.data.defaults import asset, hashed_ids
+from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.errors import InputError
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]
+
+
+def digits() -> FakeModel:
+    return vit(8, 1, directory=asset("vit-digits"))
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """A model directory with a tiny WordPiece vocabulary."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    return directory
+
+
+def file_with(tmp_path: Path, text: str, name: str = "input.txt") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def npz(tmp_path: Path, name: str = "input.npz", **arrays: object) -> Path:
+    path = tmp_path / name
+    np.savez(path, **arrays)
+    return path
+
+
+def tokens(items: int = 3, length: int = 5) -> dict[str, np.ndarray]:
+    shape = (items, length)
+    return {
+        "input_ids": np.arange(items * length).reshape(shape),
+        "attention_mask": np.ones(shape, dtype=np.int8),
+        "token_type_ids": np.zeros(shape, dtype=np.int32),
+    }
+
+
+class TestRequest:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"batch_size": 0}, "batch size 0"),
+            ({"batch_size": -3}, "batch size -3"),
+            ({"dataset_name": "MNIST"}, "CoLA or ImageNet"),
+            ({"dataset_name": "CoLA", "paths": (Path("a.txt"),)}, "not both"),
+            ({"dataset_root": Path("x")}, "--dataset-root needs --dataset-name"),
+            ({"dataset_split": "val"}, "--dataset-split needs"),
+            ({"dataset_indices_file": Path("x")}, "--dataset-indices-file needs"),
+            ({"dataset_shuffle": True}, "--dataset-shuffle needs"),
+            ({"dataset_name": "CoLA", "seed": -1}, "seed -1"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_on_creation(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            InputRequest(**options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of the given lengths, filled with their index + 1; those in ``bad`` cannot be read."""
+
+    lengths: tuple[int, ...]
+    bad: frozenset[int] = frozenset()
+    has_labels = True
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.lengths, default=0)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def source(self, index: int) -> str:
+        return f"sequence {index}"
+
+    def read(self, index: int) -> Item:
+        if index in self.bad:
+            raise InputError(f"sequence {index} is bad")
+        ids = torch.full((self.lengths[index],), index + 1)
+        return Item((ids, torch.ones_like(ids)), index, self.source(index))
+
+
+class TestMicrobatches:
+    @given(
+        lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+        ubatch=st.integers(1, 25),
+        bad=st.frozensets(st.integers(0, 19)),
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_every_readable_item_once_in_order_and_padded_to_the_longest(
+        self, lengths: list[int], ubatch: int, bad: frozenset[int]
+    ) -> None:
+        good = [index for index in range(len(lengths)) if index not in bad]
+        source = InputSource(Sequences(tuple(lengths), bad), skip_bad=True)
+        assert len(source) == len(lengths)
+        if not good:
+            with pytest.raises(InputError, match=f"none of the {len(lengths)} items can be read"):
+                list(source.microbatches(ubatch))
+            return
+        microbatches = list(source.microbatches(ubatch))
+        assert [number for one in microbatches for number in one.numbers] == good
+        assert [label for one in microbatches for label in one.labels] == good
+        assert [one.items for one in microbatches[:-1]] == [ubatch] * (len(microbatches) - 1)
+        assert 1 <= microbatches[-1].items <= ubatch
+        for one in microbatches:
+            ids, mask = one.payload
+            longest = max(lengths[number] for number in one.numbers)
+            assert ids.shape == mask.shape == (one.items, longest)
+            for row, number in enumerate(one.numbers):
+                length = lengths[number]
+                assert ids[row].tolist() == [number + 1] * length + [0] * (longest - length)
+                assert mask[row].tolist() == [1] * length + [0] * (longest - length)
+        skipped = [index for index in range(len(lengths)) if index in bad]
+        assert [one.source for one in source.skipped] == [f"sequence {index}" for index in skipped]
+
+    def test_a_bad_item_ends_the_run_unless_skipped(self) -> None:
+        source = InputSource(Sequences((1, 1, 1), frozenset({1})))
+        microbatches = source.microbatches(1)
+        assert next(microbatches).numbers == (0,)
+        with pytest.raises(InputError, match="sequence 1 is bad"):
+            next(microbatches)
+
+    def test_items_are_decoded_when_their_microbatch_is_due(self) -> None:
+        decoded: list[int] = []
+
+        class Watched(Sequences):
+            def read(self, index: int) -> Item:
+                decoded.append(index)
+                return super().read(index)
+
+        microbatches = InputSource(Watched((1,) * 6)).microbatches(2)
+        assert decoded == []
+        next(microbatches)
+        assert decoded == [0, 1]
+
+    def test_a_microbatch_needs_an_item(self) -> None:
+        with pytest.raises(InputError, match="microbatch size 0"):
+            InputSource(Sequences((1,))).microbatches(0)
+        with pytest.raises(InputError, match="the input is empty"):
+            InputSource(Sequences(()))
+
+    @given(parts=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=5))
+    @settings(max_examples=50, deadline=None)
+    def test_joined_and_repeated_items(self, parts: list[list[int]]) -> None:
+        joined = JoinedItems(tuple(Sequences(tuple(part)) for part in parts))
+        expected = [(length, index) for part in parts for index, length in enumerate(part)]
+        assert len(joined) == len(expected)
+        read = [joined.read(index) for index in range(len(joined))]
+        assert [(len(item.tensors[0]), item.label) for item in read] == expected
+        assert [joined.source(index) for index in range(len(joined))] == [item.source for item in read]
+        assert joined.max_tokens == max((length for length, _ in expected), default=0)
+        if expected:
+            repeated = RepeatedItems(joined, 11)
+            labels = [repeated.read(index).label for index in range(11)]
+            assert labels == [expected[index % len(expected)][1] for index in range(11)]
+
+
+class TestDefaultInput:
+    def test_digits_are_the_held_out_images_with_labels(self) -> None:
+        with np.load(asset("digits.npz")) as arrays:
+            images, labels = arrays["images_heldout"], arrays["labels_heldout"]
+        source = open_input(InputRequest(batch_size=len(labels)), digits())
+        assert source.has_labels
+        microbatches = list(source.microbatches(100))
+        pixels = torch.cat([one.payload[0] for one in microbatches])
+        assert pixels.dtype == torch.float32
+        assert pixels.shape == (len(labels), 1, 8, 8)
+        np.testing.assert_allclose((pixels[:, 0].numpy() + 1) * 8, images, atol=1e-6)
+        assert [label for one in microbatches for label in one.labels] == labels.tolist()
+
+    def test_is_repeated_to_the_batch_size(self) -> None:
+        assert len(open_input(InputRequest(), digits())) == 64
+        source = open_input(InputRequest(batch_size=362), digits())
+        labels = [label for one in source.microbatches(8) for label in one.labels]
+        assert len(labels) == 362
+        assert labels[360:] == labels[:2]
+
+    def test_a_photograph_for_any_other_image_model(self) -> None:
+        (microbatch,) = open_input(InputRequest(batch_size=3), vit()).microbatches(8)
+        (pixels,) = microbatch.payload
+        assert pixels.shape == (3, 3, 224, 224)
+        assert torch.equal(pixels[0], pixels[2])
+        assert pixels.std() > 0.1
+        assert microbatch.labels == (None, None, None)
+
+    def test_sentences_have_their_true_ids_for_berts_vocabulary(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = open_input(InputRequest(batch_size=7), bert())
+        (microbatch,) = source.microbatches(8)
+        ids, mask, types = microbatch.payload
+        assert ids.shape == mask.shape == types.shape == (7, source.max_tokens)
+        assert not caplog.records
+        # "To be, or not to be" and "God": ids that are known from the published vocabulary.
+        assert ids[0].tolist()[:8] == [101, 2000, 2022, 1010, 2030, 2025, 2000, 2022]
+        assert torch.equal(ids[0], ids[6])
+        assert torch.equal(mask, (ids != 0).long())
+        assert not types.any()
+
+    def test_shipped_ids_are_consistent_with_their_sentences(self) -> None:
+        entries = json.loads(asset("sentences.json").read_text(encoding="utf-8"))
+        ids_of: dict[str, int] = {}
+        for entry in entries:
+            words = entry["text"].lower().replace(",", " ,").replace(".", " .").replace(":", " :").split()
+            first, *inner, last = entry["bert_uncased_ids"]
+            assert (first, last) == (101, 102)
+            for word, number in zip(words, inner, strict=True):
+                assert ids_of.setdefault(word, number) == number, word
+        assert len(set(ids_of.values())) == len(ids_of)
+
+    def test_another_vocabulary_gets_arbitrary_ids_and_says_so(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING):
+            source = open_input(InputRequest(batch_size=6), bert(vocab=50, max_positions=10))
+        (message,) = caplog.messages
+        assert "good for timing only" in message
+        (microbatch,) = source.microbatches(8)
+        assert microbatch.payload[0].max() < 50
+        assert microbatch.payload[0].shape[1] == 10
+        assert hashed_ids("a b", 50) == hashed_ids("a b", 50)
+
+    def test_sentences_go_through_the_models_own_tokenizer(self, vocabulary: Path) -> None:
+        source = open_input(InputRequest(batch_size=6), bert(vocab=10, directory=vocabulary))
+        (microbatch,) = source.microbatches(8)
+        assert microbatch.payload[0][:, 0].tolist() == [VOCABULARY.index("[CLS]")] * 6
+        assert VOCABULARY.index("the") in microbatch.payload[0]
+
+
+class TestText:
+    def test_one_sentence_a_line(self, tmp_path: Path, vocabulary: Path) -> None:
+        path = file_with(tmp_path, "\ufeffThe cats sat.\n\n  \nthe cat\nunheard\n")
+        source = open_input(InputRequest(paths=(path,)), bert(vocab=10, directory=vocabulary))
+        assert len(source) == 3
+        assert source.max_tokens == 7
+        assert not source.has_labels
+        (microbatch,) = source.microbatches(8)
+        ids, mask, types = microbatch.payload
+        assert ids.tolist() == [[2, 5, 6, 9, 7, 8, 3], [2, 5, 6, 3, 0, 0, 0], [2, 1, 3, 0, 0, 0, 0]]
+        assert mask.tolist() == [[1] * 7, [1] * 4 + [0] * 3, [1] * 3 + [0] * 4]
+        assert types.shape == ids.shape
+        assert microbatch.sources == (f"{path}:1", f"{path}:4", f"{path}:5")
+
+    def test_long_sentences_are_cut_with_one_warning(
+        self, tmp_path: Path, vocabulary: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = file_with(tmp_path, "the cat\n" + "cat " * 50 + "\n" + "sat " * 60 + "\n")
+        with caplog.at_level(logging.WARNING):
+            source = open_input(InputRequest(paths=(path,)), bert(10, 6, directory=vocabulary))
+        (message,) = [one for one in caplog.messages if "longer" in one]
+        assert "2 of 3 sentences" in message
+        assert f"{path}:2" in message
+        assert source.max_tokens == 6
+        (microbatch,) = source.microbatches(8)
+        assert microbatch.payload[0].tolist() == [[2, 5, 6, 3, 0, 0], [2, 6, 6, 6, 6, 3], [2, 7, 7, 7, 7, 3]]
+
+    def test_all_files_in_order_and_a_limit(self, tmp_path: Path, vocabulary: Path) -> None:
+        first, second = file_with(tmp_path, "the\ncat\n", "z.txt"), file_with(tmp_path, "sat\n", "a.txt")
+        model = bert(10, directory=vocabulary)
+        (microbatch,) = open_input(InputRequest(paths=(first, second)), model).microbatches(8)
+        assert microbatch.payload[0][:, 1].tolist() == [5, 6, 7]
+        limited = open_input(InputRequest(paths=(first, second), batch_size=1), model)
+        assert len(limited) == 1
+
+    @pytest.mark.parametrize("kept", ["tokenizer.json", "tokenizer.json tokenizer_config.json"])
+    def test_a_tokenizer_json_serves_too(self, tmp_path: Path, vocabulary: Path, kept: str) -> None:
+        from transformers import BertTokenizer
+
+        directory = tmp_path / "saved"
+        BertTokenizer.from_pretrained(vocabulary).save_pretrained(directory)
+        for path in directory.iterdir():
+            if path.name not in kept.split():
+                path.unlink()
+        path = file_with(tmp_path, "The cats sat.\n")
+        (microbatch,) = open_input(InputRequest(paths=(path,)), bert(10, directory=directory)).microbatches(1)
+        assert microbatch.payload[0].tolist() == [[2, 5, 6, 9, 7, 8, 3]]
+
+    def test_a_tokenizer_beside_the_weights_serves_a_named_model(
+        self, tmp_path: Path, vocabulary: Path
+    ) -> None:
+        path = file_with(tmp_path, "the cat\n")
+        request = InputRequest(paths=(path,), companion_directory=vocabulary)
+        assert len(open_input(request, bert(10))) == 1
+
+    def test_without_a_vocabulary_it_says_where_to_put_one(self, tmp_path: Path) -> None:
+        path = file_with(tmp_path, "the cat\n")
+        with pytest.raises(InputError, match=rf"put its tokenizer.json or vocab.txt into {tmp_path}"):
+            open_input(InputRequest(paths=(path,)), bert(directory=tmp_path))
+
+    def test_a_tokenizer_of_another_model(self, tmp_path: Path, vocabulary: Path) -> None:
+        path = file_with(tmp_path, "the cats\n")
+        with pytest.raises(InputError, match="another model's tokenizer"):
+            open_input(InputRequest(paths=(path,)), bert(vocab=9, directory=vocabulary))
+
+    def test_a_damaged_tokenizer(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer.json").write_text("{")
+        with pytest.raises(InputError, match=r"tokenizer.json: not a tokenizer"):
+            open_input(InputRequest(paths=(file_with(tmp_path, "a\n"),)), bert(directory=tmp_path))
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [(b"", "no sentence"), (b" \n\n", "no sentence"), (b"\xff\xfe\xfa", "UTF-8")],
+    )
+    def test_files_without_sentences(
+        self, tmp_path: Path, vocabulary: Path, content: bytes, message: str
+    ) -> None:
+        path = tmp_path / "input.txt"
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"input.txt: .*{message}"):
+            open_input(InputRequest(paths=(path,)), bert(10, directory=vocabulary))
+
+
+class TestArrays:
+    def test_pixels_and_labels(self, tmp_path: Path) -> None:
+        pixels = np.random.default_rng(0).normal(size=(5, 1, 8, 8))
+        path = npz(tmp_path, pixel_values=pixels, labels=np.array([3, -1, 0, 9, 1]), other=np.zeros(2))
+        source = open_input(InputRequest(paths=(path,)), digits())
+        assert source.has_labels
+        first, last = source.microbatches(3)
+        assert first.labels + last.labels == (3, None, 0, 9, 1)
+        read = torch.cat([first.payload[0], last.payload[0]])
+        assert read.dtype == torch.float32
+        np.testing.assert_array_equal(read.numpy(), pixels.astype(np.float32))
+        assert first.sources[1] == f"{path}[1]"
+
+    def test_tokens(self, tmp_path: Path) -> None:
+        arrays = tokens()
+        arrays["attention_mask"][1, 3:] = 0
+        source = open_input(InputRequest(paths=(npz(tmp_path, **arrays),)), bert(vocab=15))
+        assert source.max_tokens == 5
+        (microbatch,) = source.microbatches(8)
+        for name, tensor in zip(arrays, microbatch.payload, strict=True):
+            assert tensor.dtype == torch.int64
+            assert tensor.tolist() == arrays[name].tolist()
+
+    def test_files_of_different_lengths_are_padded_and_masked(self, tmp_path: Path) -> None:
+        paths = (npz(tmp_path, "a.npz", **tokens(1, 2)), npz(tmp_path, "b.npz", **tokens(1, 4)))
+        source = open_input(InputRequest(paths=paths), bert())
+        assert source.max_tokens == 4
+        (microbatch,) = source.microbatches(2)
+        assert microbatch.payload[1].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+    def test_token_types_may_be_left_out(self, tmp_path: Path) -> None:
+        arrays = tokens()
+        del arrays["token_type_ids"]
+        (microbatch,) = open_input(InputRequest(paths=(npz(tmp_path, **arrays),)), bert()).microbatches(8)
+        assert not microbatch.payload[2].any()
+        assert microbatch.payload[2].shape == (3, 5)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"input_ids": None}, "no array 'input_ids'"),
+            ({"attention_mask": None}, "no array 'attention_mask'"),
+            ({"input_ids": np.full((3, 5), 100)}, "input_ids has 100, .* takes 0 to 99"),
+            ({"input_ids": np.full((3, 5), -1)}, "input_ids has -1"),
+            ({"input_ids": np.ones((3, 5))}, "input_ids is float64"),
+            ({"input_ids": np.ones(3, int)}, r"input_ids is \[3\]"),
+            ({"attention_mask": np.full((3, 5), 2)}, "attention_mask has 2, .* takes 0 to 1"),
+            ({"attention_mask": np.eye(3, 5, 1, int) * 0}, "hides every token of item 0"),
+            ({"token_type_ids": np.full((3, 5), 2)}, "token_type_ids has 2"),
+            ({"attention_mask": np.ones((3, 4), int)}, "different numbers of tokens"),
+            ({"attention_mask": np.ones((2, 5), int)}, "different numbers of items"),
+            ({"labels": np.zeros(2, int)}, "different numbers of items"),
+            ({"labels": np.zeros((3, 2), int)}, "labels is int64"),
+            ({"labels": np.zeros(3)}, "labels is float64"),
+            (tokens(3, 0), "0 tokens an item"),
+            (tokens(2, 9), "9 tokens an item, .* takes 1 to 8"),
+            (tokens(0, 5), "hold no item"),
+        ],
+    )
+    def test_tokens_that_do_not_fit(self, tmp_path: Path, change: dict[str, object], message: str) -> None:
+        arrays = {name: array for name, array in {**tokens(), **change}.items() if array is not None}
+        path = npz(tmp_path, **arrays)
+        with pytest.raises(InputError, match=f"input.npz: .*{message}"):
+            open_input(InputRequest(paths=(path,)), bert(vocab=100, max_positions=8))
+
+    @pytest.mark.parametrize(
+        ("pixels", "message"),
+        [
+            (np.zeros((2, 3, 8, 8), np.float32), r"pixel_values is \[2, 3, 8, 8\], .* \[items, 1, 8, 8\]"),
+            (np.zeros((1, 8, 8), np.float32), r"pixel_values is \[1, 8, 8\]"),
+            (np.zeros((2, 1, 8, 8), np.uint8), "not floating point"),
+            (np.full((2, 1, 8, 8), np.nan, np.float32), "not finite"),
+            (np.full((2, 1, 8, 8), 1e300), "not finite"),
+            (np.zeros((0, 1, 8, 8), np.float32), "hold no item"),
+        ],
+    )
+    def test_pixels_that_do_not_fit(self, tmp_path: Path, pixels: np.ndarray, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            open_input(InputRequest(paths=(npz(tmp_path, pixel_values=pixels),)), digits())
+
+    def test_pickled_objects_are_never_loaded(self, tmp_path: Path) -> None:
+        path = npz(tmp_path, pixel_values=np.array([{"a": 1}], dtype=object))
+        with pytest.raises(InputError, match=r"cannot be read as .npz"):
+            open_input(InputRequest(paths=(path,)), digits())
+
+    def test_files_that_are_something_else(self, tmp_path: Path) -> None:
+        whole = npz(tmp_path, pixel_values=np.zeros((2, 1, 8, 8), np.float32)).read_bytes()
+        np.save(tmp_path / "plain.npy", np.zeros(3))
+        contents = {
+            "empty": b"",
+            "text": b"hello",
+            "cut": whole[: len(whole) // 2],
+            "plain": (tmp_path / "plain.npy").read_bytes(),
+        }
+        for name, content in contents.items():
+            path = tmp_path / f"{name}.npz"
+            path.write_bytes(content)
+            with pytest.raises(InputError, match=f"{name}.npz: "):
+                open_input(InputRequest(paths=(path,)), digits())
+
+
+class TestKinds:
+    def test_no_such_file(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no such file or folder"):
+            open_input(InputRequest(paths=(tmp_path / "a.png",)), vit())
+
+    def test_unknown_suffix(self, tmp_path: Path) -> None:
+        path = file_with(tmp_path, "x", "a.mp4")
+        with pytest.raises(InputError, match=r"a.mp4: unknown kind of input.*\.png"):
+            open_input(InputRequest(paths=(path,)), vit())
+
+    def test_a_mixture(self, tmp_path: Path) -> None:
+        paths = (npz(tmp_path, x=np.zeros(1)), file_with(tmp_path, "x"))
+        with pytest.raises(InputError, match=r"input.npz holds arrays, .*input.txt text"):
+            open_input(InputRequest(paths=paths), vit())
+
+    def test_not_what_the_model_takes(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"takes images"):
+            open_input(InputRequest(paths=(file_with(tmp_path, "x"),)), vit())
+        with pytest.raises(InputError, match=r"takes sentences"):
+            open_input(InputRequest(paths=(tmp_path,)), bert())
+        with pytest.raises(InputError, match="CoLA is a data set of sentences"):
+            open_input(InputRequest(dataset_name="CoLA"), vit())
+        with pytest.raises(InputError, match="ImageNet is a data set of images"):
+            open_input(InputRequest(dataset_name="ImageNet", dataset_root=tmp_path), bert())
+
+
+def test_items_in_memory() -> None:
+    items = MemoryItems((Item((torch.zeros(1),), None, "a"), Item((torch.ones(1),), 4, "b")))
+    assert items.has_labels
+    assert items.source(1) == "b"
+    assert MemoryItems(items.items[:1]).has_labels is False

@@ -1,0 +1,185 @@
+"""Pictures: the arithmetic against transformers' processors, files and folders, bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_models import FakeModel, vit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeedge.data import InputRequest, open_input
+from pipeedge.data.defaults import asset
+from pipeedge.data.images import default_recipe, find_images, image_transform, open_image
+from pipeedge.errors import InputError
+
+# Both sides do the same arithmetic in float32, in another order: a few units in the last place of 1.
+TOLERANCE = 1e-6
+
+
+def picture(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX).convert(mode)
+
+
+def saved(folder: Path, name: str, seed: int = 0, size: tuple[int, int] = (20, 30)) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(*size, seed).save(path)
+    return path
+
+
+def write_processor(directory: Path, **options: object) -> Path:
+    (directory / "preprocessor_config.json").write_text(json.dumps(options))
+    return directory
+
+
+class TestArithmetic:
+    @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
+    @settings(max_examples=15, deadline=None)
+    def test_vit_default_is_transformers_default(self, width: int, height: int, seed: int) -> None:
+        from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+        image = picture(width, height, seed)
+        expected = ViTImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
+        torch.testing.assert_close(default_recipe(vit())(image), expected, rtol=0, atol=TOLERANCE)
+
+    @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
+    @settings(max_examples=15, deadline=None)
+    def test_deit_default_is_transformers_default(self, width: int, height: int, seed: int) -> None:
+        from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
+
+        image = picture(width, height, seed)
+        # The published models say ImageNet's statistics, which are not the processor's own default.
+        processor = DeiTImageProcessorPil(image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
+        expected = processor(image, return_tensors="pt")["pixel_values"][0]
+        actual = default_recipe(vit(family="deit"))(image)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=5 * TOLERANCE)
+
+    def test_a_directory_decides_for_itself(self, tmp_path: Path) -> None:
+        write_processor(
+            tmp_path,
+            image_processor_type="ViTImageProcessor",
+            size={"height": 16, "width": 16},
+            resample=0,
+            image_mean=[0.1, 0.2, 0.3],
+            image_std=[1.0, 2.0, 4.0],
+        )
+        image = picture(16, 16)
+        actual = image_transform(vit(16, directory=tmp_path), (tmp_path,))(image)
+        pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 255
+        mean, std = np.array([[[0.1]], [[0.2]], [[0.3]]]), np.array([[[1.0]], [[2.0]], [[4.0]]])
+        np.testing.assert_allclose(actual.numpy(), (pixels - mean) / std, atol=TOLERANCE)
+
+    def test_shipped_description_of_digits_is_the_scale_of_training(self) -> None:
+        model = vit(8, 1, directory=asset("vit-digits"))
+        image = picture(8, 8, mode="L")
+        actual = image_transform(model, (asset("vit-digits"),))(image)
+        expected = np.asarray(image, dtype=np.float32)[None] / 255 * 2 - 1
+        np.testing.assert_allclose(actual.numpy(), expected, atol=TOLERANCE)
+        # The same as the default, so a copy of the model without the description works alike.
+        torch.testing.assert_close(default_recipe(model)(image), actual, rtol=0, atol=TOLERANCE)
+        # A colour picture becomes grey.
+        assert image_transform(model, (asset("vit-digits"),))(picture(40, 20)).shape == (1, 8, 8)
+
+    def test_descriptions_that_do_not_serve(self, tmp_path: Path) -> None:
+        (tmp_path / "preprocessor_config.json").write_text("{")
+        with pytest.raises(InputError, match=r"preprocessor_config.json: not an image processor"):
+            image_transform(vit(), (tmp_path,))
+        write_processor(tmp_path, image_processor_type="ViTImageProcessor", size={"height": 9, "width": 8})
+        transform = image_transform(vit(16), (tmp_path,))
+        with pytest.raises(InputError, match=r"makes images of \(3, 9, 8\), the model takes \(3, 16, 16\)"):
+            transform(picture(20, 20))
+
+    def test_a_model_of_other_channels(self) -> None:
+        with pytest.raises(InputError, match="4 channels"):
+            image_transform(vit(8, 4), ())
+
+    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_every_kind_of_picture(self, mode: str, channels: int) -> None:
+        if mode == "I;16":
+            image = Image.fromarray(np.full((9, 9), 128 << 8, dtype=np.uint16))
+            assert image.mode == mode
+        else:
+            image = Image.new("L", (9, 9), 128).convert(mode)
+        pixels = default_recipe(vit(8, channels))(image)
+        assert pixels.shape == (channels, 8, 8)
+        assert pixels.dtype == torch.float32
+        if mode != "1":
+            assert pixels.abs().max() < 0.02  # half of the range is the middle of -1 to 1
+
+
+class TestFiles:
+    def test_the_way_a_camera_was_held_is_undone(self, tmp_path: Path) -> None:
+        image = Image.new("RGB", (30, 10))
+        exif = Image.Exif()
+        exif[0x0112] = 6  # a quarter turn
+        image.save(tmp_path / "a.jpg", exif=exif)
+        assert open_image(tmp_path / "a.jpg").size == (10, 30)
+
+    def test_folders_are_searched_sorted_and_hidden_files_left_out(self, tmp_path: Path) -> None:
+        names = ["b.png", "a/z.JPG", "a/b/c.webp", "c.gif", "a.bmp"]
+        expected = sorted(saved(tmp_path, name) for name in names)
+        saved(tmp_path, ".hidden.png")
+        saved(tmp_path, ".thumbnails/x.png")
+        (tmp_path / "readme.md").write_text("x")
+        (tmp_path / "a" / "loop").symlink_to(tmp_path)
+        assert find_images(tmp_path) == expected
+        source = open_input(InputRequest(paths=(tmp_path,)), vit(8))
+        sources = [path for one in source.microbatches(2) for path in one.sources]
+        assert sources == list(map(str, expected))
+        assert not source.has_labels
+
+    def test_files_and_folders_in_the_order_given(self, tmp_path: Path) -> None:
+        last, folder = saved(tmp_path, "z.png"), tmp_path / "folder"
+        first = saved(folder, "a.png", 1)
+        model = vit(8)
+        (microbatch,) = open_input(InputRequest(paths=(last, folder)), model).microbatches(8)
+        assert microbatch.sources == (str(last), str(first))
+        expected = torch.stack([default_recipe(model)(open_image(path)) for path in (last, first)])
+        assert torch.equal(microbatch.payload[0], expected)
+        assert len(open_input(InputRequest(paths=(last, folder), batch_size=1), model)) == 1
+        assert len(open_input(InputRequest(paths=(last, folder), batch_size=99), model)) == 2
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no image below this folder"):
+            open_input(InputRequest(paths=(tmp_path,)), vit())
+
+    @pytest.fixture
+    def some_bad(self, tmp_path: Path) -> tuple[Path, FakeModel]:
+        saved(tmp_path, "0.png")
+        (tmp_path / "1.jpg").write_bytes(b"this is no picture")
+        (tmp_path / "2.png").write_bytes(b"")
+        saved(tmp_path, "3.png")
+        whole = saved(tmp_path, "4.png", size=(200, 200)).read_bytes()
+        (tmp_path / "4.png").write_bytes(whole[: len(whole) // 2])
+        return tmp_path, vit(8)
+
+    def test_an_unreadable_picture_is_named(self, some_bad: tuple[Path, FakeModel]) -> None:
+        folder, model = some_bad
+        with pytest.raises(InputError, match=r"1.jpg: cannot be read as an image"):
+            list(open_input(InputRequest(paths=(folder,)), model).microbatches(8))
+
+    def test_unreadable_pictures_are_left_out_and_reported(self, some_bad: tuple[Path, FakeModel]) -> None:
+        folder, model = some_bad
+        source = open_input(InputRequest(paths=(folder,), skip_bad_input=True), model)
+        (microbatch,) = source.microbatches(8)
+        assert microbatch.numbers == (0, 3)
+        assert [Path(one.source).name for one in source.skipped] == ["1.jpg", "2.png", "4.png"]
+        assert all(one.reason.startswith(one.source) for one in source.skipped)
+        list(source.microbatches(1))
+        assert len(source.skipped) == 3
+
+    def test_a_picture_that_would_fill_the_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = saved(tmp_path, "a.png")
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+        with pytest.raises(InputError, match=r"a.png: cannot be read as an image"):
+            open_image(path)
