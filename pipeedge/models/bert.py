@@ -98,7 +98,7 @@ class PooledHead(nn.Module):
         """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
         first = hidden[:, 0].contiguous()
         if self.pooler is not None:
-            first = torch.tanh(self.pooler(first))
+            first = torch.tanh_(self.pooler(first))
         if self.classifier is not None:
             first = self.classifier(first)
         return first.float()

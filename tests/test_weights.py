@@ -1,0 +1,713 @@
+"""Every format and naming dialect gives the same shard; damage and mismatch are named, not guessed at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_oracle import Case, reference_output, save, scramble
+from safetensors.torch import load_file, save_file
+
+from pipeedge.errors import WeightsError, one_line
+from pipeedge.models import Model, find_model
+from pipeedge.models.fill import hub_tensors
+from pipeedge.models.random_weights import RandomWeights
+from pipeedge.models.writing import write_random
+from pipeedge.schedule import LayerRange
+
+Arrays = dict[str, np.ndarray]
+
+IMAGE_OPTIONS = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": [8, 12],
+    "patch_size": [4, 3],
+    "num_channels": 2,
+    "num_labels": 5,
+}
+BERT_OPTIONS = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "vocab_size": 30,
+    "max_position_embeddings": 9,
+    "num_labels": 3,
+}
+
+
+def case(cls: str, **changes: object) -> Case:
+    options = BERT_OPTIONS if cls.startswith("Bert") else IMAGE_OPTIONS
+    lengths = (9, 4) if cls.startswith("Bert") else ()
+    return Case(cls, tuple({**options, "type_vocab_size": 2, **changes}.items()), 7, 2, lengths)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Case, Model]]:
+    """A reference of the named class, written as a Hugging Face directory; made once."""
+    made: dict[str, tuple[Case, Model]] = {}
+
+    def get(cls: str) -> tuple[Case, Model]:
+        if cls not in made:
+            directory = tmp_path_factory.mktemp(cls)
+            made[cls] = case(cls), find_model(save(case(cls).model(), directory))
+        return made[cls]
+
+    return get
+
+
+def run(model: Model, inputs: tuple[torch.Tensor, ...], weights: Path | None = None) -> torch.Tensor:
+    """Output through two shards, both read from ``weights``."""
+    middle = model.n_layers // 2 + 1
+    payload = inputs
+    with torch.inference_mode():
+        for layers in (LayerRange(0, middle), LayerRange(middle, model.n_layers)):
+            payload = model.load(layers, weights)(payload)
+    return payload[0]
+
+
+# Dialects, built here from the reference without a look at our own tables -----------------------------
+
+
+def on_disk(model: Model) -> Arrays:
+    """The file that transformers wrote: names as on the hub."""
+    assert model.directory is not None
+    return {name: tensor.numpy() for name, tensor in load_file(model.directory / "model.safetensors").items()}
+
+
+def in_memory(reference: Case) -> Arrays:
+    """Names as transformers 5 has them in memory."""
+    return {name: tensor.numpy() for name, tensor in reference.model().state_dict().items()}
+
+
+def without_prefix(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    return {
+        name.removeprefix("vit.").removeprefix("deit.").removeprefix("bert."): a for name, a in arrays.items()
+    }
+
+
+def as_timm(hub: Mapping[str, np.ndarray], blocks: int) -> Arrays:
+    hub = without_prefix(hub)
+    out = {
+        "cls_token": hub["embeddings.cls_token"],
+        "pos_embed": hub["embeddings.position_embeddings"],
+    }
+    if "embeddings.distillation_token" in hub:
+        out["dist_token"] = hub["embeddings.distillation_token"]
+    pairs = {
+        "patch_embed.proj": "embeddings.patch_embeddings.projection",
+        "norm": "layernorm",
+        "head": "cls_classifier" if "cls_classifier.weight" in hub else "classifier",
+    }
+    if "distillation_classifier.weight" in hub:
+        pairs["head_dist"] = "distillation_classifier"
+    for n in range(blocks):
+        old, new = f"encoder.layer.{n}", f"blocks.{n}"
+        pairs |= {
+            f"{new}.norm1": f"{old}.layernorm_before",
+            f"{new}.norm2": f"{old}.layernorm_after",
+            f"{new}.attn.proj": f"{old}.attention.output.dense",
+            f"{new}.mlp.fc1": f"{old}.intermediate.dense",
+            f"{new}.mlp.fc2": f"{old}.output.dense",
+        }
+        for leaf in ("weight", "bias"):
+            out[f"{new}.attn.qkv.{leaf}"] = np.concatenate(
+                [hub[f"{old}.attention.attention.{part}.{leaf}"] for part in ("query", "key", "value")]
+            )
+    for new, old in pairs.items():
+        for leaf in ("weight", "bias"):
+            out[f"{new}.{leaf}"] = hub[f"{old}.{leaf}"]
+    return out
+
+
+def as_google(hub: Mapping[str, np.ndarray], blocks: int, heads: int) -> Arrays:
+    """The names and layouts of vision_transformer: kernels are [in, out], heads have an axis of their own."""
+    hub = without_prefix(hub)
+    out = {
+        "cls": hub["embeddings.cls_token"],
+        "Transformer/posembed_input/pos_embedding": hub["embeddings.position_embeddings"],
+        "embedding/kernel": np.einsum("oihw->hwio", hub["embeddings.patch_embeddings.projection.weight"]),
+        "embedding/bias": hub["embeddings.patch_embeddings.projection.bias"],
+        "Transformer/encoder_norm/scale": hub["layernorm.weight"],
+        "Transformer/encoder_norm/bias": hub["layernorm.bias"],
+        "head/kernel": hub["classifier.weight"].T,
+        "head/bias": hub["classifier.bias"],
+    }
+    for n in range(blocks):
+        old, new = f"encoder.layer.{n}", f"Transformer/encoderblock_{n}"
+        for part in ("query", "key", "value"):
+            kernel = hub[f"{old}.attention.attention.{part}.weight"]
+            bias = hub[f"{old}.attention.attention.{part}.bias"]
+            attention = f"{new}/MultiHeadDotProductAttention_1/{part}"
+            out[f"{attention}/kernel"] = kernel.T.reshape(kernel.shape[1], heads, -1)
+            out[f"{attention}/bias"] = bias.reshape(heads, -1)
+        kernel = hub[f"{old}.attention.output.dense.weight"]
+        out[f"{new}/MultiHeadDotProductAttention_1/out/kernel"] = kernel.T.reshape(heads, -1, kernel.shape[0])
+        out[f"{new}/MultiHeadDotProductAttention_1/out/bias"] = hub[f"{old}.attention.output.dense.bias"]
+        for ours, theirs in (("intermediate", "Dense_0"), ("output", "Dense_1")):
+            out[f"{new}/MlpBlock_3/{theirs}/kernel"] = hub[f"{old}.{ours}.dense.weight"].T
+            out[f"{new}/MlpBlock_3/{theirs}/bias"] = hub[f"{old}.{ours}.dense.bias"]
+        for ours, theirs in (("before", "LayerNorm_0"), ("after", "LayerNorm_2")):
+            out[f"{new}/{theirs}/scale"] = hub[f"{old}.layernorm_{ours}.weight"]
+            out[f"{new}/{theirs}/bias"] = hub[f"{old}.layernorm_{ours}.bias"]
+    return out
+
+
+def with_gamma(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """BERT's norms as TensorFlow named them."""
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+        for name, array in arrays.items()
+    }
+
+
+DIALECTS: dict[tuple[str, str], Callable[[Case, Model], Arrays]] = {}
+for _cls in (
+    "ViTForImageClassification",
+    "DeiTForImageClassificationWithTeacher",
+    "DeiTForImageClassification",
+    "BertForSequenceClassification",
+):
+    DIALECTS |= {
+        (_cls, "hub"): lambda _, model: on_disk(model),
+        (_cls, "hub without prefix"): lambda _, model: without_prefix(on_disk(model)),
+        (_cls, "memory"): lambda reference, _: in_memory(reference),
+        (_cls, "memory without prefix"): lambda reference, _: without_prefix(in_memory(reference)),
+    }
+    if _cls.startswith("Bert"):
+        DIALECTS[_cls, "gamma"] = lambda _, model: with_gamma(on_disk(model))
+        DIALECTS[_cls, "gamma without prefix"] = lambda _, model: with_gamma(without_prefix(on_disk(model)))
+    else:
+        DIALECTS[_cls, "timm"] = lambda _, model: as_timm(on_disk(model), 2)
+DIALECTS["ViTForImageClassification", "google"] = lambda _, model: as_google(on_disk(model), 2, 3)
+
+
+def write_stored(path: Path, arrays: Arrays) -> Path:
+    np.savez(path.with_suffix(".npz"), **arrays)
+    return path.with_suffix(".npz")
+
+
+def write_deflated(path: Path, arrays: Arrays) -> Path:
+    np.savez_compressed(path.with_suffix(".npz"), **arrays)
+    return path.with_suffix(".npz")
+
+
+def write_safetensors(path: Path, arrays: Arrays) -> Path:
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    save_file(tensors, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+WRITERS = [write_stored, write_deflated, write_safetensors]
+
+
+@pytest.mark.parametrize(("cls", "dialect"), DIALECTS)
+@pytest.mark.parametrize("write", WRITERS)
+def test_every_format_and_dialect_is_the_same_model(
+    cls: str,
+    dialect: str,
+    write: Callable[[Path, Arrays], Path],
+    saved: Callable[[str], tuple[Case, Model]],
+    tmp_path: Path,
+) -> None:
+    reference, model = saved(cls)
+    file = write(tmp_path / "weights", DIALECTS[cls, dialect](reference, model))
+    expected = reference_output(reference.model(), reference.inputs())
+    torch.testing.assert_close(run(model, reference.inputs(), file), expected, rtol=0, atol=1e-5)
+    assert torch.equal(run(model, reference.inputs(), file), run(model, reference.inputs()))
+
+
+def test_a_directory_with_an_index_is_read_file_by_file(tmp_path: Path) -> None:
+    reference = case("BertForSequenceClassification")
+    reference.model().save_pretrained(tmp_path, max_shard_size="3KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    model = find_model(tmp_path)
+    assert model.weights_path().name == "model.safetensors.index.json"
+    expected = reference_output(reference.model(), reference.inputs())
+    for weights in (None, tmp_path, tmp_path / "model.safetensors.index.json"):
+        torch.testing.assert_close(run(model, reference.inputs(), weights), expected, rtol=0, atol=1e-5)
+
+    # A rank needs only the files that hold its own shard ...
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    first = {file for name, file in index.items() if "embeddings" in name or "layer.0" in name}
+    last = set(index.values()) - first
+    for file in last:
+        (tmp_path / file).unlink()
+    model.load(LayerRange(0, 4))
+    # ... and the missing one is named, with what it holds.
+    with pytest.raises(WeightsError, match=r"00\d-of-\d+\.safetensors is missing: .* holds (bert|class)"):
+        model.load(LayerRange(0, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floating_types_become_float32(
+    dtype: torch.dtype, saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    reference, model = saved("ViTForImageClassification")
+    tensors = {name: torch.from_numpy(array).to(dtype) for name, array in on_disk(model).items()}
+    save_file(tensors, tmp_path / "w.safetensors")
+    files = [tmp_path / "w.safetensors"]
+    if dtype != torch.bfloat16:
+        np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+        files.append(tmp_path / "w.npz")
+    rounded = reference.model()
+    rounded.load_state_dict({name: t.to(dtype).float() for name, t in rounded.state_dict().items()})
+    for file in files:
+        assert {p.dtype for p in model.load(weights=file).parameters()} == {torch.float32}
+        expected = reference_output(rounded, reference.inputs())
+        torch.testing.assert_close(run(model, reference.inputs(), file), expected, rtol=0, atol=1e-5)
+
+
+def test_the_weights_take_the_type_that_is_asked_for(saved: Callable[[str], tuple[Case, Model]]) -> None:
+    reference, model = saved("BertForSequenceClassification")
+    shard = model.load(dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in shard.parameters()} == {torch.bfloat16}
+    with torch.inference_mode():
+        (output,) = shard(reference.inputs())
+    assert output.dtype == torch.float32
+    expected = reference_output(reference.model(), reference.inputs())
+    torch.testing.assert_close(output, expected, rtol=0.1, atol=0.1)
+
+
+def test_loaded_shards_are_frozen_and_in_evaluation_mode(saved: Callable[[str], tuple[Case, Model]]) -> None:
+    shard = saved("BertForSequenceClassification")[1].load()
+    assert not shard.training
+    assert not any(module.training for module in shard.modules())
+    assert not any(parameter.requires_grad for parameter in shard.parameters())
+
+
+# Poolers: the file decides -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", ["ViTModel", "DeiTModel", "BertModel"])
+def test_without_a_pooler_in_the_file_the_first_token_is_the_output(cls: str, tmp_path: Path) -> None:
+    reference = case(cls)
+    model = find_model(save(reference.model(), tmp_path))
+    expected = reference_output(reference.model(), reference.inputs())
+    torch.testing.assert_close(run(model, reference.inputs()), expected, rtol=0, atol=1e-5)
+
+    arrays = {name: array for name, array in on_disk(model).items() if not name.startswith("pooler")}
+    file = write_stored(tmp_path / "headless", arrays)
+    bare = reference.model()
+    bare.pooler = None
+    expected = reference_output(bare, reference.inputs())
+    torch.testing.assert_close(run(model, reference.inputs(), file), expected, rtol=0, atol=1e-5)
+
+
+def test_a_pooler_left_over_from_pretraining_is_not_put_before_a_classifier(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    reference, model = saved("ViTForImageClassification")
+    extra = {"vit.pooler.dense.weight": np.ones((12, 12), "f4"), "vit.pooler.dense.bias": np.ones(12, "f4")}
+    file = write_stored(tmp_path / "w", {**on_disk(model), **extra})
+    assert torch.equal(run(model, reference.inputs(), file), run(model, reference.inputs()))
+
+
+def test_googles_pre_logits_stand_before_the_classifier(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    reference, model = saved("ViTForImageClassification")
+    generator = np.random.default_rng(0)
+    kernel, bias = generator.normal(size=(12, 6)).astype("f4"), generator.normal(size=6).astype("f4")
+    head = generator.normal(size=(6, 5)).astype("f4")
+    arrays = as_google(on_disk(model), 2, 3) | {
+        "pre_logits/kernel": kernel,
+        "pre_logits/bias": bias,
+        "head/kernel": head,
+    }
+    with torch.inference_mode():
+        first = reference.model().vit(*reference.inputs()).last_hidden_state[:, 0].numpy()
+    expected = np.tanh(first @ kernel + bias) @ head + arrays["head/bias"]
+    output = run(model, reference.inputs(), write_stored(tmp_path / "w", arrays))
+    np.testing.assert_allclose(output.numpy(), expected, rtol=0, atol=1e-5)
+
+
+# What is wrong, in one line -------------------------------------------------------------------------------
+
+
+def refusal(model: Model, weights: Path | None = None, layers: LayerRange | None = None) -> str:
+    with pytest.raises(WeightsError) as caught:
+        model.load(layers, weights)
+    message = str(caught.value)
+    assert message == one_line(caught.value)
+    return message
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_the_first_tensor_of_another_shape_is_named_with_both_shapes(
+    write: Callable[[Path, Arrays], Path], saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    name = "vit.encoder.layer.1.attention.attention.key.weight"
+    file = write(tmp_path / "w", {**on_disk(model), name: np.zeros((12, 13), "f4")})
+    message = refusal(model, file)
+    assert all(part in message for part in (str(file), name, "[12, 13]", "[12, 12]"))
+    model.load(LayerRange(0, 4), file)  # block 0 has nothing to do with it
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_missing_tensor_is_named_as_the_file_would_name_it(
+    write: Callable[[Path, Arrays], Path], saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    for arrays, name, shape in (
+        (on_disk(model), "vit.encoder.layer.1.attention.attention.value.bias", "[12]"),
+        (as_timm(on_disk(model), 2), "blocks.1.mlp.fc1.weight", "[20, 12]"),
+        (as_google(on_disk(model), 2, 3), "Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel", "[12, 20]"),
+    ):
+        del arrays[name]
+        file = write(tmp_path / "w", arrays)
+        message = refusal(model, file)
+        assert all(part in message for part in (str(file), name, shape))
+
+
+def test_names_and_shapes_are_all_checked_before_data_is_read(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    arrays = on_disk(model)
+    del arrays["classifier.bias"]
+    file = write_safetensors(tmp_path / "w", arrays)
+
+    def read(*_: object) -> None:
+        pytest.fail("data was read before the names were checked")
+
+    monkeypatch.setattr("pipeedge.models.weights.SafetensorsFile.read_into", read)
+    assert "classifier.bias" in refusal(model, file)
+
+
+def test_weights_of_another_model_are_refused(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    _, vit = saved("ViTForImageClassification")
+    _, bert = saved("BertForSequenceClassification")
+    assert bert.directory is not None
+    assert "embeddings" in refusal(vit, bert.directory / "model.safetensors")
+    deeper = case("ViTForImageClassification", num_hidden_layers=3).model()
+    save(deeper, tmp_path)
+    message = refusal(vit, tmp_path)
+    assert "deeper" in message
+    assert "layer.2." in message
+
+
+def test_missing_files_say_where_they_were_looked_for(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    assert str(tmp_path / "none.npz") in refusal(model, tmp_path / "none.npz")
+    assert "neither model.safetensors nor" in refusal(model, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    message = refusal(find_model("google/vit-base-patch16-224"))
+    assert "ViT-B_16-224.npz" in message
+    assert "save_model_weights.py" in message
+
+
+def test_pickles_are_not_read_and_the_way_out_is_said(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    reference, model = saved("ViTForImageClassification")
+    torch.save(reference.model().state_dict(), tmp_path / "pytorch_model.bin")
+    shutil.copy(tmp_path / "pytorch_model.bin", tmp_path / "renamed.npz")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin", tmp_path / "renamed.npz"):
+        message = refusal(model, path)
+        assert "pickle" in message
+        assert "save_pretrained" in message
+    objects = tmp_path / "objects.npz"
+    np.savez(objects, **{"vit.embeddings.cls_token": np.array([{}], dtype=object)})
+    refusal(model, objects)
+
+
+def test_integers_are_no_weights(saved: Callable[[str], tuple[Case, Model]], tmp_path: Path) -> None:
+    _, model = saved("ViTForImageClassification")
+    for write in WRITERS:
+        file = write(tmp_path / "w", {**on_disk(model), "classifier.bias": np.zeros(5, "i8")})
+        message = refusal(model, file)
+        assert "classifier.bias" in message
+        assert "floating point" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"hello, world, I am no weights file", b"\xff" * 64])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.npz", "model.safetensors.index.json", "w"])
+def test_garbage_is_refused(
+    content: bytes, name: str, saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert name in refusal(saved("ViTForImageClassification")[1], tmp_path / name)
+
+
+def test_an_index_that_points_outside_its_directory_is_refused(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    for document in ({"weight_map": {"a": "../b.safetensors"}}, {"weights": {}}, [], {"weight_map": 3}):
+        index.write_text(json.dumps(document))
+        assert str(index) in refusal(saved("ViTForImageClassification")[1], index)
+
+
+class Files(dict[str, bytes]):
+    """One model's weights by writer; says little of itself when a test fails."""
+
+    def __repr__(self) -> str:
+        return f"Files({', '.join(self)})"
+
+
+@pytest.fixture(scope="module")
+def files(saved: Callable[[str], tuple[Case, Model]], tmp_path_factory: pytest.TempPathFactory) -> Files:
+    _, model = saved("ViTForImageClassification")
+    path = tmp_path_factory.mktemp("files") / "w"
+    return Files({write.__name__: write(path, on_disk(model)).read_bytes() for write in WRITERS})
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from([write.__name__ for write in WRITERS]), fraction=st.floats(0, 1, exclude_max=True)
+)
+def test_a_file_cut_off_anywhere_is_refused(
+    kind: str,
+    fraction: float,
+    files: Files,
+    saved: Callable[[str], tuple[Case, Model]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    content = files[kind]
+    path = tmp_path_factory.mktemp("cut") / ("w.safetensors" if "safe" in kind else "w.npz")
+    path.write_bytes(content[: int(len(content) * fraction)])
+    assert str(path) in refusal(saved("ViTForImageClassification")[1], path)
+
+
+@settings(deadline=None, max_examples=30)
+@given(kind=st.sampled_from(["write_stored", "write_deflated"]), data=st.data())
+def test_a_damaged_npz_never_gives_other_weights(
+    kind: str,
+    data: st.DataObject,
+    files: Files,
+    saved: Callable[[str], tuple[Case, Model]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    path = tmp_path_factory.mktemp("damage") / "w.npz"
+    path.write_bytes(files[kind])
+    with zipfile.ZipFile(path) as archive:
+        member = data.draw(st.sampled_from(archive.infolist()))
+    content = bytearray(files[kind])
+    position = data_offset(member) + data.draw(st.integers(0, member.compress_size - 1))
+    content[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    try:
+        shard = model.load(weights=path)
+    except WeightsError as error:
+        assert member.filename.removesuffix(".npy") in str(error)
+    else:
+        # Some bits of a deflated stream carry no data, such as the one that marks its last block.
+        assert kind == "write_deflated"
+        pairs = zip(shard.parameters(), model.load().parameters(), strict=True)
+        assert all(torch.equal(read, meant) for read, meant in pairs)
+
+
+def data_offset(member: zipfile.ZipInfo) -> int:
+    """Behind the local header: its fixed 30 bytes, the name, and numpy's 20 bytes of zip64 sizes."""
+    return member.header_offset + 30 + len(member.filename) + 20
+
+
+def test_only_the_shards_own_data_is_read(saved: Callable[[str], tuple[Case, Model]], tmp_path: Path) -> None:
+    _, model = saved("ViTForImageClassification")
+    path = write_stored(tmp_path / "w", on_disk(model))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if ".layer.1." in member.filename or "classifier" in member.filename:
+                content[data_offset(member) + member.compress_size - 1] ^= 1
+    path.write_bytes(content)
+    model.load(LayerRange(0, 4), path)
+    for layer in range(4, 8):
+        refusal(model, path, LayerRange(layer, layer + 1))
+
+
+# Random weights -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=15)
+@given(cuts=st.sets(st.integers(1, 47), max_size=6).map(sorted), seed=st.integers(0, 2**64))
+def test_random_weights_do_not_depend_on_the_cut(cuts: list[int], seed: int) -> None:
+    model = find_model("facebook/deit-tiny-distilled-patch16-224")
+    layer = cuts[0] if cuts else 0
+    bounds = [*cuts, 48]
+    alone = dict(model.random(LayerRange(layer, bounds[1 if cuts else 0]), seed).named_parameters())
+    within = dict(model.random(LayerRange(layer, 48), seed).named_parameters())
+    assert alone
+    assert all(torch.equal(tensor, within[name]) for name, tensor in alone.items())
+
+
+def test_random_weights_are_the_same_on_every_machine() -> None:
+    source = RandomWeights({"encoder.layer.0.output.dense.weight": torch.Size([4])}, 3)
+    values = torch.empty(4)
+    source.read_into("encoder.layer.0.output.dense.weight", values)
+    assert [value.hex() for value in values.tolist()] == GOLDEN
+
+
+GOLDEN = [
+    "-0x1.fc4bb60000000p-7",
+    "0x1.ae0bae0000000p-7",
+    "-0x1.e082aa0000000p-7",
+    "-0x1.61b59c0000000p-8",
+]
+
+
+def test_random_weights_are_sane() -> None:
+    shard = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=1)
+    for name, tensor in shard.named_parameters():
+        centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        assert abs(tensor.mean().item() - centre) < 0.005
+        assert tensor.std().item() == pytest.approx(0.02, rel=0.15)
+    drawn = [tensor.flatten()[:8] for tensor in shard.parameters()]
+    assert len({tuple(values.tolist()) for values in drawn}) == len(drawn)
+    other = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=2)
+    pairs = zip(shard.parameters(), other.parameters(), strict=True)
+    assert not any(torch.equal(a, b) for a, b in pairs)
+
+
+def test_written_random_weights_are_the_models_own_and_transformers_reads_them(tmp_path: Path) -> None:
+    model = find_model("facebook/deit-tiny-distilled-patch16-224")
+    file = tmp_path / "DeiT_T_distilled.npz"
+    write_random(file, model.build(), model.config, seed=5)
+    read = dict(model.load(weights=file).named_parameters())
+    assert all(torch.equal(t, read[name]) for name, t in model.random(seed=5).named_parameters())
+
+    with np.load(file) as arrays:
+        save_file({n: torch.from_numpy(arrays[n]) for n in arrays.files}, tmp_path / "model.safetensors")
+    options = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "num_labels": 1000}
+    transformers.DeiTConfig(**options).save_pretrained(tmp_path)
+    reference, report = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    pixels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = reference.eval()(pixels).logits
+        (output,) = model.load(weights=file)((pixels,))
+        payload: tuple[torch.Tensor, ...] = (pixels,)
+        for layer in range(model.n_layers):
+            payload = model.load(LayerRange(layer, layer + 1), file)(payload)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+    assert torch.equal(payload[0], output)
+
+
+@pytest.mark.parametrize("name", ["google/vit-huge-patch14-224-in21k", "bert-large-uncased"])
+def test_hub_names_cover_every_parameter_once(name: str) -> None:
+    model = find_model(name)
+    shapes = hub_tensors(model.build(), model.config)
+    assert sum(shape.numel() for shape in shapes.values()) == model.parameter_count()
+
+
+# Fingerprints -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_fingerprints_tell_weights_and_configurations_apart(
+    write: Callable[[Path, Arrays], Path], saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    arrays = on_disk(model)
+    file = write(tmp_path / "w", arrays)
+    (tmp_path / "elsewhere").mkdir()
+    copy = Path(shutil.copy(file, tmp_path / "elsewhere" / f"other{file.suffix}"))
+    assert model.fingerprint(file) == model.fingerprint(copy)
+
+    tuned = {name: array + np.float32(0.001) for name, array in arrays.items()}
+    one = {**arrays, "classifier.bias": arrays["classifier.bias"] + np.float32(0.001)}
+    prints = {model.fingerprint(write(tmp_path / f"w{n}", a)) for n, a in enumerate((arrays, tuned, one))}
+    assert len(prints) == 3
+
+    other = find_model(save(case("ViTForImageClassification", hidden_act="relu").model(), tmp_path / "relu"))
+    assert other.fingerprint(file) != model.fingerprint(file)
+
+
+def test_fingerprints_cover_every_file_of_an_index(tmp_path: Path) -> None:
+    reference = case("BertForSequenceClassification")
+    prints = set()
+    for seed in (1, 1, 2):
+        built = reference.model()
+        scramble(built, seed)
+        built.save_pretrained(tmp_path / str(len(prints)), max_shard_size="3KB")
+        prints.add(find_model(tmp_path / str(len(prints))).fingerprint())
+    assert len(prints) == 2
+
+
+# Memory -------------------------------------------------------------------------------------------------
+
+LOAD = """
+import sys
+from pipeedge.models import find_model
+from pipeedge.schedule import LayerRange
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+model = find_model("google/vit-base-patch16-224")
+layers = LayerRange(12, 36)
+model.random(LayerRange(13, 14))
+before = peak()
+shard = model.load(layers, sys.argv[1])
+print(before, peak(), model.weight_bytes(layers))
+"""
+
+
+@pytest.fixture(scope="module")
+def half_a_vit(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
+    """Google's own layout, the hardest to read without a copy, of the middle six blocks of ViT-Base."""
+    model = find_model("google/vit-base-patch16-224")
+    tensors = hub_tensors(model.build(LayerRange(12, 36)), model.config)
+    return {name: np.zeros(tuple(shape), "f4") for name, shape in tensors.items()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of peak memory")
+@pytest.mark.parametrize("kind", ["hub.npz", "hub.safetensors", "google.npz", "half.safetensors"])
+def test_peak_memory_is_the_weights_and_little_more(kind: str, half_a_vit: Arrays, tmp_path: Path) -> None:
+    file = tmp_path / kind
+    if kind == "half.safetensors":
+        save_file({n: torch.from_numpy(a).half() for n, a in half_a_vit.items()}, file)
+    elif file.suffix == ".safetensors":
+        save_file({n: torch.from_numpy(a) for n, a in half_a_vit.items()}, file)
+    else:
+        arrays = half_a_vit
+        if kind == "google.npz":
+            ends = {
+                "embeddings.cls_token": (1, 1, 768),
+                "embeddings.position_embeddings": (1, 197, 768),
+                "embeddings.patch_embeddings.projection.weight": (768, 3, 16, 16),
+                "embeddings.patch_embeddings.projection.bias": (768,),
+                "layernorm.weight": (768,),
+                "layernorm.bias": (768,),
+                "classifier.weight": (1000, 768),
+                "classifier.bias": (1000,),
+            }
+            moved = {n.replace("layer.3", "layer.0"): a for n, a in half_a_vit.items() if "layer.3." in n}
+            hub = {**{n: np.zeros(shape, "f4") for n, shape in ends.items()}, **moved, **half_a_vit}
+            for n in range(12):
+                for key in [key for key in half_a_vit if "layer.3." in key]:
+                    hub.setdefault(key.replace("layer.3.", f"layer.{n}."), half_a_vit[key])
+            google = as_google(hub, 12, 12)
+            arrays = {n: a for n, a in google.items() if any(f"block_{b}/" in n for b in range(3, 9))}
+        np.savez(file, **arrays)
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(file)], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, peak, weights = map(int, result.stdout.split())
+    assert weights > 150 * 2**20
+    assert peak - before <= 1.15 * weights
+    assert peak - before >= 0.9 * weights, "the measurement misses the weights"
