@@ -189,6 +189,11 @@ Pricing find_prices(const Network& network, const PricingTask& task, const Clock
   const std::vector<double>& capacity = master.capacity();
   Pricing result;
   result.bound = -kInfinity;
+  if (network.min_stages(0) > task.max_stages) {
+    result.bound = kInfinity;
+    result.excluded = true;
+    return result;
+  }
 
   std::vector<double> best_rows(capacity.size(), 0);
   std::vector<int> arcs;

@@ -10,6 +10,7 @@
 // the clock only ends it.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "clock.hpp"
@@ -388,7 +389,8 @@ class Solver {
     price_paths(network, prices, nullptr);
     SearchTask task;
     task.max_stages = stages;
-    task.cutoff = hi_ + 4 * kRelativeTolerance * hi_;
+    // A schedule exactly as quick counts, also where everything takes no time.
+    task.cutoff = hi_ + 4 * kRelativeTolerance * hi_ + std::numeric_limits<double>::min();
     task.width = kTieEffort.width;
     task.max_work = kTieEffort.work;
     const SearchResult found = search(network, {prices}, task, clock_);

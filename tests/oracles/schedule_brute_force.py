@@ -1,0 +1,130 @@
+"""Every schedule of a small problem, tried. Written from the definition, independent of the solver.
+
+All ways to cut the layers into k ranges and all ways to put k hosts (or, where hosts of a type cannot
+be told apart, k types) in order are laid out as two index arrays; numpy prices the whole product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, product
+
+import numpy as np
+from oracles.schedule_cases import Case
+
+SAME = 1e-9
+"""Relative difference below which two costs are equal."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best by (bottleneck, hosts, latency) and by (latency, bottleneck, hosts)."""
+
+    throughput: tuple[float, int, float]
+    latency: tuple[float, float, int]
+
+
+@lru_cache(maxsize=None)
+def cuts_of(layers: int, stages: int) -> np.ndarray:
+    """[n, stages + 1] boundaries, 0 and ``layers`` included."""
+    rows = [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
+    return np.array(rows, dtype=np.intp)
+
+
+@lru_cache(maxsize=4096)
+def orders_of(counts: tuple[int, ...], stages: int) -> np.ndarray:
+    """[n, stages] kinds of host, none more often than it exists."""
+    rows = [
+        order
+        for order in product([k for k, n in enumerate(counts) if n], repeat=stages)
+        if all(order.count(k) <= n for k, n in enumerate(counts))
+    ]
+    return np.array(rows, dtype=np.intp).reshape(-1, stages)
+
+
+def seconds(nbytes: float, bandwidth: float, latency: float) -> float:
+    """Time of one message; no bandwidth carries nothing."""
+    if nbytes == 0:
+        return latency
+    return nbytes / bandwidth + latency if bandwidth > 0 else np.inf
+
+
+def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds of host and what they cost.
+
+    Returns:
+        counts: how many hosts each kind has.
+        compute: [kinds, L + 1, L + 1] seconds of layers [i, j), infinite where they do not fit.
+        link: [kinds, kinds, L + 1] seconds of the message at each cut.
+        to_first, from_last: [kinds] links with the data host.
+    """
+    named = case.data_host is not None or bool(case.links)
+    hosts_of_kind = (
+        [[h] for h in range(len(case.hosts))]
+        if named
+        else [[h for h, t in enumerate(case.hosts) if t == kind] for kind in range(len(case.type_mem))]
+    )
+    hosts_of_kind = [hosts for hosts in hosts_of_kind if hosts]
+    kinds = [case.hosts[hosts[0]] for hosts in hosts_of_kind]
+    n, layers = len(kinds), case.layers
+    nbytes = case.elements * case.batch * case.element_bytes
+
+    compute = np.full((n, layers + 1, layers + 1), np.inf)
+    for i in range(layers):
+        for j in range(i + 1, layers + 1):
+            need = case.mem[i:j].sum() + case.buffers_in * nbytes[i] + case.buffers_out * nbytes[j]
+            for k, t in enumerate(kinds):
+                if need <= case.type_mem[t] * (1 + SAME):
+                    compute[k, i, j] = case.time[t, i:j].sum()
+
+    def link(a: int, b: int, cut: int) -> float:
+        if a == b and named:
+            return 0.0
+        default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
+        return seconds(nbytes[cut], *case.links.get((a, b), case.links.get((b, a), default)))
+
+    between = np.array(
+        [[[link(a[0], b[0], cut) for cut in range(layers + 1)] for b in hosts_of_kind] for a in hosts_of_kind]
+    )
+    to_first, from_last = np.zeros(n), np.zeros(n)
+    if case.data_host is not None:
+        to_first = np.array([link(case.data_host, hosts[0], 0) for hosts in hosts_of_kind])
+        from_last = np.array([link(hosts[0], case.data_host, layers) for hosts in hosts_of_kind])
+    return tuple(len(hosts) for hosts in hosts_of_kind), compute, between, to_first, from_last
+
+
+def best_schedules(case: Case) -> Best | None:
+    """The optima of both objectives, or None when nothing fits."""
+    counts, compute, between, to_first, from_last = tables(case)
+    bottlenecks, latencies, sizes = [], [], []
+    for stages in range(1, min(case.layers, sum(counts)) + 1):
+        cuts, orders = cuts_of(case.layers, stages), orders_of(counts, stages)
+        if not len(orders):
+            continue
+        worst = np.maximum(to_first[orders[:, 0]], from_last[orders[:, -1]])[:, None]
+        total = (to_first[orders[:, 0]] + from_last[orders[:, -1]])[:, None]
+        for s in range(stages):
+            cost = compute[orders[:, s, None], cuts[None, :, s], cuts[None, :, s + 1]]
+            worst, total = np.maximum(worst, cost), total + cost
+            if s:
+                cost = between[orders[:, s - 1, None], orders[:, s, None], cuts[None, :, s]]
+                worst, total = np.maximum(worst, cost), total + cost
+        possible = np.isfinite(worst)
+        if possible.any():
+            bottlenecks.append(worst[possible])
+            latencies.append(total[possible])
+            sizes.append(np.full(possible.sum(), stages))
+    if not bottlenecks:
+        return None
+    bottleneck, latency = np.concatenate(bottlenecks), np.concatenate(latencies)
+    size = np.concatenate(sizes)
+
+    fastest = bottleneck <= bottleneck.min() * (1 + SAME)
+    fewest = fastest & (size == size[fastest].min())
+    quickest = latency <= latency.min() * (1 + SAME)
+    steadiest = quickest & (bottleneck <= bottleneck[quickest].min() * (1 + SAME))
+    return Best(
+        throughput=(float(bottleneck.min()), int(size[fastest].min()), float(latency[fewest].min())),
+        latency=(float(latency.min()), float(bottleneck[steadiest].min()), int(size[steadiest].min())),
+    )

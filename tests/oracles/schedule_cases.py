@@ -1,0 +1,135 @@
+"""Random scheduling problems as plain arrays, and the arguments that the native solver takes for them.
+
+Many are built from small whole numbers, so that several schedules have exactly the same bottleneck and
+the ties must be broken as promised; the others use arbitrary reals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; ``T`` types, ``L`` layers, hosts given by the index of their type."""
+
+    mem: np.ndarray
+    """[L] bytes of each layer."""
+    elements: np.ndarray
+    """[L + 1] elements of an item at each cut, the input first."""
+    type_mem: np.ndarray
+    type_bw: np.ndarray
+    time: np.ndarray
+    """[T, L] seconds."""
+    hosts: tuple[int, ...]
+    batch: float = 2.0
+    element_bytes: float = 4.0
+    buffers_in: float = 2.0
+    buffers_out: float = 1.0
+    data_host: int | None = None
+    links: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """(from, to) -> (bytes a second, seconds of latency)."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.mem)
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of ``pipeedge._native.schedule``."""
+        pairs = np.array(sorted(self.links), dtype=np.int64).reshape(-1, 2)
+        speeds = [self.links[int(a), int(b)] for a, b in pairs]
+        return {
+            "mem_bytes": self.mem,
+            "elements_out": self.elements[1:],
+            "elements_in": float(self.elements[0]),
+            "type_mem_bytes": self.type_mem,
+            "type_bw_bytes_per_s": self.type_bw,
+            "type_time_s": self.time,
+            "host_types": np.array(self.hosts, dtype=np.int64),
+            "link_hosts": pairs,
+            "link_bw_bytes_per_s": np.array([bw for bw, _ in speeds]),
+            "link_latency_s": np.array([latency for _, latency in speeds]),
+            "data_host": self.data_host,
+            "batch_size": self.batch,
+            "element_bytes": self.element_bytes,
+            "buffers_in": self.buffers_in,
+            "buffers_out": self.buffers_out,
+        }
+
+
+def random_case(
+    rng: np.random.Generator,
+    *,
+    types: tuple[int, int] = (1, 4),
+    hosts_per_type: tuple[int, int] = (0, 3),
+    layers: tuple[int, int] = (2, 8),
+    named_hosts: int = 5,
+) -> Case:
+    """A problem whose sizes lie in the given inclusive ranges.
+
+    About a third have a data host, a links table, or both; those have at most ``named_hosts`` hosts,
+    because every one of them then has to be tried by itself.
+    """
+    n_types = int(rng.integers(types[0], types[1] + 1))
+    n_layers = int(rng.integers(layers[0], layers[1] + 1))
+    counts = rng.integers(hosts_per_type[0], hosts_per_type[1] + 1, n_types)
+    if counts.sum() == 0:
+        counts[rng.integers(n_types)] = 1
+    named = rng.random() < 0.35
+    hosts = np.repeat(np.arange(n_types), counts)
+    rng.shuffle(hosts)
+    if named:
+        hosts = hosts[:named_hosts]
+
+    whole = rng.random() < 0.5
+    if whole:
+        time = rng.integers(0, 5, (n_types, n_layers)).astype(float)
+        sizes = rng.integers(0, 4, n_layers + 1).astype(float)
+        mem = rng.integers(0, 40, n_layers).astype(float)
+        bw = rng.choice([0.0, 2.0, 4.0, 8.0, 16.0], n_types, p=[0.1, 0.2, 0.3, 0.2, 0.2])
+    else:
+        time = rng.uniform(0.1, 2, (1, n_layers)) * rng.uniform(0.3, 3, (n_types, 1))
+        time *= rng.uniform(0.8, 1.25, time.shape)
+        sizes = rng.uniform(0, 4, n_layers + 1)
+        mem = rng.uniform(0, 40, n_layers)
+        bw = np.where(rng.random(n_types) < 0.08, 0.0, rng.uniform(2, 40, n_types))
+    if rng.random() < 0.6:  # cuts repeat, as in a transformer
+        pattern = sizes[1 : 1 + min(n_layers, int(rng.integers(1, 5)))]
+        sizes[1:] = np.resize(pattern, n_layers)
+    if rng.random() < 0.3:  # as do whole blocks
+        period = int(rng.integers(1, 4))
+        time = np.resize(time.T[:period], (n_layers, n_types)).T.copy()
+    tightness = rng.choice([0.3, 0.6, 1.0, 10.0])
+    type_mem = np.floor(rng.uniform(0.2, 1.2, n_types) * tightness * (mem.sum() + 24 * sizes.max()))
+
+    data_host = None
+    links: dict[tuple[int, int], tuple[float, float]] = {}
+    if named:
+        kind = rng.integers(3)
+        if kind != 1:
+            data_host = int(rng.integers(len(hosts)))
+        if kind != 0:
+            density = rng.choice([0.2, 0.6, 1.0])
+            for a in range(len(hosts)):
+                for b in range(len(hosts)):
+                    if a != b and rng.random() < density:
+                        speed = float(rng.choice([0.0, 2.0, 4.0, 8.0, 32.0], p=[0.15, 0.2, 0.25, 0.2, 0.2]))
+                        latency = float(rng.choice([0.0, 0.0, 1.0, 0.25]))
+                        links[a, b] = (speed, latency)
+    return Case(
+        mem=mem,
+        elements=sizes,
+        type_mem=type_mem,
+        type_bw=bw,
+        time=time,
+        hosts=tuple(int(h) for h in hosts),
+        batch=float(rng.choice([1.0, 2.0])),
+        element_bytes=float(rng.choice([1.0, 2.0, 4.0])),
+        buffers_in=float(rng.integers(0, 3)),
+        buffers_out=float(rng.integers(0, 3)),
+        data_host=data_host,
+        links=links,
+    )
