@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <string>
@@ -29,12 +30,19 @@ void print(const std::string& text) {
 }
 
 yaml::Assembly read_request(const CommandLine& line) {
-  const auto document = [](const std::string& file) { return yaml::parse(yaml::read_text(file), file); };
-  const yaml::Models models = yaml::models_from(document(line.models_file));
-  const yaml::DeviceTypes types = yaml::device_types_from(document(line.dev_types_file));
-  const yaml::Devices devices = yaml::devices_from(document(line.dev_file));
+  const auto document = [](const std::string& file, const char* option) {
+    if (!std::filesystem::exists(file)) {
+      throw UsageError(yaml::printable(file, 400) + ": no such file; " + option + " FILE names another");
+    }
+    return yaml::parse(yaml::read_text(file), file);
+  };
+  const yaml::Models models = yaml::models_from(document(line.models_file, "-sm"));
+  const yaml::DeviceTypes types = yaml::device_types_from(document(line.dev_types_file, "-sdt"));
+  const yaml::Devices devices = yaml::devices_from(document(line.dev_file, "-sd"));
   std::optional<yaml::Neighbors> neighbors;
-  if (!line.dev_neighbors_file.empty()) neighbors = yaml::neighbors_from(document(line.dev_neighbors_file));
+  if (!line.dev_neighbors_file.empty()) {
+    neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "--dev-neighbors-file"));
+  }
   return yaml::assemble(models, types, devices, neighbors ? &*neighbors : nullptr, line.request);
 }
 

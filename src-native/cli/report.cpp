@@ -209,16 +209,18 @@ std::string explanation(const Report& report) {
 
   Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
                Align::kRight, Align::kRight});
-  table.row({"stage", "host", "type", "layers", "compute", "link in", "link out", "memory, MB", "slack"});
+  table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "memory, MB",
+             "slack, s"});
   for (std::size_t i = 0; i <= last; ++i) {
     const Stage& stage = solution.stages[i];
     const StageCost& cost = report.costs[i];
     const Host& host = host_of(problem, stage);
     table.row({std::to_string(i), yaml::printable(host.name), yaml::printable(type_of(problem, host).name),
-               layers_text(stage), seconds_text(cost.compute_s), i > 0 || data ? seconds_text(cost.link_in_s) : "-",
-               i < last || data ? seconds_text(cost.link_out_s) : "-",
+               layers_text(stage), microseconds_text(cost.compute_s),
+               i > 0 || data ? microseconds_text(cost.link_in_s) : "-",
+               i < last || data ? microseconds_text(cost.link_out_s) : "-",
                megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes),
-               seconds_text(solution.bottleneck_s - cost.worst_s())});
+               microseconds_text(solution.bottleneck_s - cost.worst_s())});
   }
 
   std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +

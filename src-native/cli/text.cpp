@@ -30,6 +30,10 @@ std::string seconds_text(double seconds) {
   return formatted("%.4g ms", seconds * 1e3);
 }
 
+std::string microseconds_text(double seconds) {
+  return formatted(std::fabs(seconds) < 1e6 ? "%.6f" : "%.6g", seconds);
+}
+
 std::string rate_text(double items_per_s) {
   if (!std::isfinite(items_per_s)) return "unbounded items/s";
   return formatted("%.4g items/s", items_per_s);

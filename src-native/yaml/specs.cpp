@@ -78,7 +78,7 @@ TypeSpec type_from(const std::string& name, const View& view) {
   return spec;
 }
 
-// "batch size 8 float32, batch size 4 float32"; what a type can offer instead of what was asked.
+// "it has batch size 8 with dtype float32, ...": what a type can offer instead of what was asked.
 std::string offer(const TypeSpec& type, const std::string& model) {
   const auto found = type.profiles.find(model);
   std::vector<std::string> names;
@@ -89,7 +89,7 @@ std::string offer(const TypeSpec& type, const std::string& model) {
     return names.empty() ? "it has no profiles" : "it has profiles of " + listing(names);
   }
   for (const Profile& profile : found->second) {
-    names.push_back("batch size " + number_text(profile.batch_size) + " " + printable(profile.dtype));
+    names.push_back("batch size " + number_text(profile.batch_size) + " with dtype " + printable(profile.dtype));
   }
   return "it has " + listing(names);
 }

@@ -56,6 +56,18 @@ void check_text(const std::string& text, const std::string& name) {
   }
 }
 
+// Whether line `line` (from 1) of `text` is indented with a tab, the usual cause of a message that
+// says something else.
+bool tab_indents(const std::string& text, int line) {
+  std::size_t at = 0;
+  for (int l = 1; l < line && at != std::string::npos; ++l) {
+    at = text.find('\n', at);
+    if (at != std::string::npos) ++at;
+  }
+  if (at == std::string::npos) return false;
+  return text.substr(at, text.find_first_not_of(" \t", at) - at).find('\t') != std::string::npos;
+}
+
 }  // namespace
 
 std::string printable(std::string_view text, std::size_t limit) {
@@ -226,7 +238,9 @@ Document parse(const std::string& text, std::string name) {
       fail_at(document.name(), rest.root() == nullptr ? 0 : rest.root()->line, "holds a second document; one is expected");
     }
   } catch (const YAML::Exception& error) {
-    fail_at(document.name(), error.mark.line + 1, "is not valid YAML: " + printable(error.msg, 200));
+    const int line = error.mark.line + 1;
+    fail_at(document.name(), line, "is not valid YAML: " + printable(error.msg, 200) +
+                                       (tab_indents(text, line) ? "; a tab cannot indent YAML" : ""));
   }
   return document;
 }
@@ -268,7 +282,8 @@ void View::fail(const std::string& what) const {
 void View::wrong_kind(const char* wanted) const {
   switch (node_->kind) {
     case Node::Kind::kNull: fail(std::string("has no value; ") + wanted + " is expected");
-    case Node::Kind::kScalar: fail("is '" + printable(node_->text) + "'; " + wanted + " is expected");
+    case Node::Kind::kScalar:
+      fail("is '" + printable(node_->text) + (node_->plain ? "'; " : "' in quotes; ") + wanted + " is expected");
     case Node::Kind::kSequence: fail(std::string("is a list; ") + wanted + " is expected");
     case Node::Kind::kMap: fail(std::string("is a map; ") + wanted + " is expected");
   }

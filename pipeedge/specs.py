@@ -1,0 +1,417 @@
+"""The scheduler's YAML files as data: models, device types, devices, and links between neighbours.
+
+    models.yml                  model -> layers, mem_MB, parameters_in, parameters_out
+    device_types.yml            type  -> bw_Mbps, mem_MB, model_profiles:
+                                         model -> [batch_size, dtype, time_s]
+    devices.yml                 type  -> [host]
+    device_neighbors_world.yml  host  -> neighbour -> bw_Mbps, latency_s
+
+Units change here: files count megabytes of 2**20 bytes and megabits of 2**20 bits, the code counts
+bytes, bytes a second and seconds. Keys that are not known are carried along in ``extra`` and written
+back, so that profiles may hold more than the scheduler reads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeedge.errors import SpecError
+from pipeedge.yamlfile import Field, read_document, write_document
+
+__all__ = [
+    "BYTES_PER_MB",
+    "BYTES_PER_SECOND_PER_MBPS",
+    "DeviceType",
+    "Link",
+    "ModelProfile",
+    "ModelSpec",
+    "add_model",
+    "add_profile",
+    "load_device_types",
+    "load_devices",
+    "load_models",
+    "load_neighbors",
+    "save_device_types",
+    "save_devices",
+    "save_models",
+    "save_neighbors",
+    "short_dtype",
+]
+
+BYTES_PER_MB = 1 << 20
+"""``mem_MB`` in YAML counts 2**20 bytes."""
+BYTES_PER_SECOND_PER_MBPS = (1 << 20) / 8
+"""``bw_Mbps`` in YAML counts 2**20 bits a second."""
+
+_PathLike = str | os.PathLike[str]
+
+
+def short_dtype(dtype: str) -> str:
+    """``torch.float32`` and ``float32`` are one dtype: the second."""
+    return dtype.removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the layers of a model need, whatever runs them."""
+
+    mem_bytes: tuple[float, ...]
+    """Weights of each layer."""
+    elements_in: int
+    """Elements of one item that enter the first layer."""
+    elements_out: tuple[int, ...]
+    """Elements of one item that leave each layer."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_numbers("mem_bytes", self.mem_bytes)
+        _check_numbers("elements_in", [self.elements_in])
+        _check_numbers("elements_out", self.elements_out)
+        if len(self.mem_bytes) != len(self.elements_out):
+            raise SpecError(
+                f"mem_bytes has {len(self.mem_bytes)} layers, elements_out {len(self.elements_out)}: "
+                "give both one value a layer"
+            )
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.mem_bytes)
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """How long one kind of device takes for the layers of one model."""
+
+    batch_size: int
+    """Items of a microbatch."""
+    dtype: str
+    """As the file has it: ``torch.float32``."""
+    time_s: tuple[float, ...]
+    """Of each layer, for one microbatch."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise SpecError(f"a profile's batch_size is {self.batch_size}; it must be at least 1")
+        _check_numbers("time_s", self.time_s)
+
+    def same_conditions(self, other: ModelProfile) -> bool:
+        """Whether both were measured with the same microbatch size and dtype."""
+        return self.batch_size == other.batch_size and short_dtype(self.dtype) == short_dtype(other.dtype)
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """A kind of hardware, with its profiles by model."""
+
+    mem_bytes: float
+    bw_bytes_per_s: float
+    profiles: Mapping[str, tuple[ModelProfile, ...]] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_numbers("mem_bytes", [self.mem_bytes])
+        _check_numbers("bw_bytes_per_s", [self.bw_bytes_per_s])
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins a host to a neighbour."""
+
+    bw_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_numbers("bw_bytes_per_s", [self.bw_bytes_per_s])
+        _check_numbers("latency_s", [self.latency_s])
+
+
+def _check_numbers(name: str, values: Iterable[float]) -> None:
+    for value in values:
+        if not (math.isfinite(value) and value >= 0):
+            raise SpecError(f"{name} holds {value}; numbers must be finite and not negative")
+
+
+# --- models.yml -------------------------------------------------------------------------------------
+
+
+def load_models(path: _PathLike) -> dict[str, ModelSpec]:
+    """The models of a file, by name.
+
+    Raises:
+        SpecError: with file, line and key.
+    """
+    return {name: _read_model(entry) for name, entry in read_document(path).entries().items()}
+
+
+def _read_model(entry: Field) -> ModelSpec:
+    layers = entry.at("layers").whole_number()
+    memory = [value.number() for value in entry.at("mem_MB").items()]
+    if len(memory) != layers:
+        entry.at("mem_MB").fail(f"has {len(memory)} values for {layers} layers")
+    block = [value.whole_number() for value in entry.at("parameters_out").items()]
+    if (layers % len(block) or len(block) > layers) if block else layers:
+        entry.at("parameters_out").fail(
+            f"has {len(block)} values for {layers} layers; give one a layer, or a block of layers that "
+            "repeats a whole number of times"
+        )
+    return ModelSpec(
+        mem_bytes=tuple(value * BYTES_PER_MB for value in memory),
+        elements_in=entry.at("parameters_in").whole_number(),
+        elements_out=tuple(block * (layers // len(block))) if block else (),
+        extra=_extra(entry, {"layers", "mem_MB", "parameters_in", "parameters_out"}),
+    )
+
+
+def save_models(path: _PathLike, models: Mapping[str, ModelSpec]) -> None:
+    """Write ``models.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(
+        path,
+        {
+            name: {
+                "layers": model.layers,
+                "mem_MB": [_tidy(value / BYTES_PER_MB) for value in model.mem_bytes],
+                "parameters_in": model.elements_in,
+                "parameters_out": list(model.elements_out),
+                **model.extra,
+            }
+            for name, model in models.items()
+        },
+    )
+
+
+def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool = False) -> None:
+    """Add a model to a file, which need not exist; its other models stay.
+
+    Raises:
+        SpecError: the file is not a models file, or has ``name`` already and ``overwrite`` is False.
+    """
+    models = load_models(path) if Path(path).exists() else {}
+    if name in models and not overwrite:
+        raise SpecError(f"{path}: the model {name} is there already; overwrite it with -f/--overwrite")
+    save_models(path, models | {name: model})
+
+
+# --- device_types.yml -------------------------------------------------------------------------------
+
+
+def load_device_types(path: _PathLike) -> dict[str, DeviceType]:
+    """The device types of a file, by name.
+
+    Raises:
+        SpecError: with file, line and key.
+    """
+    return {name: _read_device_type(entry) for name, entry in read_document(path).entries().items()}
+
+
+def _read_device_type(entry: Field) -> DeviceType:
+    profiles: dict[str, tuple[ModelProfile, ...]] = {}
+    for model, listed in entry.at("model_profiles").entries().items():
+        known: list[ModelProfile] = []
+        for item in listed.items():
+            profile = _read_profile(item)
+            if any(profile.same_conditions(other) for other in known):
+                item.fail(
+                    f"is a second profile for batch size {profile.batch_size} and dtype "
+                    f"{short_dtype(profile.dtype)}; keep one"
+                )
+            known.append(profile)
+        profiles[model] = tuple(known)
+    return DeviceType(
+        mem_bytes=entry.at("mem_MB").number() * BYTES_PER_MB,
+        bw_bytes_per_s=entry.at("bw_Mbps").number() * BYTES_PER_SECOND_PER_MBPS,
+        profiles=profiles,
+        extra=_extra(entry, {"bw_Mbps", "mem_MB", "model_profiles"}),
+    )
+
+
+def _read_profile(entry: Field) -> ModelProfile:
+    return ModelProfile(
+        batch_size=entry.at("batch_size").whole_number(least=1),
+        dtype=entry.at("dtype").text(),
+        time_s=tuple(value.number() for value in entry.at("time_s").items()),
+        extra=_extra(entry, {"batch_size", "dtype", "time_s"}),
+    )
+
+
+def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
+    """Write ``device_types.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(
+        path,
+        {
+            name: {
+                "bw_Mbps": _tidy(type_.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS),
+                "mem_MB": _tidy(type_.mem_bytes / BYTES_PER_MB),
+                "model_profiles": {
+                    model: [
+                        {
+                            "batch_size": profile.batch_size,
+                            "dtype": profile.dtype,
+                            "time_s": list(profile.time_s),
+                            **profile.extra,
+                        }
+                        for profile in profiles
+                    ]
+                    for model, profiles in type_.profiles.items()
+                },
+                **type_.extra,
+            }
+            for name, type_ in types.items()
+        },
+    )
+
+
+def add_profile(
+    path: _PathLike,
+    type_name: str,
+    model: str,
+    profile: ModelProfile,
+    *,
+    mem_bytes: float | None = None,
+    bw_bytes_per_s: float | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Add a profile to a device type of a file; neither need exist; everything else stays.
+
+    Args:
+        path: the file.
+        type_name: the device type.
+        model: what was profiled.
+        profile: the times.
+        mem_bytes: memory of the device type; needed where the type is new.
+        bw_bytes_per_s: its bandwidth; needed where the type is new.
+        overwrite: replace a profile of the same batch size and dtype, or other figures of the type.
+
+    Raises:
+        SpecError: the file is not a device types file; the type is new and has no memory or bandwidth;
+            or something would have to be replaced and ``overwrite`` is False.
+    """
+    types = load_device_types(path) if Path(path).exists() else {}
+    old = types.get(type_name)
+    if old is None and (mem_bytes is None or bw_bytes_per_s is None):
+        raise SpecError(
+            f"{path}: the device type {type_name} is new; give its memory (-dtm MB) and bandwidth (-dtb Mbps)"
+        )
+    if old is None:
+        old = DeviceType(mem_bytes=mem_bytes or 0.0, bw_bytes_per_s=bw_bytes_per_s or 0.0)
+    profiles = old.profiles.get(model, ())
+    others = tuple(other for other in profiles if not profile.same_conditions(other))
+    changes = (mem_bytes not in (None, old.mem_bytes)) or (bw_bytes_per_s not in (None, old.bw_bytes_per_s))
+    if not overwrite and len(others) < len(profiles):
+        raise SpecError(
+            f"{path}: {type_name} has a profile of {model} for batch size {profile.batch_size} and dtype "
+            f"{profile.dtype} already; overwrite it with -f/--overwrite"
+        )
+    if not overwrite and changes:
+        raise SpecError(
+            f"{path}: {type_name} has another memory or bandwidth already; overwrite it with -f/--overwrite"
+        )
+    new = replace(
+        old,
+        mem_bytes=old.mem_bytes if mem_bytes is None else mem_bytes,
+        bw_bytes_per_s=old.bw_bytes_per_s if bw_bytes_per_s is None else bw_bytes_per_s,
+        profiles={**old.profiles, model: (*others, profile)},
+    )
+    save_device_types(path, types | {type_name: new})
+
+
+# --- devices.yml ------------------------------------------------------------------------------------
+
+
+def load_devices(path: _PathLike) -> dict[str, tuple[str, ...]]:
+    """The hosts of each device type.
+
+    Raises:
+        SpecError: with file, line and key; also for a host that is listed twice.
+    """
+    devices: dict[str, tuple[str, ...]] = {}
+    type_of: dict[str, str] = {}
+    for type_name, entry in read_document(path).entries().items():
+        for item in entry.items():
+            host = item.text()
+            if not host:
+                item.fail("is an empty host name")
+            if host in type_of:
+                other = type_of[host]
+                also = "" if other == type_name else f"; it stands under {other} already"
+                item.fail(f"the host {host} is listed twice{also}")
+            type_of[host] = type_name
+        devices[type_name] = tuple(item.text() for item in entry.items())
+    return devices
+
+
+def save_devices(path: _PathLike, devices: Mapping[str, Iterable[str]]) -> None:
+    """Write ``devices.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(path, {type_name: list(hosts) for type_name, hosts in devices.items()})
+
+
+# --- device_neighbors_world.yml ---------------------------------------------------------------------
+
+
+def load_neighbors(path: _PathLike) -> dict[str, dict[str, Link]]:
+    """The links from each host to its neighbours.
+
+    Raises:
+        SpecError: with file, line and key.
+    """
+    return {
+        host: {name: _read_link(link) for name, link in entry.entries().items()}
+        for host, entry in read_document(path).entries().items()
+    }
+
+
+def _read_link(entry: Field) -> Link:
+    latency = entry.find("latency_s")
+    return Link(
+        bw_bytes_per_s=entry.at("bw_Mbps").number() * BYTES_PER_SECOND_PER_MBPS,
+        latency_s=0.0 if latency is None else latency.number(),
+    )
+
+
+def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Link]]) -> None:
+    """Write ``device_neighbors_world.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(
+        path,
+        {
+            host: {
+                name: {"bw_Mbps": _tidy(link.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS)}
+                | ({"latency_s": link.latency_s} if link.latency_s else {})
+                for name, link in links.items()
+            }
+            for host, links in neighbors.items()
+        },
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+def _extra(entry: Field, known: set[str]) -> dict[str, Any]:
+    return {name: value.plain() for name, value in entry.entries().items() if name not in known}
+
+
+def _tidy(value: float) -> float | int:
+    """Whole numbers without ``.0``, as people write them."""
+    return int(value) if float(value).is_integer() else float(value)
