@@ -14,7 +14,9 @@ from fake_models import FakeModel, bert, vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeedge.data.text
 from pipeedge.data import InputRequest, open_input
+from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.defaults import asset, hashed_ids
 from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.errors import InputError
@@ -248,6 +250,43 @@ class TestDefaultInput:
         assert VOCABULARY.index("the") in microbatch.payload[0]
 
 
+class TestCompanions:
+    def test_the_first_directory_then_the_first_name(self, tmp_path: Path) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        for path in (first / "b", second / "a", second / "b"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("")
+        assert companion_file("local/model", (first, second), ("a", "b")) == first / "b"
+        assert companion_file("local/model", (second, first), ("a", "b")) == second / "a"
+        assert companion_file("local/model", (tmp_path,), ("a", "b")) is None
+        assert companion_file(str(tmp_path), (), ("a",)) is None
+
+    def test_a_model_in_the_hubs_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import huggingface_hub
+
+        def cached(repository: str, name: str) -> str | None:
+            path = f"{tmp_path}/{name}"
+            return path if (repository, name) == ("google-bert/bert-base-uncased", "vocab.txt") else None
+
+        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+        names = ("tokenizer.json", "vocab.txt")
+        assert companion_file("bert-base-uncased", (), names) == tmp_path / "vocab.txt"
+        assert companion_file("bert-large-uncased", (), names) is None
+
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_whether_the_hub_answers(self, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+        import huggingface_hub
+
+        class Session:
+            def head(self, _: str, timeout: float) -> None:
+                assert timeout <= 5
+                if not answers:
+                    raise OSError("no route")
+
+        monkeypatch.setattr(huggingface_hub, "get_session", Session)
+        assert hub_reachable() is answers
+
+
 class TestText:
     def test_one_sentence_a_line(self, tmp_path: Path, vocabulary: Path) -> None:
         path = file_with(tmp_path, "\ufeffThe cats sat.\n\n  \nthe cat\nunheard\n")
@@ -307,6 +346,24 @@ class TestText:
         path = file_with(tmp_path, "the cat\n")
         with pytest.raises(InputError, match=rf"put its tokenizer.json or vocab.txt into {tmp_path}"):
             open_input(InputRequest(paths=(path,)), bert(directory=tmp_path))
+
+    @pytest.mark.parametrize("reachable", [False, True])
+    def test_a_named_model_whose_tokenizer_cannot_be_fetched(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool
+    ) -> None:
+        import transformers
+
+        asked: list[str] = []
+
+        def from_pretrained(name: str) -> None:
+            asked.append(name)
+            raise OSError("no such repository")
+
+        monkeypatch.setattr(pipeedge.data.text, "hub_reachable", lambda: reachable)
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+        with pytest.raises(InputError, match="into a model directory and name that with -m"):
+            open_input(InputRequest(paths=(file_with(tmp_path, "a"),)), bert())
+        assert asked == (["local/bert"] if reachable else [])
 
     def test_a_tokenizer_of_another_model(self, tmp_path: Path, vocabulary: Path) -> None:
         path = file_with(tmp_path, "the cats\n")

@@ -76,6 +76,32 @@ class TestArithmetic:
         mean, std = np.array([[[0.1]], [[0.2]], [[0.3]]]), np.array([[[1.0]], [[2.0]], [[4.0]]])
         np.testing.assert_allclose(actual.numpy(), (pixels - mean) / std, atol=TOLERANCE)
 
+    @pytest.mark.parametrize(
+        ("family", "description"),
+        [
+            ("vit", {"feature_extractor_type": "ViTFeatureExtractor", "resample": 2, "size": 224}),
+            (
+                "deit",
+                {
+                    "feature_extractor_type": "DeiTFeatureExtractor",
+                    "image_mean": [0.485, 0.456, 0.406],
+                    "image_std": [0.229, 0.224, 0.225],
+                    "resample": 3,
+                    "size": 256,
+                    "crop_size": 224,
+                },
+            ),
+        ],
+    )
+    def test_the_descriptions_that_were_published_are_the_defaults(
+        self, tmp_path: Path, family: str, description: dict[str, object]
+    ) -> None:
+        write_processor(tmp_path, **description)
+        model = vit(family=family, directory=tmp_path)
+        image = picture(300, 200)
+        actual = image_transform(model, (tmp_path,))(image)
+        torch.testing.assert_close(default_recipe(model)(image), actual, rtol=0, atol=5 * TOLERANCE)
+
     def test_shipped_description_of_digits_is_the_scale_of_training(self) -> None:
         model = vit(8, 1, directory=asset("vit-digits"))
         image = picture(8, 8, mode="L")

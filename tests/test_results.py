@@ -1,0 +1,285 @@
+"""Result files and accuracy, each read back and held against a calculation of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeedge.results
+from pipeedge.errors import PipeEdgeError, RequestError
+from pipeedge.results import Accuracy, ResultWriter
+
+
+@dataclass(frozen=True)
+class Model:
+    labels: tuple[str, ...] | None = None
+    output_kind: str = "logits"
+    name: str = "a-model"
+
+
+@dataclass(frozen=True)
+class Items:
+    numbers: Sequence[int]
+    labels: Sequence[int | None]
+    sources: Sequence[str]
+
+    @classmethod
+    def of(cls, *numbers: int, labels: Sequence[int | None] | None = None) -> Items:
+        return cls(numbers, labels or [None] * len(numbers), [f"dir/{number}, “ä”.png" for number in numbers])
+
+
+NAMED = Model(("zero", "one, or so", "two", "three", "four", "five"))
+OUTPUTS = torch.tensor(
+    [[0.0, 3.0, 1.0, 2.0, -1.0, -2.0], [5.0, 5.5, -9.0, 0.0, 0.5, 0.25], [9.0, 8, 7, 6, 5, 4]]
+)
+
+
+def written(
+    path: Path, model: Model, *parts: tuple[torch.Tensor, Items], expected: int | None = None
+) -> Path:
+    with ResultWriter(path, model, expected) as writer:
+        for number, (outputs, items) in enumerate(parts):
+            writer.write(number, outputs, items)
+    return path
+
+
+def two_parts() -> tuple[tuple[torch.Tensor, Items], ...]:
+    return (OUTPUTS[:2], Items.of(0, 1, labels=(1, None))), (OUTPUTS[2:], Items.of(2, labels=(4,)))
+
+
+def softmax(row: Sequence[float]) -> list[float]:
+    total = sum(math.exp(value) for value in row)
+    return [math.exp(value) / total for value in row]
+
+
+class TestFiles:
+    def test_csv(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.csv", NAMED, *two_parts(), expected=3)
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        assert [row["item"] for row in rows] == ["0", "1", "2"]
+        assert [row["source"] for row in rows] == [f"dir/{number}, “ä”.png" for number in range(3)]
+        assert [row["label"] for row in rows] == ["1", "", "4"]
+        for row, outputs in zip(rows, OUTPUTS.tolist(), strict=True):
+            best = sorted(range(6), key=lambda number: -outputs[number])[:5]
+            assert [int(row[f"class_{place}"]) for place in range(1, 6)] == best
+            assert [row[f"name_{place}"] for place in range(1, 6)] == [
+                NAMED.labels[number] for number in best
+            ]
+            scores = [float(row[f"score_{place}"]) for place in range(1, 6)]
+            assert scores == pytest.approx([softmax(outputs)[number] for number in best], rel=1e-5)
+
+    def test_csv_of_a_model_with_few_and_nameless_classes(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.csv", Model(), (torch.zeros(1, 2), Items.of(0)))
+        header, row = csv.reader(path.open(encoding="utf-8"))
+        assert header == [
+            "item",
+            "source",
+            "label",
+            "class_1",
+            "name_1",
+            "score_1",
+            "class_2",
+            "name_2",
+            "score_2",
+        ]
+        assert row[4:6] == ["", "0.5"]
+
+    def test_jsonl(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.JSONL", NAMED, *two_parts())
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert [row["item"] for row in rows] == [0, 1, 2]
+        assert [row.get("label", "unknown") for row in rows] == [1, "unknown", 4]
+        assert rows[0]["source"] == "dir/0, “ä”.png"
+        assert [entry["class"] for entry in rows[0]["top"]] == [1, 3, 2, 0, 4]
+        assert rows[0]["top"][0]["name"] == "one, or so"
+        assert rows[0]["top"][1]["score"] == pytest.approx(softmax(OUTPUTS[0].tolist())[3], rel=1e-5)
+
+    def test_jsonl_stays_json_when_outputs_are_no_numbers(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), Items.of(0)))
+
+        def refuse(text: str) -> None:
+            raise AssertionError(text)
+
+        row = json.loads(path.read_text(), parse_constant=refuse)
+        assert [entry["score"] for entry in row["top"]] == [None, None]
+        assert "name" not in row["top"][0]
+
+    def test_npz(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.npz", NAMED, *two_parts(), expected=3)
+        with np.load(path, allow_pickle=False) as arrays:
+            assert sorted(arrays.files) == ["labels", "outputs"]
+            assert arrays["outputs"].dtype == np.float32
+            np.testing.assert_array_equal(arrays["outputs"], OUTPUTS.numpy())
+            assert arrays["labels"].tolist() == [1, -1, 4]
+
+    def test_npz_of_vectors_without_labels(self, tmp_path: Path) -> None:
+        outputs = torch.randn(4, 3, 2, dtype=torch.bfloat16)
+        path = written(
+            tmp_path / "out.npz", Model(output_kind="vector"), (outputs, Items.of(0, 1, 2, 3)), expected=4
+        )
+        with np.load(path) as arrays:
+            assert arrays.files == ["outputs"]
+            np.testing.assert_array_equal(arrays["outputs"], outputs.float().numpy())
+
+    def test_places_in_the_input_where_items_were_skipped(self, tmp_path: Path) -> None:
+        part = (OUTPUTS, Items.of(0, 2, 5))
+        with np.load(written(tmp_path / "out.npz", NAMED, part)) as arrays:
+            assert arrays["items"].tolist() == [0, 2, 5]
+        rows = written(tmp_path / "out.jsonl", NAMED, part).read_text().splitlines()
+        assert [json.loads(row)["item"] for row in rows] == [0, 2, 5]
+
+    @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    @settings(max_examples=20, deadline=None)
+    def test_equal_results_give_equal_files_however_they_came(
+        self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+    ) -> None:
+        folder = tmp_path_factory.mktemp("results")
+        outputs = torch.randn(sum(sizes), 7, generator=torch.Generator().manual_seed(len(sizes)))
+        numbers = list(range(sum(sizes)))
+        parts = [
+            (chunk, Items.of(*which))
+            for chunk, which in zip(
+                outputs.split(sizes),
+                (part.tolist() for part in torch.tensor(numbers).split(sizes)),
+                strict=True,
+            )
+        ]
+        for suffix in (".csv", ".jsonl", ".npz"):
+            one = written(folder / f"one{suffix}", Model(), (outputs, Items.of(*numbers)))
+            many = written(folder / f"many{suffix}", Model(), *parts)
+            assert one.read_bytes() == many.read_bytes()
+
+
+class TestFailure:
+    @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
+    def test_a_failed_run_leaves_what_was_there(self, tmp_path: Path, suffix: str) -> None:
+        path = tmp_path / f"out{suffix}"
+        path.write_text("before")
+
+        def fail() -> None:
+            with ResultWriter(path, NAMED, None) as writer:
+                writer.write(0, OUTPUTS, Items.of(0, 1, 2))
+                assert len(list(tmp_path.iterdir())) == 2
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert path.read_text() == "before"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_nothing_is_seen_before_the_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "out.csv"
+        with ResultWriter(path, NAMED, 3) as writer:
+            assert not path.exists()
+            writer.write(0, OUTPUTS, Items.of(0, 1, 2))
+            assert not path.exists()
+        assert list(tmp_path.iterdir()) == [path]
+
+    @pytest.mark.parametrize("path", [None, "out.npz"])
+    def test_microbatches_out_of_order(self, tmp_path: Path, path: str | None) -> None:
+        target = None if path is None else tmp_path / path
+        with ResultWriter(target, NAMED, 3) as writer:
+            writer.write(0, OUTPUTS[:1], Items.of(0))
+            with pytest.raises(PipeEdgeError, match="microbatch 2 came where 1 was due"):
+                writer.write(2, OUTPUTS[:1], Items.of(2))
+            with pytest.raises(PipeEdgeError, match="has 2 items, its results 1"):
+                writer.write(1, OUTPUTS[:1], Items.of(1, 2))
+            writer.write(1, OUTPUTS[1:], Items.of(1, 2))
+            assert writer.items == 3
+
+    @pytest.mark.parametrize("name", [None, "out.jsonl"])
+    def test_missing_results(self, tmp_path: Path, name: str | None) -> None:
+        path = None if name is None else tmp_path / name
+        with pytest.raises(PipeEdgeError, match="3 results for 4 items"):
+            written(path, NAMED, (OUTPUTS, Items.of(0, 1, 2)), expected=4)  # type: ignore[arg-type]
+        assert not list(tmp_path.iterdir())
+
+    def test_outputs_of_another_shape(self, tmp_path: Path) -> None:
+        with pytest.raises(PipeEdgeError, match=r"\(2,\) values an item follow outputs of \(6,\)"):
+            written(tmp_path / "a.npz", NAMED, (OUTPUTS, Items.of(0, 1, 2)), (torch.zeros(1, 2), Items.of(3)))
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("suffix", ["csv", "jsonl", "npz"])
+    def test_a_full_disk(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = pipeedge.results.FORMATS[f".{suffix}"]
+        full = OSError(28, "No space left on device")
+
+        def write(*_: object) -> None:
+            raise full
+
+        monkeypatch.setattr(rows, "write", write)
+        with pytest.raises(RequestError, match=rf"out.{suffix}: cannot be written \(No space left"):
+            written(tmp_path / f"out.{suffix}", NAMED, *two_parts())
+        assert not list(tmp_path.iterdir())
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("out.txt", r"unknown suffix '.txt'; use .csv, .jsonl, .npz"),
+            ("out", "unknown suffix ''"),
+            ("nowhere/out.csv", "nowhere does not exist"),
+            ("folder.csv", "is a directory"),
+        ],
+    )
+    def test_refused_before_anything_runs(self, tmp_path: Path, name: str, message: str) -> None:
+        (tmp_path / "folder.csv").mkdir()
+        with pytest.raises(RequestError, match=message):
+            ResultWriter(tmp_path / name, NAMED, None)
+
+    @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+    def test_vectors_go_to_arrays_only(self, tmp_path: Path, suffix: str) -> None:
+        with pytest.raises(RequestError, match=r"a-model gives vectors.* \.npz only"):
+            ResultWriter(tmp_path / f"out.{suffix}", Model(output_kind="vector"), None)
+
+    def test_a_folder_that_cannot_be_written(self) -> None:
+        with pytest.raises(RequestError, match="cannot write to /proc"):
+            ResultWriter(Path("/proc/out.csv"), NAMED, None)
+
+    def test_checking_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        ResultWriter(tmp_path / "out.csv", NAMED, None)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_link_stays_one(self, tmp_path: Path) -> None:
+        target, link = tmp_path / "target.csv", tmp_path / "link.csv"
+        target.write_text("before")
+        link.symlink_to(target)
+        written(link, NAMED, *two_parts())
+        assert link.is_symlink()
+        assert target.read_text().startswith("item,")
+
+    def test_the_file_has_the_permissions_of_any_new_file(self, tmp_path: Path) -> None:
+        (tmp_path / "plain").write_text("")
+        path = written(tmp_path / "out.npz", NAMED, *two_parts())
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+class TestAccuracy:
+    @given(
+        best=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+        labels=st.lists(st.none() | st.integers(0, 4), min_size=30, max_size=30),
+        size=st.integers(1, 7),
+    )
+    @settings(max_examples=50, deadline=None)
+    def test_counts_labelled_items_only(self, best: list[int], labels: list[int | None], size: int) -> None:
+        labels = labels[: len(best)]
+        outputs = torch.nn.functional.one_hot(torch.tensor(best), 5).float()
+        accuracy = Accuracy()
+        for start in range(0, len(best), size):
+            accuracy = accuracy.with_outputs(outputs[start : start + size], labels[start : start + size])
+        labelled = [label for label in labels if label is not None]
+        correct = sum(label is not None and one == label for one, label in zip(best, labels, strict=True))
+        assert (accuracy.correct, accuracy.labelled) == (correct, len(labelled))
+        assert accuracy.top1 == (correct / len(labelled) if labelled else None)
