@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
 
-from pipeedge.models import Model, find_model
+from pipeedge.models import DIGITS, Model, find_model
 from pipeedge.payload import Payload
 from pipeedge.schedule import LayerRange
 
@@ -75,3 +76,13 @@ def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list
 @given(case=text_cases(), multi_cuts=multi)
 def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
     check_every_cut(case, multi_cuts)
+
+
+def test_the_model_in_the_package_equals_transformers_at_every_cut() -> None:
+    model = find_model(DIGITS)
+    assert model.n_layers == 16
+    reference = transformers.ViTForImageClassification.from_pretrained(model.directory).eval()
+    inputs = (torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)),)
+    expected = reference_output(reference, inputs)
+    for cuts in [[cut] for cut in range(1, 16)]:
+        torch.testing.assert_close(run_cut(model, cuts, inputs)[0], expected, rtol=0, atol=TOLERANCE)

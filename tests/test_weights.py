@@ -506,10 +506,13 @@ def test_a_damaged_npz_never_gives_other_weights(
     position = data_offset(member) + data.draw(st.integers(0, member.compress_size - 1))
     content[position] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
+    shard, message = None, ""
     try:
         shard = model.load(weights=path)
     except WeightsError as error:
-        assert member.filename.removesuffix(".npy") in str(error)
+        message = str(error)
+    if shard is None:
+        assert member.filename.removesuffix(".npy") in message
     else:
         # Some bits of a deflated stream carry no data, such as the one that marks its last block.
         assert kind == "write_deflated"

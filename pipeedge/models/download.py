@@ -26,7 +26,7 @@ import torch
 from pipeedge.errors import ModelError, WeightsError
 from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
 from pipeedge.models.weights import TensorEntry, WeightsFile, open_weights
-from pipeedge.models.writing import needed_names, write_npz, write_random
+from pipeedge.models.writing import make_directory_of, needed_names, write_npz, write_random
 
 __all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "download_hub", "save_weights"]
 
@@ -164,7 +164,7 @@ def download(model: Model, origin: Origin, target: Path) -> None:
         WeightsError: the transfer failed (what has arrived is kept and continued by the next call),
             or what arrived does not fit the model.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory_of(target)
     if isinstance(origin, HttpSource):
         download_http(model, origin, target)
     else:
@@ -215,7 +215,7 @@ def _fetch(url: str, part: Path, target: Path) -> None:
 
 
 def _by_hand(url: str, target: Path) -> str:
-    return f"without a network here, fetch it elsewhere and put it at {target}, or use --random"
+    return f"without a network here, fetch it elsewhere and put it at {target.absolute()}, or use --random"
 
 
 def _transfer(url: str, part: Path, label: str) -> bool:
@@ -230,7 +230,7 @@ def _transfer(url: str, part: Path, label: str) -> bool:
             if total == str(have):
                 return True
             part.unlink()  # longer than the file itself, so of another version
-            return False
+            return _transfer(url, part, label)
         raise
     with response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
@@ -266,7 +266,7 @@ def download_hub(model: Model, origin: HubSource, target: Path) -> None:
     The transfer's own files lie in ``<target>.part/`` until the conversion is done.
     """
     staging = target.with_name(target.name + ".part")
-    fetched = _fetch_hub(origin, staging, target)
+    fetched = _fetch_hub(origin, staging)
     with _open_fetched(fetched) as source:
         shard = model.shard_for(source)
         names = needed_names(shard, model.config, source)
@@ -275,13 +275,16 @@ def download_hub(model: Model, origin: HubSource, target: Path) -> None:
     shutil.rmtree(staging)
 
 
-def _fetch_hub(origin: HubSource, staging: Path, target: Path) -> Path:
+def _fetch_hub(origin: HubSource, staging: Path) -> Path:
     # Imported here: it takes half a second that only a download needs to spend.
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     for name in origin.files:
         try:
+            # Asked by itself first: without a network this fails at once, where the download would
+            # try again for half a minute.
+            get_hf_file_metadata(hf_hub_url(origin.repository, name, endpoint=origin.endpoint))
             return Path(hf_hub_download(origin.repository, name, local_dir=staging, endpoint=origin.endpoint))
         except LocalEntryNotFoundError as error:
             problem = str(error.__cause__ or error)
@@ -294,7 +297,7 @@ def _fetch_hub(origin: HubSource, staging: Path, target: Path) -> Path:
     first_line = problem.strip().splitlines()[0] if problem.strip() else "no reason given"
     raise WeightsError(
         f"{origin.repository} on the Hugging Face hub cannot be fetched ({first_line}); without a network "
-        f"here, run save_model_weights.py elsewhere and put {target.name} at {target}, or use --random"
+        f"here, fetch its {origin.files[0]} elsewhere and name that with -M, or use --random"
     )
 
 

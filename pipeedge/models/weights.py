@@ -203,7 +203,7 @@ class SafetensorsFile(_StreamedFile):
         try:
             with self.path.open("rb", buffering=0) as file:
                 for _, start, stop in sorted(self._entries.values(), key=lambda value: value[1]):
-                    for offset in {start, (start + stop) // 2}:
+                    for offset in (start, (start + stop) // 2):
                         file.seek(offset)
                         yield file.read(min(_SAMPLE_BYTES, stop - offset)) or b""
         except OSError as error:

@@ -18,7 +18,7 @@ from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights import WeightsFile
 
-__all__ = ["replacing", "write_npz", "write_random"]
+__all__ = ["make_directory_of", "needed_names", "replacing", "write_npz", "write_random"]
 
 
 @contextmanager
@@ -29,14 +29,26 @@ def replacing(target: Path) -> Iterator[Path]:
         WeightsError: the directory cannot be written to, or the disk is full.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    make_directory_of(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(target)
     except OSError as error:
         raise WeightsError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_directory_of(target: Path) -> None:
+    """Make the directory that ``target`` is to lie in, unless it is there.
+
+    Raises:
+        WeightsError: it cannot be made.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 def write_npz(

@@ -1,0 +1,378 @@
+"""Names, directories, dimensions, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_oracle import scramble
+
+from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError, one_line
+from pipeedge.models import DIGITS, MODEL_NAMES, find_model
+from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.schedule import LayerRange
+
+# name: layers, default file, and the reference that has as many weights
+KNOWN: dict[str, tuple[int, str, type, dict[str, Any]]] = {
+    "google/vit-base-patch16-224": (
+        48,
+        "ViT-B_16-224.npz",
+        transformers.ViTForImageClassification,
+        {"num_labels": 1000},
+    ),
+    "google/vit-large-patch16-224": (
+        96,
+        "ViT-L_16-224.npz",
+        transformers.ViTForImageClassification,
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "num_labels": 1000,
+        },
+    ),
+    "google/vit-huge-patch14-224-in21k": (
+        128,
+        "ViT-H_14.npz",
+        transformers.ViTForImageClassification,
+        {
+            "hidden_size": 1280,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "intermediate_size": 5120,
+            "patch_size": 14,
+            "num_labels": 21843,
+        },
+    ),
+    "facebook/deit-base-distilled-patch16-224": (
+        48,
+        "DeiT_B_distilled.npz",
+        transformers.DeiTForImageClassificationWithTeacher,
+        {"num_labels": 1000},
+    ),
+    "facebook/deit-small-distilled-patch16-224": (
+        48,
+        "DeiT_S_distilled.npz",
+        transformers.DeiTForImageClassificationWithTeacher,
+        {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_labels": 1000},
+    ),
+    "facebook/deit-tiny-distilled-patch16-224": (
+        48,
+        "DeiT_T_distilled.npz",
+        transformers.DeiTForImageClassificationWithTeacher,
+        {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "num_labels": 1000},
+    ),
+    "bert-base-uncased": (48, "BERT-B.npz", transformers.BertModel, {}),
+    "bert-large-uncased": (
+        96,
+        "BERT-L.npz",
+        transformers.BertModel,
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+        },
+    ),
+    "textattack/bert-base-uncased-CoLA": (
+        48,
+        "BERT-B-CoLA.npz",
+        transformers.BertForSequenceClassification,
+        {"num_labels": 2},
+    ),
+}
+
+
+def test_the_nine_names_of_the_original_and_our_own_are_known() -> None:
+    assert set(MODEL_NAMES) == {*KNOWN, DIGITS}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_models_are_those_of_the_hub(name: str) -> None:
+    layers, file, cls, options = KNOWN[name]
+    with torch.device("meta"):
+        reference = cls(cls.config_class(**options))
+    model = find_model(name)
+    assert model.n_layers == layers
+    assert model.weights_path() == Path(file)
+    assert model.parameter_count() == sum(p.numel() for p in reference.parameters())
+    assert model.weight_bytes() == 4 * model.parameter_count()
+    assert model.config.eps == reference.config.layer_norm_eps
+    assert model.config.activation == reference.config.hidden_act
+    assert model.output_kind == ("logits" if options.get("num_labels") else "vector")
+    (output,) = model.payload_specs(layers, items=3)
+    assert output.shape == (3, options.get("num_labels", reference.config.hidden_size))
+
+
+def test_parameters_of_parts_add_up() -> None:
+    model = find_model("google/vit-base-patch16-224")
+    parts = [model.parameter_count(LayerRange(layer, layer + 1)) for layer in range(model.n_layers)]
+    assert sum(parts) == model.parameter_count()
+    # A block of ViT-Base by its four layers: norms of 2 x 768, matrices with their biases.
+    assert parts[4:8] == [
+        2 * 768 + 3 * 768 * 769,
+        768 * 769,
+        2 * 768 + 3072 * 769,
+        768 * 3073,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "block", "classes"),
+    [
+        # parameters_in and parameters_out of the scheduler's own models.yml
+        ("google/vit-base-patch16-224", 150528, [302592, 151296, 756480, 151296], 1000),
+        ("google/vit-large-patch16-224", 150528, [403456, 201728, 1008640, 201728], 1000),
+    ],
+)
+def test_payload_elements_are_those_of_the_original_profiles(
+    name: str, pixels: int, block: list[int], classes: int
+) -> None:
+    model = find_model(name)
+    elements = [
+        sum(spec.elements for spec in model.payload_specs(layer, items=1))
+        for layer in range(model.n_layers + 1)
+    ]
+    assert elements == [pixels, *(block * (model.n_layers // 4))[:-1], classes]
+
+
+def test_masks_travel_only_while_a_later_layer_attends() -> None:
+    model = find_model("bert-base-uncased")
+    for layer in range(1, model.n_layers):
+        specs = model.payload_specs(layer, items=2, tokens=7)
+        mask = [spec for spec in specs if spec.dtype == torch.bool]
+        assert [spec.shape for spec in mask] == ([(2, 7)] if layer <= 44 else [])
+        assert not mask or specs[-1] == mask[0]
+    assert [spec.dtype for spec in model.payload_specs(0, items=2)] == [torch.int64] * 3
+    assert model.payload_specs(0, items=2)[0].shape == (2, model.max_tokens)
+
+
+def test_cuts_outside_the_model_are_refused() -> None:
+    model = find_model("bert-base-uncased")
+    for layer in (-1, 49):
+        with pytest.raises(ScheduleError, match="1 to 48"):
+            model.payload_specs(layer, items=1)
+    for tokens in (0, 513):
+        with pytest.raises(InputError, match="1 to 512"):
+            model.payload_specs(1, items=1, tokens=tokens)
+    with pytest.raises(ScheduleError, match="1 to 48"):
+        model.build(LayerRange(40, 49))
+
+
+# Names and directories ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("google/vit-base-patch16-244", "google/vit-base-patch16-224"),
+        ("facebook/deit-tiny", "facebook/deit-tiny-distilled-patch16-224"),
+        ("bert-base", "bert-base-uncased"),
+        ("vit-digit", DIGITS),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(wrong: str, meant: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model(wrong)
+    assert f"did you mean {meant}?" in str(caught.value)
+    assert all(name in str(caught.value) for name in MODEL_NAMES)
+    assert str(caught.value) == one_line(caught.value)
+
+
+def test_a_name_like_no_other_gets_no_suggestion() -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model("/nowhere/at/all")
+    assert "did you mean" not in str(caught.value)
+
+
+BASE = {
+    "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
+    "deit": {"model_type": "deit", "architectures": ["DeiTForImageClassificationWithTeacher"]},
+    "bert": {"model_type": "bert", "architectures": ["BertModel"]},
+}
+
+
+def write_config(directory: Path, family: str, **changes: object) -> Path:
+    (directory / "config.json").write_text(json.dumps({**BASE[family], **changes}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("vit", {"model_type": "swin"}, ["swin", "vit, deit, bert"]),
+        ("vit", {"model_type": None}, ["None", "vit, deit, bert"]),
+        ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, ["ViTForMaskedImage", "ViTModel"]),
+        ("deit", {"architectures": ["DeiTForMaskedImageModeling"]}, ["DeiTForMaskedImage", "WithTeacher"]),
+        ("bert", {"architectures": ["BertForTokenClassification"]}, ["BertForToken", "BertForSequence"]),
+        ("bert", {"architectures": ["ViTModel"]}, ["ViTModel", "bert"]),
+        ("bert", {"architectures": "BertModel"}, ["architectures"]),
+        ("bert", {"is_decoder": True}, ["is_decoder", "encoders"]),
+        ("bert", {"add_cross_attention": True}, ["add_cross_attention"]),
+        ("bert", {"position_embedding_type": "relative_key"}, ["relative_key", "absolute"]),
+        ("bert", {"pruned_heads": {"0": [1]}}, ["pruned_heads"]),
+        ("bert", {"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        ("vit", {"hidden_act": "prelu"}, ["prelu", "gelu_new"]),
+        ("vit", {"hidden_size": 100, "num_attention_heads": 12}, ["100", "12"]),
+        ("vit", {"num_hidden_layers": 0}, ["blocks", "0", "at least 1"]),
+        ("vit", {"hidden_size": "768"}, ["hidden_size", "'768'"]),
+        ("vit", {"layer_norm_eps": "tiny"}, ["layer_norm_eps", "'tiny'"]),
+        ("vit", {"layer_norm_eps": -1.0}, ["epsilon", "-1"]),
+        ("vit", {"image_size": [224]}, ["image_size", "[224]", "[height, width]"]),
+        ("vit", {"image_size": 8, "patch_size": 16}, ["image_size", "patch_size"]),
+        ("vit", {"patch_size": 0}, ["patch_size", "0"]),
+        ("deit", {"id2label": {}}, ["num_labels"]),
+        ("vit", {"id2label": {"0": "a", "2": "b"}}, ["id2label", "gaps"]),
+        ("vit", {"id2label": ["a"]}, ["id2label"]),
+        ("vit", {"hidden_act": 3}, ["hidden_act", "3"]),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    family: str, changes: dict[str, object], said: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model(write_config(tmp_path, family, **changes))
+    message = str(caught.value)
+    assert str(tmp_path / "config.json") in message
+    assert all(part in message for part in said), message
+    assert message == one_line(caught.value)
+
+
+def test_a_directory_needs_a_readable_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        find_model(tmp_path)
+    for content in ("{", "[]", "\x00"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ModelError, match=r"config\.json"):
+            find_model(tmp_path)
+
+
+def test_a_directory_without_weights_is_a_model_whose_weights_come_from_elsewhere(tmp_path: Path) -> None:
+    model = find_model(write_config(tmp_path, "bert", num_hidden_layers=1))
+    assert model.random().layers == LayerRange(0, 4)
+    with pytest.raises(WeightsError, match=r"neither model\.safetensors nor"):
+        model.load()
+
+
+def test_labels_are_those_that_mean_something(tmp_path: Path) -> None:
+    named = find_model(write_config(tmp_path, "vit", id2label={"1": "dog", "0": "cat", "2": "cow"}))
+    assert named.labels == ("cat", "dog", "cow")
+    assert named.config.num_labels == 3
+    unnamed = find_model(write_config(tmp_path, "vit", id2label={"0": "LABEL_0", "1": "LABEL_1"}))
+    assert unnamed.labels is None
+    assert unnamed.config.num_labels == 2
+    # transformers does not write out the two classes that are its default.
+    assert find_model(write_config(tmp_path, "vit")).config.num_labels == 2
+    assert find_model("textattack/bert-base-uncased-CoLA").labels == ("unacceptable", "acceptable")
+    headless = find_model(write_config(tmp_path, "vit", id2label={}))
+    assert headless.output_kind == "vector"
+
+
+@pytest.mark.parametrize(
+    ("cls", "head"),
+    [
+        (transformers.DeiTForImageClassificationWithTeacher, "distilled"),
+        (transformers.ViTForImageClassification, "classifier"),
+        (transformers.BertForSequenceClassification, "classifier"),
+        (transformers.BertModel, "vector"),
+    ],
+)
+def test_without_architectures_the_weights_tell_the_head(cls: type, head: str, tmp_path: Path) -> None:
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    cls(cls.config_class(**size)).save_pretrained(tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    del document["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    model = find_model(tmp_path)
+    assert model.config.head == head
+    model.load()
+
+
+def test_a_model_is_a_value(tmp_path: Path) -> None:
+    write_config(tmp_path, "vit")
+    assert find_model(tmp_path) == find_model(str(tmp_path))
+    assert find_model(tmp_path).directory == tmp_path
+    assert find_model("bert-base-uncased").directory is None
+
+
+# Inputs ---------------------------------------------------------------------------------------------------
+
+
+def test_images_must_fit() -> None:
+    model = find_model("google/vit-base-patch16-224")
+    model.check_input((torch.zeros(2, 3, 224, 224),))
+    for payload, said in [
+        ((torch.zeros(2, 3, 224, 225),), "3, 224, 224"),
+        ((torch.zeros(3, 224, 224),), "3, 224, 224"),
+        ((torch.zeros(2, 3, 224, 224, dtype=torch.uint8),), "floating point"),
+        ((torch.zeros(1), torch.zeros(1)), "pixel_values"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            model.check_input(payload)
+
+
+def test_sentences_must_fit() -> None:
+    model = find_model("bert-base-uncased")
+    ids = torch.tensor([[101, 30521, 102]])
+    good = (ids, torch.ones_like(ids), torch.zeros_like(ids))
+    model.check_input(good)
+    for index, tensor, said in [
+        (0, ids + 1, "0 to 30521"),
+        (0, ids - 102, "0 to 30521"),
+        (2, torch.full_like(ids, 2), "token_type_ids .* 0 to 1"),
+        (1, torch.ones(1, 2, dtype=torch.int64), "attention_mask .*same for all"),
+        (0, ids.float(), "whole numbers"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            model.check_input((*good[:index], tensor, *good[index + 1 :]))
+    long = torch.zeros(1, 513, dtype=torch.int64)
+    with pytest.raises(InputError, match="1 to 512"):
+        model.check_input((long, long, long))
+
+
+# Activations ----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(name=st.sampled_from(sorted(ACTIVATIONS)), seed=st.integers(0, 99))
+def test_activations_are_those_of_transformers(name: str, seed: int) -> None:
+    x = 6 * torch.randn(64, generator=torch.Generator().manual_seed(seed))
+    expected = transformers.activations.ACT2FN[name](x.clone())
+    torch.testing.assert_close(ACTIVATIONS[name](x.clone()), expected, rtol=0, atol=2e-6)
+
+
+# The process ----------------------------------------------------------------------------------------------
+
+
+def test_shards_are_built_without_importing_transformers(tmp_path: Path) -> None:
+    """Its import costs each rank seconds and memory that a board does not have."""
+    built = transformers.ViTForImageClassification(
+        transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    scramble(built, 0)
+    built.save_pretrained(tmp_path)
+    script = (
+        "import sys\n"
+        "from pipeedge.models import find_model\n"
+        "find_model(sys.argv[1]).load()\n"
+        "print([m for m in ('transformers', 'safetensors', 'huggingface_hub') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_no_shard_has_dropout_or_gradients() -> None:
+    shard = find_model("bert-base-uncased").build()
+    assert not [name for name, module in shard.named_modules() if isinstance(module, torch.nn.Dropout)]
+    assert not any(parameter.requires_grad for parameter in shard.parameters())
