@@ -9,7 +9,6 @@ scheduler reads the same files by the same rules (src-native/yaml).
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tempfile
@@ -278,7 +277,7 @@ def yaml_name(name: str) -> str:
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     if usual and name.lower() not in words:
         return name
-    quoted: str = yaml.dump(name, Dumper=_Dumper, default_style='"', allow_unicode=True, width=math.inf)
+    quoted: str = yaml.dump(name, Dumper=_Dumper, default_style='"', allow_unicode=True, width=2**31 - 1)
     return quoted.strip()
 
 

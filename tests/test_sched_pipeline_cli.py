@@ -1,0 +1,676 @@
+"""The sched-pipeline program from outside: files and arguments in; exit code, lines and schedules out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.scheduler import find_executable
+
+ROOT = Path(__file__).resolve().parent.parent
+VIT_BASE = "google/vit-base-patch16-224"
+VIT_LARGE = "google/vit-large-patch16-224"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The last line on standard error; an error must be one line after the warnings."""
+        lines = self.err.splitlines()
+        assert lines, "nothing on standard error"
+        assert all(line.startswith("sched-pipeline: warning: ") for line in lines[:-1]), self.err
+        assert lines[-1].startswith("sched-pipeline: error: "), self.err
+        assert self.out == ""
+        return lines[-1].removeprefix("sched-pipeline: error: ")
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> Run:
+    done = subprocess.run(
+        [find_executable(), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+MODELS = {"m": {"layers": 4, "mem_MB": [1, 2, 1, 2], "parameters_in": 1000, "parameters_out": [1000, 2000]}}
+TYPES = {
+    "fast": {
+        "bw_Mbps": 80,
+        "mem_MB": 100,
+        "model_profiles": {"m": [{"batch_size": 8, "dtype": "torch.float32", "time_s": [1, 2, 1, 2]}]},
+    },
+    "slow": {
+        "bw_Mbps": 8,
+        "mem_MB": 50,
+        "model_profiles": {"m": [{"batch_size": 8, "dtype": "torch.float32", "time_s": [2, 4, 2, 4]}]},
+    },
+    "unprofiled": {"bw_Mbps": 8, "mem_MB": 50, "model_profiles": None},
+}
+DEVICES = {"fast": ["f0", "f1"], "slow": ["s0"], "unprofiled": []}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A folder with the three files under their default names."""
+
+    folder: Path
+
+    def write(self, name: str, content: object) -> None:
+        text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def run(self, *arguments: str) -> Run:
+        return run("-m", "m", *arguments, cwd=self.folder)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    made = Cluster(tmp_path)
+    made.write("models.yml", MODELS)
+    made.write("device_types.yml", TYPES)
+    made.write("devices.yml", DEVICES)
+    return made
+
+
+def with_types(cluster: Cluster, **changes: object) -> None:
+    cluster.write("device_types.yml", {"fast": {**TYPES["fast"], **changes}})
+    cluster.write("devices.yml", {"fast": ["f0", "f1"]})
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+def recomputed_bottleneck(
+    schedule: Sequence[Mapping[str, Sequence[int]]], model: str, data_host: str | None = None
+) -> float:
+    """The period of a schedule for the repository's files, from the files alone."""
+    models, types, devices = (
+        yaml.safe_load((ROOT / name).read_text())
+        for name in ("models.yml", "device_types.yml", "devices.yml")
+    )
+    type_of = {host: types[name] for name, hosts in devices.items() for host in hosts}
+    sizes = [models[model]["parameters_in"], *models[model]["parameters_out"]]
+    stages = [next(iter(stage.items())) for stage in schedule]
+
+    def link(one: str, other: str, cut: int) -> float:
+        if one == other:
+            return 0.0
+        return sizes[cut] * 8 * 4 / (min(type_of[one]["bw_Mbps"], type_of[other]["bw_Mbps"]) * MIB / 8)
+
+    costs = []
+    for host, (first, last) in stages:
+        (profile,) = type_of[host]["model_profiles"][model]
+        costs.append(sum(profile["time_s"][first - 1 : last]))
+    costs += [link(a[0], b[0], a[1][1]) for a, b in itertools.pairwise(stages)]
+    if data_host is not None:
+        costs += [link(data_host, stages[0][0], 0), link(stages[-1][0], data_host, len(sizes) - 1)]
+    return max(costs)
+
+
+@pytest.mark.parametrize(("model", "layers", "best"), [(VIT_BASE, 48, 1.548760), (VIT_LARGE, 96, 5.042833)])
+def test_the_examples_are_scheduled_at_their_optimum(model: str, layers: int, best: float) -> None:
+    done = run("-m", model)
+    assert (done.code, done.err) == (0, "")
+    schedule = yaml.safe_load(done.out)
+    bounds = [bound for stage in schedule for bound in next(iter(stage.values()))]
+    assert bounds[0] == 1
+    assert bounds[-1] == layers
+    assert all(next_first == last + 1 for last, next_first in zip(bounds[1:-1:2], bounds[2::2], strict=True))
+    assert recomputed_bottleneck(schedule, model) == pytest.approx(best, abs=5e-7)
+
+
+def test_the_output_has_the_form_of_the_seed() -> None:
+    lines = run().out.splitlines()
+    assert lines[0] == "- mb-0: [1, 5]"
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml"],
+        ["-M", "models.yml", "-T", "device_types.yml", "-D", "devices.yml"],
+        ["--models-file=models.yml", "--dev-types-file", "device_types.yml", "--dev-file=devices.yml"],
+        ["-m", VIT_BASE, "-b", "8", "-d", "torch.float32", "-i", "2", "-o", "2"],
+        [f"-m{VIT_BASE}", "-b8", "-dfloat32", "-i2", "-o2"],
+        [
+            "--model-name",
+            VIT_BASE,
+            "--batch-size",
+            "8",
+            "--dtype",
+            "float32",
+            "--buffers-in=2",
+            "--buffers-o=2",
+        ],
+        ["--objective", "throughput", "--time-limit", "5", "--format", "yaml"],
+    ],
+)
+def test_every_spelling_of_an_option_is_understood(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.code, done.err, done.out) == (0, "", run().out)
+
+
+def test_json_agrees_with_yaml_and_with_the_files() -> None:
+    data = json.loads(run("--format", "json", "--data-host", "mb-2").out)
+    schedule = [{stage["host"]: stage["layers"]} for stage in data["schedule"]]
+    assert schedule == yaml.safe_load(run("--data-host", "mb-2").out)
+    assert data["bottleneck_s"] == pytest.approx(recomputed_bottleneck(schedule, VIT_BASE, "mb-2"), rel=1e-12)
+    assert data["throughput_items_per_s"] == pytest.approx(8 / data["bottleneck_s"])
+    assert data["lower_bound_s"] <= data["bottleneck_s"] * (1 + 1e-9)
+    assert (data["status"], data["gap"]) == ("optimal", 0)
+    worst = max(max(s["compute_s"], s["link_in_s"], s["link_out_s"]) for s in data["schedule"])
+    assert worst == data["bottleneck_s"] == data["bottleneck"]["seconds"]
+    links = data["schedule"][0]["link_in_s"] + sum(s["link_out_s"] for s in data["schedule"])
+    assert data["latency_s"] == pytest.approx(sum(s["compute_s"] for s in data["schedule"]) + links)
+
+
+def test_explain_shows_the_stages_and_says_what_limits_them(cluster: Cluster) -> None:
+    cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0"]})
+    done = cluster.run("--explain")
+    assert done.code == 0
+    assert yaml.safe_load(done.out) == [{"f0": [1, 2]}, {"f1": [3, 4]}]
+    text = done.err
+    assert "stage 0 on f0 computes 3.000 s" in text
+    assert "2.667 items/s" in text
+    assert "proven optimal" in text
+    assert "s0 (slow): not needed" in text
+    assert "u0 (unprofiled): its type unprofiled has no profile for m, batch size 8, dtype float32" in text
+    assert "3.2 of 100.0" in text  # 3 MB of weights and 2 x 1000 + 2 x 2000 elements of 4 bytes, 8 times
+    assert "sched-pipeline: warning: device_types.yml: unprofiled has no profile for m" in text
+
+
+def test_the_bottleneck_can_be_a_link(cluster: Cluster) -> None:
+    cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_out": [200_000]}})
+    with_types(cluster, mem_MB=4, bw_Mbps=1)  # too small for all four layers
+    data = json.loads(cluster.run("--format=json", "-i0", "-o0").out)
+    assert data["bottleneck"]["kind"] == "link"
+    seconds = 200_000 * 8 * 4 / (MIB / 8)
+    assert data["bottleneck"]["words"] == (
+        f"the link from stage 0 on f0 to stage 1 on f1 takes {seconds:.3f} s"
+    )
+
+
+def test_what_if_answers_in_one_line_each_beside_today(cluster: Cluster) -> None:
+    done = cluster.run("--add-host", "fast=2", "--remove-host", "f1", "--scale-bandwidth", "0.5")
+    assert done.code == 0
+    assert yaml.safe_load(done.out) == [{"f0": [1, 2]}, {"f1": [3, 4]}]
+    lines = done.err.splitlines()
+    assert [line.split(":")[1] for line in lines] == [
+        " what if --add-host fast=2",
+        " what if --remove-host f1",
+        " what if --scale-bandwidth 0.5",
+        " what if --add-host fast=2 --remove-host f1 --scale-bandwidth 0.5",
+    ]
+    assert lines[0].endswith("4 items/s, today 2.667 items/s (+50.00 %)")
+    assert lines[1].endswith("2 items/s, today 2.667 items/s (-25.00 %)")
+    assert lines[2].endswith("2.667 items/s, today 2.667 items/s (+0.00 %)")
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_what_if_equals_the_changed_files(cluster: Cluster, objective: str) -> None:
+    arguments = ["--format", "json", "--objective", objective]
+    asked = json.loads(
+        cluster.run(*arguments, "--add-host=slow=2", "--remove-host=f0", "--scale-bandwidth=0.1").out
+    )["what_if"]
+    slower = {name: one | {"bw_Mbps": one["bw_Mbps"] / 10} for name, one in TYPES.items()}
+    more = DEVICES | {"slow": ["s0", "s1", "s2"]}
+    less = {name: [host for host in hosts if host != "f0"] for name, hosts in more.items()}
+    worlds = [(TYPES, more), (TYPES, {**DEVICES, "fast": ["f1"]}), (slower, DEVICES), (slower, less)]
+    for answer, (types, devices) in zip(asked, worlds, strict=True):
+        cluster.write("device_types.yml", types)
+        cluster.write("devices.yml", devices)
+        real = json.loads(cluster.run(*arguments).out)
+        for figure in ("bottleneck_s", "latency_s", "throughput_items_per_s"):
+            assert answer[figure] == pytest.approx(real[figure]), answer["change"]
+
+
+def test_removing_the_last_host_is_answered_not_refused(cluster: Cluster) -> None:
+    cluster.write("devices.yml", {"fast": ["f0"]})
+    done = cluster.run("--remove-host", "f0")
+    assert done.code == 0
+    assert "no feasible schedule, today 1.333 items/s: no host is left" in done.err
+
+
+def test_neighbours_decide_the_links(cluster: Cluster) -> None:
+    cluster.write("devices.yml", {"slow": ["s0", "s1", "s2"]})
+    free = json.loads(cluster.run("--format=json").out)
+    assert {stage["host"] for stage in free["schedule"]} == {"s0", "s1"}
+    neighbours = {
+        "s0": {"s1": {"bw_Mbps": 0}, "s2": {"bw_Mbps": 1, "latency_s": 0.25}},
+        "s1": {"s2": {"bw_Mbps": 0}},
+    }
+    cluster.write("n.yml", neighbours | {"zz": {"s0": {"bw_Mbps": 1}}})
+    done = cluster.run("--format=json", "--dev-neighbors-file", "n.yml")
+    data = json.loads(done.out)
+    assert {stage["host"] for stage in data["schedule"]} == {"s0", "s2"}  # s1 is cut off
+    assert data["schedule"][0]["link_out_s"] == pytest.approx(2000 * 8 * 4 / (MIB / 8) + 0.25)
+    assert data["warnings"] == ["n.yml: not among the hosts to schedule, ignored: zz"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 4), ("torch.float16", 2), ("bfloat16", 2), ("int8", 1)]
+)
+def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, size: int) -> None:
+    types = {name: dict(one) for name, one in TYPES.items()}
+    for one in types.values():
+        if one["model_profiles"]:
+            one["model_profiles"] = {"m": [one["model_profiles"]["m"][0] | {"dtype": dtype}]}  # type: ignore[index]
+    cluster.write("device_types.yml", types)
+    data = json.loads(cluster.run("--format=json", "-d", dtype).out)
+    assert data["schedule"][0]["link_out_s"] == pytest.approx(2000 * 8 * size / (80 * MIB / 8))
+    assert data["dtype"] == dtype.removeprefix("torch.")
+
+
+def test_memory_counts_weights_and_buffers(cluster: Cluster) -> None:
+    stage = json.loads(cluster.run("--format=json", "-i", "3", "-o", "5").out)["schedule"][1]
+    assert stage["mem_bytes"] == (1 + 2) * MIB + (3 * 2000 + 5 * 2000) * 8 * 4
+    assert stage["mem_available_bytes"] == 100 * MIB
+
+
+def test_aliases_merge_keys_and_unknown_keys_are_read(cluster: Cluster) -> None:
+    cluster.write(
+        "device_types.yml",
+        "base: &base\n"
+        "  bw_Mbps: 80\n"
+        "  mem_MB: 7\n"
+        "  owner: {name: me}\n"
+        "  model_profiles:\n"
+        "    m:\n"
+        "    - {batch_size: 8, dtype: float32, time_s: &times [1, 2, 1, 2], rss_MB: 5}\n"
+        "    - {batch_size: 4, dtype: float32, time_s: *times}\n"
+        "fast:\n"
+        "  <<: *base\n"
+        "  mem_MB: 100\n",
+    )
+    cluster.write("devices.yml", {"fast": ["f0"]})
+    (stage,) = json.loads(cluster.run("--format=json").out)["schedule"]
+    assert stage["mem_available_bytes"] == 100 * MIB
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\n"])
+@pytest.mark.parametrize("bom", ["\ufeff", ""])
+def test_line_ends_and_byte_order_marks_do_not_matter(cluster: Cluster, newline: str, bom: str) -> None:
+    for name in ("models.yml", "device_types.yml", "devices.yml"):
+        text = (cluster.folder / name).read_text()
+        (cluster.folder / name).write_bytes((bom + text.replace("\n", newline)).encode())
+    assert yaml.safe_load(cluster.run().out) == [{"f0": [1, 2]}, {"f1": [3, 4]}]
+
+
+names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12) | st.sampled_from(
+    [
+        "true",
+        "No",
+        "null",
+        "~",
+        "1.5",
+        "1e5",
+        "0x10",
+        "010",
+        "12:30",
+        "2001-01-01",
+        "=",
+        "<<",
+        "- a",
+        "a: b",
+        "#",
+        "'",
+    ]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(host=names)
+def test_any_host_name_reads_back_as_itself(tmp_path_factory: pytest.TempPathFactory, host: str) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("names"))
+    cluster.write("models.yml", MODELS)
+    cluster.write("device_types.yml", TYPES)
+    cluster.write("devices.yml", f"fast: [{json.dumps(host, ensure_ascii=host.isascii())}]\n")
+    done = cluster.run("--explain")
+    if done.code == 2 and not host.isprintable():
+        return
+    assert yaml.safe_load(done.out) == (
+        [{int(host): [1, 4]}]
+        if host.isascii() and host.isdecimal() and host == str(int(host))
+        else [{host: [1, 4]}]
+    )
+    (stage,) = json.loads(cluster.run("--format=json").out)["schedule"]
+    assert stage["host"] == host
+
+
+# --- bad requests -----------------------------------------------------------------------------------
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Cluster], None]:
+    def apply(cluster: Cluster) -> None:
+        text = (cluster.folder / name).read_text()
+        assert old in text, f"{old!r} is not in {name}"
+        cluster.write(name, text.replace(old, new, 1))
+
+    return apply
+
+
+def content(name: str, text: str) -> Callable[[Cluster], None]:
+    return lambda cluster: cluster.write(name, text)
+
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(12))
+
+BAD_FILES = {
+    "missing file": (lambda c: (c.folder / "models.yml").unlink(), "models.yml: no such file"),
+    "folder": (
+        lambda c: ((c.folder / "devices.yml").unlink(), (c.folder / "devices.yml").mkdir()),
+        "is a directory",
+    ),
+    "pipe": (
+        lambda c: ((c.folder / "devices.yml").unlink(), os.mkfifo(c.folder / "devices.yml")),
+        "devices.yml: is not a regular file",
+    ),
+    "gigabyte": (
+        lambda c: os.truncate(c.folder / "models.yml", 1 << 30),
+        "models.yml: is larger than 64 MiB",
+    ),
+    "empty": (content("models.yml", ""), "models.yml: is empty"),
+    "not YAML": (content("devices.yml", "fast: [a\nslow: b\n"), "devices.yml:2: is not valid YAML"),
+    "tab": (content("devices.yml", "fast:\n\t- a\n"), "devices.yml:2: is not valid YAML"),
+    "two documents": (
+        content("devices.yml", "fast: [a]\n---\nfast: [b]\n"),
+        "devices.yml:3: holds a second document",
+    ),
+    "binary": (content("devices.yml", "fast: [\x00]\n"), "devices.yml:1: holds a control character"),
+    "list for map": (content("devices.yml", "- fast\n"), "devices.yml:1: is a list; a map is expected"),
+    "deep": (content("devices.yml", "[" * 100_000), "devices.yml:1: nested deeper than 32 levels"),
+    "deep blocks": (content("devices.yml", "- " * 100_000), "devices.yml:1: nested deeper than 32 levels"),
+    "alias bomb": (content("models.yml", BOMB), "holds more than 4000000 values"),
+    "alias loop": (content("models.yml", "a: &a [*a]\n"), "models.yml:1: "),
+    "unknown alias": (content("models.yml", "a: *b\n"), "models.yml:1: is not valid YAML"),
+    "key twice": (
+        content("devices.yml", "fast: [a]\nfast: [b]\n"),
+        "devices.yml:2: the key fast comes twice",
+    ),
+    "host twice": (
+        content("devices.yml", "fast: [a, b, a]\n"),
+        "devices.yml:1: fast: entry 3: the host a is listed twice",
+    ),
+    "host under two types": (
+        content("devices.yml", "fast: [a]\nslow:\n- a\n"),
+        "devices.yml:3: slow: entry 1: the host a is listed twice; it stands under fast already",
+    ),
+    "empty host": (
+        content("devices.yml", "fast: ['']\n"),
+        "devices.yml:1: fast: entry 1: is an empty host name",
+    ),
+    "host map": (
+        content("devices.yml", "fast: [{a: 1}]\n"),
+        "devices.yml:1: fast: entry 1: is a map; a name is expected",
+    ),
+    "host scalar": (content("devices.yml", "fast: a\n"), "devices.yml:1: fast: is 'a'; a list is expected"),
+    "no host": (content("devices.yml", "fast: []\n"), "devices.yml: lists no host"),
+    "missing key": (edit("models.yml", "mem_MB", "mem_GB"), "models.yml:2: m: the key mem_MB is missing"),
+    "missing layers": (edit("models.yml", "layers", "layer"), "models.yml:2: m: the key layers is missing"),
+    "missing time": (edit("device_types.yml", "time_s", "time"), "the key time_s is missing"),
+    "missing bandwidth": (edit("device_types.yml", "bw_Mbps", "bw"), "fast: the key bw_Mbps is missing"),
+    "missing profiles": (
+        edit("device_types.yml", "model_profiles", "p"),
+        "fast: the key model_profiles is missing",
+    ),
+    "text for number": (
+        edit("models.yml", "layers: 4", "layers: four"),
+        "models.yml:2: m: layers: is 'four'; a whole number",
+    ),
+    "quoted number": (
+        edit("models.yml", "layers: 4", "layers: '4'"),
+        "is '4' in quotes; a whole number is expected",
+    ),
+    "half a layer": (edit("models.yml", "layers: 4", "layers: 4.5"), "is '4.5'; a whole number is expected"),
+    "octal": (edit("models.yml", "layers: 4", "layers: 04"), "is '04'; a whole number is expected"),
+    "list for number": (
+        edit("models.yml", "layers: 4", "layers: [4]"),
+        "m: layers: is a list; a whole number is expected",
+    ),
+    "null for number": (
+        edit("models.yml", "layers: 4", "layers:"),
+        "m: layers: has no value; a whole number is expected",
+    ),
+    "no layers": (
+        content("models.yml", "m: {layers: 0, mem_MB: [], parameters_in: 0, parameters_out: []}"),
+        "no layers",
+    ),
+    "fewer memories": (
+        edit("models.yml", "layers: 4", "layers: 5"),
+        "models.yml:4: m: mem_MB: has 4 values for 5 layers",
+    ),
+    "block that does not divide": (
+        edit("models.yml", "- 2000\n", "- 2000\n  - 3000\n"),
+        "m: parameters_out: has 3 values for 4 layers",
+    ),
+    "negative memory": (
+        edit("models.yml", "- 2\n", "- -2\n"),
+        "mem_MB: entry 2: is -2; it must not be negative",
+    ),
+    "negative size": (
+        edit("models.yml", "parameters_in: 1000", "parameters_in: -1"),
+        "parameters_in: is -1; it must",
+    ),
+    "half an element": (
+        edit("models.yml", "- 2000", "- 0.5"),
+        "parameters_out: entry 2: is '0.5'; a whole number",
+    ),
+    "negative time": (
+        edit("device_types.yml", "- 1\n", "- -1\n"),
+        "time_s: entry 1: is -1; it must not be negative",
+    ),
+    "not a number": (
+        edit("device_types.yml", "- 1\n", "- .nan\n"),
+        "time_s: entry 1: is '.nan'; a number is expected",
+    ),
+    "infinite": (
+        edit("device_types.yml", "- 1\n", "- .inf\n"),
+        "time_s: entry 1: is '.inf'; a number is expected",
+    ),
+    "overflow": (
+        edit("device_types.yml", "- 1\n", "- 1e999\n"),
+        "entry 1: is 1e999; numbers may not exceed 1e15",
+    ),
+    "long number": (
+        edit("device_types.yml", "mem_MB: 100", "mem_MB: " + "9" * 400),
+        "numbers may not exceed 1e15",
+    ),
+    "negative bandwidth": (
+        edit("device_types.yml", "bw_Mbps: 80", "bw_Mbps: -80"),
+        "device_types.yml:2: fast: bw_Mbps: is -80",
+    ),
+    "batch 0": (
+        edit("device_types.yml", "batch_size: 8", "batch_size: 0"),
+        "batch_size: is 0; it must be at least 1",
+    ),
+    "fewer times": (
+        edit("device_types.yml", "      - 1\n", ""),
+        "time_s: has 3 values for 4 layers (models.yml)",
+    ),
+    "same profile twice": (
+        content(
+            "device_types.yml",
+            "fast:\n  bw_Mbps: 1\n  mem_MB: 1\n  model_profiles:\n    m:\n"
+            "    - {batch_size: 8, dtype: float32, time_s: [1, 1, 1, 1]}\n"
+            "    - {batch_size: 8, dtype: torch.float32, time_s: [1, 1, 1, 1]}\n",
+        ),
+        "device_types.yml:7: fast: model_profiles: m: entry 2: is a second profile for batch size 8",
+    ),
+    "type nobody knows": (
+        content("devices.yml", "quick: [a]\n"),
+        "no host is left to schedule on; devices.yml: the type quick",
+    ),
+    "type without profile": (
+        content("devices.yml", "unprofiled: [a]\n"),
+        "no host is left to schedule on; device_types.yml: unprofiled has no profile for m, batch size 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case: str) -> None:
+    spoil, message = BAD_FILES[case]
+    spoil(cluster)
+    done = cluster.run()
+    assert done.code == 2
+    assert message in done.error
+    assert len(done.error) < 700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-sm", "none.yml"], "none.yml: no such file; -sm FILE names another"),
+        (["-sd", "/dev/zero"], "/dev/zero: is not a regular file"),
+        (["-m", "mm"], "models.yml: no model mm; did you mean m? the file has: m"),
+        (["-m", "google/bert"], "models.yml: no model google/bert; the file has: m"),
+        (["-d", "float64"], "unknown dtype float64; known: float32, float16, bfloat16, int8"),
+        (
+            ["-d", "int8"],
+            "fast has no profile for m, batch size 8, dtype int8; it has batch size 8 with dtype float32",
+        ),
+        (["-b", "4"], "fast has no profile for m, batch size 4, dtype float32; it has batch size 8"),
+        (["-b", "0"], "-b: '0' is not a whole number from 1"),
+        (["-b", "-8"], "-b: '-8' is not a whole number from 1"),
+        (["-b", "8.5"], "-b: '8.5' is not a whole number from 1"),
+        (["-b", "99999999999999999999"], "is not a whole number from 1"),
+        (["-i", "x"], "-i: 'x' is not a whole number from 0"),
+        (["--time-limit", "0"], "--time-limit: '0' is not a number above 0"),
+        (["--time-limit", "nan"], "--time-limit: 'nan' is not a number above 0"),
+        (["--objective", "cost"], "--objective: 'cost' is neither throughput nor latency"),
+        (["--format", "xml"], "--format: 'xml' is neither yaml nor json"),
+        (["--data-host", "zz"], "--data-host zz: no such host in devices.yml, which has: f0, f1, s0"),
+        (["--add-host", "quick=1"], "--add-host quick=1: no such device type with a profile"),
+        (["--add-host", "fast"], "--add-host: 'fast' is not of the form TYPE=N"),
+        (["--add-host", "fast=0"], "--add-host: '0' is not a whole number from 1"),
+        (["--remove-host", "zz"], "--remove-host zz: no such host to schedule on; there are: f0, f1, s0"),
+        (["--remove-host", "f0", "--data-host", "f0"], "--remove-host f0: it is the data host"),
+        (["--scale-bandwidth", "-1"], "--scale-bandwidth: '-1' is not a number above 0"),
+        (["--modle-name", "m"], "unknown option --modle-name; did you mean --model-name?"),
+        (["-z"], "unknown option -z; --help lists them"),
+        (["--dev", "x"], "the option --dev is not clear: --dev-types-file, --dev-file, --dev-neighbors-file"),
+        (["-b"], "the option -b needs a value: -b N"),
+        (["-b", "-d", "float32"], "the option -b needs a value"),
+        (["--explain=yes"], "the option --explain takes no value"),
+        (["models.yml"], "unexpected argument 'models.yml'"),
+        (["-m", ""], "-m: the value is empty"),
+    ],
+)
+def test_a_bad_option_gets_one_line(cluster: Cluster, arguments: list[str], message: str) -> None:
+    done = cluster.run(*arguments)
+    assert done.code == 2
+    assert message in done.error
+
+
+def test_a_type_that_cannot_take_part_is_said_and_the_others_are_scheduled(cluster: Cluster) -> None:
+    cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0", "u1"], "quick": ["q"]})
+    done = cluster.run()
+    assert done.code == 0
+    assert done.err.splitlines() == [
+        "sched-pipeline: warning: device_types.yml: unprofiled has no profile for m, batch size 8, "
+        "dtype float32; it has no profiles; left out: 2 hosts",
+        "sched-pipeline: warning: devices.yml: the type quick is not in device_types.yml, which has: "
+        "fast, slow, unprofiled; left out: 1 host",
+    ]
+
+
+# --- no feasible schedule ---------------------------------------------------------------------------
+
+
+def test_a_layer_that_fits_nowhere_is_named(cluster: Cluster) -> None:
+    with_types(cluster, mem_MB=2)
+    done = cluster.run()
+    assert done.code == 3
+    assert done.error == (
+        "no feasible schedule: layer 2 fits on no host: it needs 2.2 MB with its buffers, "
+        "the largest host has 2.0 MB"
+    )
+
+
+def test_missing_memory_is_counted(cluster: Cluster) -> None:
+    with_types(cluster, mem_MB=2.5)
+    done = cluster.run()
+    assert done.code == 3
+    assert done.error == (
+        "no feasible schedule: 1.0 MB of memory are missing: the layers need 6.0 MB without buffers, "
+        "2 hosts together have 5.0 MB"
+    )
+
+
+def test_memory_that_buffers_and_cuts_take_is_counted(cluster: Cluster) -> None:
+    with_types(cluster, mem_MB=3)  # the weights fit exactly, the buffers do not
+    done = cluster.run()
+    assert done.code == 3
+    needed = 3 + (2 * 1000 + 2 * 2000) * 32 / MIB, 3 + (2 * 2000 + 2 * 2000) * 32 / MIB
+    missing = float(done.error.split("about ")[1].split(" MB")[0])
+    assert missing == pytest.approx(2 * (max(needed) - 3), abs=0.06)
+
+
+def test_missing_links_are_said(cluster: Cluster) -> None:
+    with_types(cluster, mem_MB=4, bw_Mbps=0)
+    done = cluster.run()
+    assert done.code == 3
+    assert done.error == (
+        "no feasible schedule: the memory is enough, but no links with bandwidth join the hosts it takes"
+    )
+
+
+def test_what_if_can_make_an_infeasible_cluster_feasible(cluster: Cluster) -> None:
+    with_types(cluster, mem_MB=2.5)
+    done = cluster.run("--add-host", "fast=2")
+    assert done.code == 3
+    assert done.out == ""
+    what_if, error = done.err.splitlines()
+    assert what_if == "sched-pipeline: what if --add-host fast=2: 4 items/s, today none"
+    assert "no feasible schedule" in error
+
+
+# --- the rest ---------------------------------------------------------------------------------------
+
+
+def test_help_fits_a_terminal_and_names_every_option() -> None:
+    done = run("--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == run("-h").out
+    assert all(len(line) <= 99 for line in done.out.splitlines())
+    for option in (
+        *("-sm", "-M", "--models-file", "-sdt", "-T", "--dev-types-file", "-sd", "-D", "--dev-file", "-m"),
+        *("--model-name", "-b", "--batch-size", "-d", "--dtype", "-i", "--buffers-in", "-o", "--buffers-out"),
+        *("--data-host", "--dev-neighbors-file", "--objective", "--time-limit", "--explain", "--format"),
+        *("--add-host", "--remove-host", "--scale-bandwidth", "-h", "--help", "--version"),
+    ):
+        assert f" {option}" in done.out, option
+
+
+def test_the_version_is_the_package_s() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    version = text.split('\nversion = "')[1].split('"')[0]
+    assert run("--version").out == f"sched-pipeline (PipeEdge) {version}\n"
+
+
+def test_a_full_disk_is_a_fault_not_a_success() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([find_executable()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"sched-pipeline: error: cannot write to standard output\n"

@@ -1,0 +1,382 @@
+"""YAML files to data and back, with what a bad file gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge import specs
+from pipeedge.errors import SpecError
+from pipeedge.specs import DeviceType, Link, ModelProfile, ModelSpec
+from pipeedge.yamlfile import parse_document, yaml_name
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+
+names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=10)
+amounts = st.floats(0, 1e6).map(lambda value: value * MIB)
+extras = st.dictionaries(
+    names.map(lambda name: "x-" + name), st.none() | st.booleans() | st.integers(-99, 99) | names, max_size=2
+)
+
+
+@st.composite
+def model_specs(draw: st.DrawFn) -> ModelSpec:
+    layers = draw(st.integers(0, 5))
+    counts = st.integers(0, 10**9)
+    return ModelSpec(
+        mem_bytes=tuple(draw(st.lists(amounts, min_size=layers, max_size=layers))),
+        elements_in=draw(counts),
+        elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
+        extra=draw(extras),
+    )
+
+
+@st.composite
+def device_types(draw: st.DrawFn) -> DeviceType:
+    profiles = st.builds(
+        ModelProfile,
+        batch_size=st.integers(1, 99),
+        dtype=st.sampled_from(["torch.float32", "int8"]),
+        time_s=st.lists(st.floats(0, 1e6), max_size=4).map(tuple),
+        extra=extras,
+    )
+    listed = st.lists(profiles, max_size=3, unique_by=lambda p: (p.batch_size, p.dtype)).map(tuple)
+    return DeviceType(
+        mem_bytes=draw(amounts),
+        bw_bytes_per_s=draw(amounts) / 8,
+        profiles=draw(st.dictionaries(names, listed, max_size=3)),
+        extra=draw(extras),
+    )
+
+
+# --- round trips ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(models=st.dictionaries(names, model_specs(), min_size=1, max_size=3))
+def test_models_read_back_as_written(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("specs") / "models.yml"
+    specs.save_models(path, models)
+    assert specs.load_models(path) == models
+
+
+@settings(max_examples=60, deadline=None)
+@given(types=st.dictionaries(names, device_types(), min_size=1, max_size=3))
+def test_device_types_read_back_as_written(
+    tmp_path_factory: pytest.TempPathFactory, types: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("specs") / "device_types.yml"
+    specs.save_device_types(path, types)
+    assert specs.load_device_types(path) == types
+
+
+@settings(max_examples=60, deadline=None)
+@given(hosts=st.lists(names, min_size=1, max_size=6, unique=True), cut=st.integers(0, 6))
+def test_devices_read_back_as_written(
+    tmp_path_factory: pytest.TempPathFactory, hosts: list[str], cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("specs") / "devices.yml"
+    devices = {"one": tuple(hosts[:cut]), "other": tuple(hosts[cut:])}
+    specs.save_devices(path, devices)
+    assert specs.load_devices(path) == devices
+
+
+def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
+    neighbors = {"a": {"b": Link(12.5 * MIB, 0.25), "10.0.0.1": Link(0.0)}, "b": {}}
+    specs.save_neighbors(tmp_path / "n.yml", neighbors)
+    assert specs.load_neighbors(tmp_path / "n.yml") == neighbors
+    assert yaml.safe_load((tmp_path / "n.yml").read_text())["a"]["b"] == {"bw_Mbps": 100, "latency_s": 0.25}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=names | st.sampled_from(["true", "~", "1.5", "010", "12:30", "=", "<<", "a: b", "x" * 400, "\x85"])
+)
+def test_a_name_reads_back_from_yaml(name: str) -> None:
+    ((read, _),) = yaml.safe_load(f"- {yaml_name(name)}: [1, 2]")[0].items()
+    assert str(read) == name
+
+
+# --- the files of the repository --------------------------------------------------------------------
+
+
+def test_the_examples_load_with_their_units() -> None:
+    models = specs.load_models(ROOT / "models.yml")
+    base = models["google/vit-base-patch16-224"]
+    assert (base.layers, models["DummyModel"].layers) == (48, 0)
+    assert base.mem_bytes[0] == 26.808319999999995 * MIB
+    assert base.elements_out[:3] == (302592, 151296, 756480)
+
+    types = specs.load_device_types(ROOT / "device_types.yml")
+    assert types["DummyDeviceType"] == DeviceType(0.0, 0.0)
+    board = types["Minnowboard-E3845"]
+    assert board.mem_bytes == 2 * 2**30
+    assert board.bw_bytes_per_s == 1000 * MIB / 8
+    (profile,) = board.profiles["google/vit-large-patch16-224"]
+    assert (profile.batch_size, profile.dtype, len(profile.time_s)) == (8, "torch.float32", 96)
+
+    devices = specs.load_devices(ROOT / "devices.yml")
+    assert devices["RCC-VE-C2000"] == ("rcc-0", "rcc-1", "rcc-2", "rcc-3")
+    assert devices["DummyDeviceType"] == ()
+
+
+def test_a_block_of_output_sizes_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "models.yml"
+    path.write_text("m: {layers: 4, mem_MB: [1, 1, 1, 1], parameters_in: 1, parameters_out: [2, 3]}\n")
+    assert specs.load_models(path)["m"].elements_out == (2, 3, 2, 3)
+
+
+# --- adding -----------------------------------------------------------------------------------------
+
+NEW_MODEL = ModelSpec(mem_bytes=(1.5 * MIB,), elements_in=3, elements_out=(4,))
+NEW_PROFILE = ModelProfile(batch_size=4, dtype="torch.float32", time_s=(0.5,))
+
+
+def test_a_model_is_added_beside_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "models.yml"
+    path.write_text(
+        (ROOT / "models.yml").read_text() + "mine:\n  layers: 0\n  mem_MB: []\n  parameters_in: 1\n"
+        "  parameters_out: []\n  note: keep me\n"
+    )
+    before = specs.load_models(path)
+    specs.add_model(path, "new", NEW_MODEL)
+    assert specs.load_models(path) == {**before, "new": NEW_MODEL}
+    assert yaml.safe_load(path.read_text())["mine"]["note"] == "keep me"
+
+
+def test_a_model_is_only_replaced_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "models.yml"
+    specs.add_model(path, "m", NEW_MODEL)  # the file need not exist
+    other = ModelSpec(mem_bytes=(), elements_in=0, elements_out=())
+    with pytest.raises(SpecError, match="the model m is there already"):
+        specs.add_model(path, "m", other)
+    assert specs.load_models(path) == {"m": NEW_MODEL}
+    specs.add_model(path, "m", other, overwrite=True)
+    assert specs.load_models(path) == {"m": other}
+
+
+def test_a_profile_is_added_to_its_type(tmp_path: Path) -> None:
+    path = tmp_path / "device_types.yml"
+    path.write_text((ROOT / "device_types.yml").read_text())
+    before = specs.load_device_types(path)
+    specs.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
+    after = specs.load_device_types(path)
+    assert after["RCC-VE-C2000"] == before["RCC-VE-C2000"]
+    assert after["Minnowboard-E3845"].profiles["new"] == (NEW_PROFILE,)
+    assert {**after["Minnowboard-E3845"].profiles, "new": ()} == {
+        **before["Minnowboard-E3845"].profiles,
+        "new": (),
+    }
+    with pytest.raises(
+        SpecError, match=r"has a profile of new for batch size 4 and dtype torch\.float32 already"
+    ):
+        specs.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
+    faster = ModelProfile(batch_size=4, dtype="float32", time_s=(0.25,))
+    specs.add_profile(path, "Minnowboard-E3845", "new", faster, overwrite=True)
+    assert specs.load_device_types(path)["Minnowboard-E3845"].profiles["new"] == (faster,)
+
+
+def test_a_new_device_type_needs_its_figures(tmp_path: Path) -> None:
+    path = tmp_path / "device_types.yml"
+    with pytest.raises(SpecError, match="the device type d is new; give its memory"):
+        specs.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB)
+    assert not path.exists()
+    specs.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB, bw_bytes_per_s=MIB / 8)
+    assert yaml.safe_load(path.read_text())["d"]["bw_Mbps"] == 1
+    with pytest.raises(SpecError, match="another memory or bandwidth already"):
+        specs.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB)
+    specs.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB, overwrite=True)
+    read = specs.load_device_types(path)["d"]
+    assert (read.mem_bytes, read.bw_bytes_per_s, set(read.profiles)) == (2 * MIB, MIB / 8, {"m", "n"})
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "models.yml"
+    specs.save_models(path, {"m": NEW_MODEL})
+    path.chmod(0o600)
+    with pytest.raises(yaml.YAMLError):
+        specs.save_models(path, {"m": ModelSpec((), 0, (), extra={"bad": object()})})
+    with pytest.raises(SpecError, match="cannot be written"):
+        specs.save_models(tmp_path / "none" / "models.yml", {})
+    assert specs.load_models(path) == {"m": NEW_MODEL}
+    specs.save_models(path, {})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["models.yml"]  # noqa: PTH208  (no temporary file is left)
+
+
+# --- bad files --------------------------------------------------------------------------------------
+
+MODEL = "m:\n  layers: 2\n  mem_MB: [1, 2]\n  parameters_in: 1\n  parameters_out: [1, 2]\n"
+TYPE = (
+    "t:\n  bw_Mbps: 1\n  mem_MB: 2\n  model_profiles:\n    m:\n"
+    "    - batch_size: 8\n      dtype: torch.float32\n      time_s: [1, 2]\n"
+)
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(12))
+MERGES = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: *m{i - 1}}}\n" for i in range(1, 100))
+
+Load = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "message"),
+    [
+        (specs.load_models, "", "f.yml: is empty"),
+        (specs.load_models, "m: [1\n", "f.yml:2: is not valid YAML"),
+        (specs.load_models, "m: {}\n---\nn: {}\n", "f.yml:2: is not valid YAML: expected a single document"),
+        (specs.load_models, "- m\n", "f.yml:1: is a list; a map is expected"),
+        (specs.load_models, "m: 3\n", "f.yml:1: m: is '3'; a map is expected"),
+        (specs.load_models, MODEL + MODEL, "f.yml:6: the key m comes twice"),
+        (specs.load_models, "m: [" + "[" * 50, "nested deeper than 32 levels"),
+        (specs.load_models, "[" * 100_000, "nested deeper than 32 levels"),
+        (specs.load_models, BOMB, "holds more than 4000000 values"),
+        (specs.load_models, "a: &a [*a]\n", "f.yml:1: a: is a list; a map is expected"),
+        (specs.load_models, "? {a: 1}\n: 2\n", "f.yml:1: a key of a map must be a name"),
+        (specs.load_models, MODEL.replace("mem_MB", "mem"), "f.yml:2: m: the key mem_MB is missing"),
+        (specs.load_models, MODEL.replace("s: 2", "s: 3"), "f.yml:3: m: mem_MB: has 2 values for 3 layers"),
+        (
+            specs.load_models,
+            MODEL.replace("[1, 2]\n  p", "[1, -2]\n  p"),
+            "mem_MB: entry 2: is -2; it must not",
+        ),
+        (
+            specs.load_models,
+            MODEL.replace("[1, 2]\n  p", "[1, .nan]\n  p"),
+            "is '.nan'; a number is expected",
+        ),
+        (specs.load_models, MODEL.replace("s: 2", "s: 2.5"), "is '2.5'; a whole number is expected"),
+        (specs.load_models, MODEL.replace("s: 2", "s: '2'"), "is '2' in quotes; a number is expected"),
+        (specs.load_models, MODEL.replace("s: 2", "s: 02"), "is '02'; a number is expected"),
+        (specs.load_models, MODEL.replace("in: 1", "in: 1e999"), "is 1e999; numbers may not exceed 1e+15"),
+        (
+            specs.load_models,
+            MODEL.replace("in: 1", "in:"),
+            "parameters_in: has no value; a number is expected",
+        ),
+        (
+            specs.load_models,
+            MODEL.replace("out: [1, 2]", "out: []"),
+            "parameters_out: has 0 values for 2 layers",
+        ),
+        (specs.load_models, MODEL.replace("out: [1, 2]", "out: [1, 2, 3]"), "has 3 values for 2 layers"),
+        (specs.load_models, MODEL + "  x: !!python/name:os.system\n", "f.yml:6: m: x: is not plain data"),
+        (specs.load_device_types, TYPE.replace("8", "0"), "batch_size: is 0; it must be at least 1"),
+        (specs.load_device_types, TYPE.replace("time_s", "times"), "entry 1: the key time_s is missing"),
+        (specs.load_device_types, TYPE.replace("[1, 2]", "3"), "time_s: is '3'; a list is expected"),
+        (
+            specs.load_device_types,
+            TYPE.replace("s: 1", "s: fast"),
+            "f.yml:2: t: bw_Mbps: is 'fast'; a number",
+        ),
+        (
+            specs.load_device_types,
+            TYPE + TYPE.split("m:\n")[1],
+            "f.yml:9: t: model_profiles: m: entry 2: is a second",
+        ),
+        (
+            specs.load_devices,
+            "a: [x]\nb: [x]\n",
+            "f.yml:2: b: entry 1: the host x is listed twice; it stands under a",
+        ),
+        (specs.load_devices, "a: [x, x]\n", "f.yml:1: a: entry 2: the host x is listed twice"),
+        (specs.load_devices, "a: ['']\n", "is an empty host name"),
+        (specs.load_devices, "a: [[x]]\n", "entry 1: is a list; a name is expected"),
+        (specs.load_neighbors, "a: {b: {latency_s: 1}}\n", "f.yml:1: a: b: the key bw_Mbps is missing"),
+        (specs.load_neighbors, "a: {b: 100}\n", "f.yml:1: a: b: is '100'; a map is expected"),
+        (
+            specs.load_neighbors,
+            "a: {b: {bw_Mbps: 1, latency_s: -1}}\n",
+            "latency_s: is -1; it must not be negative",
+        ),
+    ],
+)
+def test_a_bad_file_is_refused_with_file_line_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Load, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("f.yml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load(Path("f.yml"))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("f.yml")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 30)
+    for name, message in {
+        "none": "no such file",
+        ".": "is a directory",
+        "pipe": "not a regular file",
+        "/dev/zero": "not a regular file",
+        "huge": "larger than 64 MiB",
+    }.items():
+        with pytest.raises(SpecError, match=message):
+            specs.load_models(tmp_path / name)
+
+
+def test_bytes_that_are_not_text_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"f.yml:2: is not UTF-8 text"):
+        parse_document(b"a: 1\nb: \xff\n", "f.yml")
+    with pytest.raises(SpecError, match=r"f.yml.*is not valid YAML"):
+        parse_document(b"a: \x04\n", "f.yml")
+
+
+def test_merge_keys_aliases_and_byte_order_marks_are_read() -> None:
+    text = "\ufeffbase: &b {x: 1, y: 2}\nnew: {<<: *b, y: 3}\nboth: {<<: [*b, {z: 9, x: 5}]}\n".encode()
+    entries = parse_document(text, "f.yml").entries()
+    read = {
+        key: {name: one.number() for name, one in map_.entries().items()} for key, map_ in entries.items()
+    }
+    assert read == {"base": {"x": 1, "y": 2}, "new": {"y": 3, "x": 1}, "both": {"x": 1, "y": 2, "z": 9}}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.binary(max_size=60)
+    | st.text(alphabet="ab:{}[],-&*<!|>'\"\n\t ?#%01.", max_size=60).map(str.encode)
+)
+def test_arbitrary_bytes_give_data_or_one_line(data: bytes) -> None:
+    message = "f.yml: fine"
+    try:
+        for entry in parse_document(data, "f.yml").entries().values():
+            entry.plain()
+    except SpecError as error:
+        message = str(error)
+    assert message.startswith("f.yml")
+    assert "\n" not in message
+
+
+def test_a_chain_of_merge_keys_ends() -> None:
+    last = parse_document(MERGES.encode(), "f.yml").entries()["m99"]
+    with pytest.raises(SpecError, match=r"f.yml:100: m99: merge keys nested deeper than 32 levels"):
+        last.entries()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModelSpec((1.0,), 0, ()),
+        lambda: ModelSpec((-1.0,), 0, (1,)),
+        lambda: ModelSpec((float("nan"),), 0, (1,)),
+        lambda: ModelProfile(0, "float32", ()),
+        lambda: ModelProfile(1, "float32", (float("inf"),)),
+        lambda: DeviceType(-1.0, 0.0),
+        lambda: DeviceType(0.0, float("nan")),
+        lambda: Link(0.0, -1.0),
+    ],
+)
+def test_data_that_cannot_be_is_refused_on_creation(make: Callable[[], object]) -> None:
+    with pytest.raises(SpecError):
+        make()
