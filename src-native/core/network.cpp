@@ -160,6 +160,19 @@ void Network::prepare_min_stages() {
   }
 }
 
+bool Network::allows(int cls, int first, int last) const {
+  const DeviceType& type = instance_.type(cls);
+  if (instance_.link_in(cls, first) > limit_ || instance_.link_out(cls, last) > limit_) return false;
+  double compute = 0;
+  double mem = 0;
+  for (int l = first; l < last; ++l) {
+    compute += type.time_s[at(l)];
+    mem += instance_.problem().model.mem_bytes[at(l)];
+    if (compute > limit_) return false;
+  }
+  return instance_.fits(cls, mem, first, last);
+}
+
 Path Network::path(const std::vector<int>& arcs) const {
   Path path;
   std::vector<int> used(at(instance_.classes()), 0);

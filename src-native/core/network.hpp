@@ -62,6 +62,9 @@ class Network {
   // Fewest stages from a cut to the end, whatever the capacities.
   int min_stages(int cut) const { return min_stages_[static_cast<std::size_t>(cut)]; }
 
+  // Whether a class may run this stage, be there an arc for it or not.
+  bool allows(int cls, int first, int last) const;
+
   // Replaces the resources of merged classes by classes with hosts to spare, earliest first.
   Path path(const std::vector<int>& arcs) const;
 

@@ -10,98 +10,10 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// The linear programme over the paths found so far.
-//
-//   kFeasibility   min load   used_r - load n_r <= 0    the paths' shares sum to 1
-//   kLatency       min cost   used_r            <= n_r
-class Master {
- public:
-  Master(const Network& network, int max_stages)
-      : network_(network), stage_row_(network.resources()), share_row_(network.resources() + 1) {
-    for (int r = 0; r < network.resources(); ++r) {
-      capacity_.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
-    }
-    capacity_.push_back(static_cast<double>(max_stages));
-  }
-
-  const std::vector<double>& capacity() const { return capacity_; }
-
-  // How often a path uses each resource, and its number of stages.
-  std::vector<double> usage(const std::vector<int>& arcs) const {
-    std::vector<double> used(capacity_.size(), 0);
-    for (const int arc : arcs) used[at(network_.arc(arc).resource)] += 1;
-    used[at(stage_row_)] = static_cast<double>(arcs.size());
-    return used;
-  }
-
-  bool within(const std::vector<double>& used) const {
-    for (std::size_t r = 0; r < used.size(); ++r) {
-      if (used[r] > capacity_[r]) return false;
-    }
-    return true;
-  }
-
-  Simplex begin_feasibility(const std::vector<double>& used) const {
-    std::vector<double> right_side(capacity_.size() + 1, 0);
-    right_side.back() = 1;
-    Simplex simplex(std::move(right_side));
-    simplex.bar(share_row_);
-    Column load{1, {}};
-    int worst = 0;
-    for (int r = 0; r < share_row_; ++r) {
-      load.entries.emplace_back(r, -capacity_[at(r)]);
-      if (used[at(r)] * capacity_[at(worst)] > used[at(worst)] * capacity_[at(r)]) worst = r;
-    }
-    const int load_column = simplex.add(std::move(load));
-    simplex.force(simplex.add(column(used, 0)), share_row_);
-    simplex.force(load_column, worst);
-    return simplex;
-  }
-
-  Simplex begin_latency(const std::vector<double>& used, double cost) const {
-    std::vector<double> right_side = capacity_;
-    right_side.push_back(1);
-    Simplex simplex(std::move(right_side));
-    simplex.bar(share_row_);
-    simplex.force(simplex.add(column(used, cost)), share_row_);
-    return simplex;
-  }
-
-  Column column(const std::vector<double>& used, double cost) const {
-    Column column{cost, {}};
-    for (std::size_t r = 0; r < used.size(); ++r) {
-      if (used[r] > 0) column.entries.emplace_back(static_cast<int>(r), used[r]);
-    }
-    column.entries.emplace_back(share_row_, 1.0);
-    return column;
-  }
-
-  // Row prices: of each resource, and of any stage.
-  std::vector<double> prices(const Simplex& simplex) const {
-    std::vector<double> prices;
-    for (int r = 0; r < share_row_; ++r) prices.push_back(std::max(0.0, -simplex.dual(r)));
-    return prices;
-  }
-
- private:
-  const Network& network_;
-  int stage_row_;
-  int share_row_;
-  std::vector<double> capacity_;  // by resource, then the stage limit
-};
-
 double worth(const std::vector<double>& row_prices, const std::vector<double>& capacity) {
   double sum = 0;
   for (std::size_t r = 0; r < capacity.size(); ++r) sum += row_prices[r] * capacity[r];
   return sum;
-}
-
-Prices arc_prices(const std::vector<double>& row_prices, double budget) {
-  Prices prices;
-  prices.of.assign(row_prices.begin(), row_prices.end() - 1);
-  for (double& price : prices.of) price += row_prices.back();
-  prices.budget = budget;
-  return prices;
 }
 
 double path_cost(const Network& network, const std::vector<int>& arcs) {
@@ -183,112 +95,241 @@ double price_paths(const Network& network, Prices& prices, std::vector<int>* arc
   return prices.rest[0];
 }
 
-Pricing find_prices(const Network& network, const PricingTask& task, const Clock& clock) {
-  const bool feasibility = task.known == nullptr;
-  const Master master(network, task.max_stages);
-  const std::vector<double>& capacity = master.capacity();
-  Pricing result;
-  result.bound = -kInfinity;
-  if (network.min_stages(0) > task.max_stages) {
-    result.bound = kInfinity;
-    result.excluded = true;
-    return result;
+Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages, Matcher* matcher,
+                     std::optional<Path>* found) {
+  const int resources = network.resources();
+  std::vector<double> load(at(resources), 0);
+  std::vector<double> capacity;
+  for (int r = 0; r < resources; ++r) {
+    capacity.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
   }
-
-  std::vector<double> best_rows(capacity.size(), 0);
+  Prices prices;
   std::vector<int> arcs;
+  for (int round = 0; round <= rounds; ++round) {
+    const double busiest = *std::max_element(load.begin(), load.end());
+    prices.of.assign(at(resources), 0);
+    prices.budget = 0;
+    for (std::size_t r = 0; r < at(resources); ++r) {
+      prices.of[r] = std::exp(sharpness * (load[r] - busiest)) / capacity[r];
+      prices.budget += prices.of[r] * capacity[r];
+    }
+    price_paths(network, prices, &arcs);
+    if (round == rounds) break;
+    if (matcher != nullptr && static_cast<int>(arcs.size()) <= max_stages) {
+      *found = matcher->assign(network.path(arcs));
+      if (*found) break;
+    }
+    const double step = 2.0 / (round + 2.0);
+    for (double& l : load) l *= 1 - step;
+    for (const int arc : arcs) {
+      const std::size_t r = at(network.arc(arc).resource);
+      load[r] += step / capacity[r];
+    }
+  }
+  return prices;
+}
 
-  // Lagrangian bound of row prices; keeps the best, and any path within the capacities.
-  const auto evaluate = [&](std::vector<double> rows) {
-    if (feasibility) {
-      const double total = worth(rows, capacity);
-      for (double& price : rows) price /= total;
+// The linear programme over the paths found so far. The row of the stage limit exists only where it
+// says more than the capacities do.
+//
+//   kFeasibility   min load   used_r - load n_r <= 0    the paths' shares sum to 1
+//   kLatency       min cost   used_r            <= n_r
+class Pricer::Master {
+ public:
+  Master(const Network& network, int max_stages) : network_(network) {
+    double all = 0;
+    for (int r = 0; r < network.resources(); ++r) {
+      capacity_.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
+      all += capacity_.back();
     }
-    Prices prices = arc_prices(rows, worth(rows, capacity));
-    const double cheapest = price_paths(network, prices, &arcs);
-    const double bound = cheapest - prices.budget;
-    const bool better = bound > result.bound;
-    if (better) {
-      result.bound = bound;
-      result.best = std::move(prices);
-      best_rows = std::move(rows);
-    }
-    return better;
-  };
-  const auto settled = [&] {
-    const double margin = kRelativeTolerance * (feasibility ? 1 : std::abs(task.cutoff));
-    return feasibility ? result.bound > margin : result.bound >= task.cutoff - margin;
-  };
-  const auto keep_if_feasible = [&](const std::vector<double>& used) {
-    if (!master.within(used)) return;
-    const double cost = path_cost(network, arcs);
-    if (cost < result.arcs_cost) {
-      result.arcs_cost = cost;
-      result.arcs = arcs;
-    }
-  };
+    stage_limit_ = max_stages < network.layers() && static_cast<double>(max_stages) < all;
+    if (stage_limit_) capacity_.push_back(static_cast<double>(max_stages));
+  }
 
-  std::vector<double> rows(capacity.size(), 0);
-  if (feasibility) {
+  // Of each row: hosts of a resource, then the stage limit if there is one.
+  const std::vector<double>& capacity() const { return capacity_; }
+
+  // How often a path uses each row.
+  std::vector<double> usage(const std::vector<int>& arcs) const {
+    std::vector<double> used(capacity_.size(), 0);
+    for (const int arc : arcs) used[at(network_.arc(arc).resource)] += 1;
+    if (stage_limit_) used.back() = static_cast<double>(arcs.size());
+    return used;
+  }
+
+  bool within(const std::vector<double>& used) const {
+    for (std::size_t r = 0; r < used.size(); ++r) {
+      if (used[r] > capacity_[r]) return false;
+    }
+    return true;
+  }
+
+  // Prices a stage of each resource pays, from the prices of the rows.
+  Prices arc_prices(const std::vector<double>& rows) const {
+    Prices prices;
+    prices.of.assign(rows.begin(), rows.begin() + network_.resources());
+    if (stage_limit_) {
+      for (double& price : prices.of) price += rows.back();
+    }
+    prices.budget = worth(rows, capacity_);
+    return prices;
+  }
+
+  void begin_feasibility(const std::vector<int>& arcs) {
+    const std::vector<double> used = usage(arcs);
+    std::vector<double> right_side(capacity_.size() + 1, 0);
+    right_side.back() = 1;
+    simplex_.emplace(std::move(right_side));
+    simplex_->bar(share_row());
+    Column load{1, {}};
+    std::size_t worst = 0;
+    for (std::size_t r = 0; r < capacity_.size(); ++r) {
+      load.entries.emplace_back(static_cast<int>(r), -capacity_[r]);
+      if (used[r] * capacity_[worst] > used[worst] * capacity_[r]) worst = r;
+    }
+    const int load_column = simplex_->add(std::move(load));
+    simplex_->force(simplex_->add(column(arcs, 0)), share_row());
+    simplex_->force(load_column, static_cast<int>(worst));
+  }
+
+  void begin_latency(const std::vector<int>& arcs, double cost) {
+    std::vector<double> right_side = capacity_;
+    right_side.push_back(1);
+    simplex_.emplace(std::move(right_side));
+    simplex_->bar(share_row());
+    simplex_->force(simplex_->add(column(arcs, cost)), share_row());
+  }
+
+  void optimise() { simplex_->optimise(20 + share_row()); }
+  double objective() const { return simplex_->objective(); }
+
+  // Takes a path into the programme when it can improve it.
+  bool add(const std::vector<int>& arcs, double cost) {
+    Column fresh = column(arcs, cost);
+    double reduced = fresh.cost;
+    for (const auto& [row, entry] : fresh.entries) reduced -= simplex_->dual(row) * entry;
+    if (reduced >= -1e-12) return false;
+    simplex_->add(std::move(fresh));
+    return true;
+  }
+
+  std::vector<double> prices() const {
+    std::vector<double> prices;
+    for (int r = 0; r < share_row(); ++r) prices.push_back(std::max(0.0, -simplex_->dual(r)));
+    return prices;
+  }
+
+ private:
+  int share_row() const { return static_cast<int>(capacity_.size()); }
+
+  Column column(const std::vector<int>& arcs, double cost) const {
+    const std::vector<double> used = usage(arcs);
+    Column column{cost, {}};
+    for (std::size_t r = 0; r < used.size(); ++r) {
+      if (used[r] > 0) column.entries.emplace_back(static_cast<int>(r), used[r]);
+    }
+    column.entries.emplace_back(share_row(), 1.0);
+    return column;
+  }
+
+  const Network& network_;
+  bool stage_limit_ = false;
+  std::vector<double> capacity_;
+  std::optional<Simplex> simplex_;
+};
+
+Pricer::Pricer(const Network& network, const PricingTask& task, const Clock& clock)
+    : network_(network), task_(task), clock_(clock), feasibility_(task.known == nullptr),
+      master_(std::make_unique<Master>(network, task.max_stages)) {
+  if (network.min_stages(0) > task.max_stages) {
+    bound_ = kInfinity;
+    excluded_ = true;
+    return;
+  }
+  if (feasibility_ && network.senders() == 1) matcher_.emplace(network);
+  const std::size_t rows = master_->capacity().size();
+  std::vector<double> first(rows, 0);
+  if (feasibility_) {
     if (task.guess != nullptr) {
-      for (int r = 0; r < network.resources(); ++r) rows[at(r)] = (*task.guess)[at(network.first_class(r))];
+      for (int r = 0; r < network.resources(); ++r) first[at(r)] = (*task.guess)[at(network.first_class(r))];
     }
-    if (worth(rows, capacity) <= 0) std::fill(rows.begin(), rows.end() - 1, 1.0);
+    if (worth(first, master_->capacity()) <= 0) std::fill(first.begin(), first.end(), 1.0);
   }
-  evaluate(rows);
-  if (std::isinf(result.best.rest[0])) {
-    result.excluded = true;
-    return result;
-  }
-  std::vector<double> used = master.usage(arcs);
-  keep_if_feasible(used);
-  if (settled()) {
-    result.excluded = true;
-    return result;
-  }
-  if (feasibility && result.arcs) return result;
-
-  Simplex simplex = [&] {
-    if (feasibility) return master.begin_feasibility(used);
+  evaluate(std::move(first));
+  judge();
+  if (finished()) return;
+  if (feasibility_) {
+    master_->begin_feasibility(path_);
+  } else {
     const std::vector<int> known = arcs_of(network, *task.known);
-    Simplex begun = master.begin_latency(master.usage(known), path_cost(network, known));
-    begun.add(master.column(used, path_cost(network, arcs)));
-    return begun;
-  }();
+    master_->begin_latency(known, path_cost(network, known));
+    master_->add(path_, path_cost(network, path_));
+  }
+}
 
-  double smoothing = 0.5;
-  for (int round = 0; round < task.max_rounds && !clock.expired(); ++round) {
-    simplex.optimise(20 + network.resources());
-    const std::vector<double> exact = master.prices(simplex);
-    if (feasibility && worth(exact, capacity) <= 0) break;
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      rows[r] = smoothing * best_rows[r] + (1 - smoothing) * exact[r];
+Pricer::~Pricer() = default;
+
+// The Lagrangian bound of some row prices; true when it is the best so far.
+bool Pricer::evaluate(std::vector<double> rows) {
+  if (feasibility_) {
+    const double total = worth(rows, master_->capacity());
+    for (double& price : rows) price /= total;
+  }
+  Prices prices = master_->arc_prices(rows);
+  const double bound = price_paths(network_, prices, &path_) - prices.budget;
+  if (!(bound > bound_)) return false;
+  bound_ = bound;
+  best_ = std::move(prices);
+  best_rows_ = std::move(rows);
+  return true;
+}
+
+// What the last evaluation has settled.
+void Pricer::judge() {
+  if (std::isinf(bound_)) {
+    excluded_ = true;
+    return;
+  }
+  const double margin = kRelativeTolerance * (feasibility_ ? 1 : std::abs(task_.cutoff));
+  excluded_ = feasibility_ ? bound_ > margin : bound_ >= task_.cutoff - margin;
+  if (excluded_) return;
+  if (master_->within(master_->usage(path_))) {
+    const double cost = path_cost(network_, path_);
+    if (cost < found_cost_) {
+      found_cost_ = cost;
+      found_ = network_.path(path_);
     }
-    const bool better = evaluate(rows);
-    used = master.usage(arcs);
-    keep_if_feasible(used);
-    if (settled()) {
-      result.excluded = true;
-      return result;
-    }
-    if (feasibility && result.arcs) return result;
+  } else if (matcher_ && static_cast<int>(path_.size()) <= task_.max_stages) {
+    found_ = matcher_->assign(network_.path(path_));
+  }
+}
 
-    const double value = feasibility ? simplex.objective() - 1 : simplex.objective();
-    if (value - result.bound <= task.precision * (feasibility ? 1 : std::abs(value))) break;
-
-    Column column = master.column(used, feasibility ? 0 : path_cost(network, arcs));
-    double reduced = column.cost;
-    for (const auto& [row, entry] : column.entries) reduced -= simplex.dual(row) * entry;
-    if (reduced < -1e-12) {
-      simplex.add(std::move(column));
-      smoothing = better ? std::min(0.9, smoothing + 0.1) : std::max(0.0, smoothing - 0.1);
-    } else if (smoothing == 0) {
+bool Pricer::advance(int rounds) {
+  for (int round = 0; round < rounds && !finished() && !converged_ && !clock_.expired(); ++round) {
+    master_->optimise();
+    std::vector<double> rows = master_->prices();
+    if (feasibility_ && worth(rows, master_->capacity()) <= 0) {
+      converged_ = true;
       break;
+    }
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      rows[r] = smoothing_ * best_rows_[r] + (1 - smoothing_) * rows[r];
+    }
+    const bool better = evaluate(std::move(rows));
+    judge();
+    const double value = master_->objective() - (feasibility_ ? 1 : 0);
+    const double scale = feasibility_ ? 1 : std::abs(value);
+    if (finished() || value - bound_ <= task_.precision * scale) {
+      converged_ = true;
+    } else if (master_->add(path_, feasibility_ ? 0 : path_cost(network_, path_))) {
+      smoothing_ = better ? std::min(0.9, smoothing_ + 0.1) : std::max(0.0, smoothing_ - 0.1);
+    } else if (smoothing_ == 0) {
+      converged_ = true;
     } else {
-      smoothing = smoothing > 0.3 ? smoothing / 2 : 0;  // mispriced: go closer to the master's own
+      smoothing_ = smoothing_ > 0.3 ? smoothing_ / 2 : 0;  // mispriced: closer to the master's own
     }
   }
-  return result;
+  return !finished() && !converged_;
 }
 
 }  // namespace pipeedge

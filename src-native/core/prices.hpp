@@ -11,10 +11,12 @@
 // rounding in the linear programme can make it weaker, never wrong.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "clock.hpp"
+#include "matching.hpp"
 #include "network.hpp"
 
 namespace pipeedge {
@@ -30,19 +32,10 @@ struct Prices {
   }
 };
 
-struct Pricing {
-  Prices best;                    // with the highest bound
-  double bound = 0;               // seconds (kLatency) or, for kFeasibility, > 0: no schedule exists
-  bool excluded = false;          // proven: nothing within the capacities, or nothing below `cutoff`
-  std::optional<std::vector<int>> arcs;  // a path within the capacities that turned up on the way
-  double arcs_cost = kInfinity;
-};
-
 struct PricingTask {
   int max_stages = 0;
   double cutoff = kInfinity;      // kLatency: stop once nothing below it remains
   double precision = 1e-4;        // stop when the bound is this close, relatively, to the LP's value
-  int max_rounds = 1000;
   const std::vector<double>* guess = nullptr;  // by class: prices of a similar network
   const Path* known = nullptr;    // kLatency: a schedule in this network, needed to begin
 };
@@ -50,6 +43,53 @@ struct PricingTask {
 // Fills prices.rest for prices.of. Returns D(p); `arcs` is set to the cheapest path.
 double price_paths(const Network& network, Prices& prices, std::vector<int>* arcs);
 
-Pricing find_prices(const Network& network, const PricingTask& task, const Clock& clock);
+// Prices that spread the load: those of the mixture of paths with the least sum_r exp(sharpness *
+// load_r), by Frank and Wolfe's method. The best bound looks at the busiest resources alone and says
+// nothing about the others; these prices order the choices of a beam well everywhere. `found` gets a
+// schedule if the paths on the way, given other hosts, are one.
+Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages, Matcher* matcher,
+                     std::optional<Path>* found);
+
+// The search for the best prices, which can be interrupted and taken up again.
+class Pricer {
+ public:
+  Pricer(const Network& network, const PricingTask& task, const Clock& clock);
+  ~Pricer();
+  Pricer(const Pricer&) = delete;
+  Pricer& operator=(const Pricer&) = delete;
+
+  // Up to `rounds` more columns; false when nothing is left to gain.
+  bool advance(int rounds);
+
+  const Prices& best() const { return best_; }     // with the highest bound
+  // Seconds (kLatency), or for kFeasibility the load of the busiest resource less 1.
+  double bound() const { return bound_; }
+  // Proven: no schedule within the capacities, or (kLatency) none below the cutoff.
+  bool excluded() const { return excluded_; }
+  // A schedule within the capacities that turned up on the way, the cheapest.
+  const std::optional<Path>& found() const { return found_; }
+
+ private:
+  class Master;
+  bool evaluate(std::vector<double> rows);
+  void judge();
+  bool finished() const { return excluded_ || (feasibility_ && found_.has_value()); }
+
+  const Network& network_;
+  const PricingTask task_;
+  const Clock& clock_;
+  const bool feasibility_;
+  std::unique_ptr<Master> master_;
+  Prices best_;
+  double bound_ = -kInfinity;
+  bool excluded_ = false;
+  bool converged_ = false;
+  std::optional<Matcher> matcher_;
+  std::optional<Path> found_;
+  double found_cost_ = kInfinity;
+  std::vector<double> best_rows_;  // prices of the master's rows behind best_
+  std::vector<int> path_;          // the cheapest path at the prices tried last
+  double smoothing_ = 0.5;
+};
 
 }  // namespace pipeedge

@@ -96,8 +96,7 @@ class Search {
         arcs.push_back(labels_[at(label)].arc);
       }
       std::reverse(arcs.begin(), arcs.end());
-      result.arcs = std::move(arcs);
-      result.cost = cutoff_;
+      result.found = network_.path(arcs);
     }
     return result;
   }

@@ -28,8 +28,7 @@ struct SearchTask {
 };
 
 struct SearchResult {
-  std::optional<std::vector<int>> arcs;
-  double cost = kInfinity;
+  std::optional<Path> found;
   bool complete = false;          // nothing was dropped: the answer is exact
 };
 

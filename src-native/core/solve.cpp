@@ -124,27 +124,47 @@ class Solver {
     task.max_stages = stages;
     task.precision = effort.precision;
     task.guess = guess_.empty() ? nullptr : &guess_;
-    task.max_rounds = 200 + 5 * network.resources();
-    const Pricing pricing = find_prices(network, task, clock_);
-    if (!std::isinf(pricing.bound)) remember(network, pricing.best);
-    if (pricing.excluded) {
-      verdict.answer = Answer::kNo;
-      return verdict;
-    }
-    if (pricing.arcs) return accept(network, *pricing.arcs, std::move(verdict));
+    Pricer pricer(network, task, clock_);
+    // A narrow search between rounds of pricing: easy questions need no good prices.
     SearchTask search_task;
     search_task.max_stages = stages;
-    search_task.width = effort.width;
     search_task.max_work = effort.work;
-    const SearchResult found = search(network, {pricing.best}, search_task, clock_);
-    if (found.arcs) return accept(network, *found.arcs, std::move(verdict));
-    verdict.answer = found.complete ? Answer::kNo : Answer::kOpen;
+    Matcher matcher(network);
+    bool more = true;
+    for (int rounds = 10, spent = 0; more && !pricer.excluded(); rounds *= 2) {
+      more = pricer.advance(rounds) && spent < max_rounds(network);
+      spent += rounds;
+      if (pricer.excluded()) break;
+      if (pricer.found()) return accept(*pricer.found(), std::move(verdict));
+      search_task.width = more ? 12 : effort.width;
+      for (const double sharpness : {0.0, 6.0, 12.0, 24.0, 48.0}) {
+        std::vector<Prices> prices{pricer.best()};
+        if (sharpness > 0) {
+          std::optional<Path> repaired;
+          prices.push_back(spread_prices(network, sharpness, 60, stages, network.senders() == 1 ? &matcher : nullptr, &repaired));
+          if (repaired) return accept(*repaired, std::move(verdict));
+          std::swap(prices[0], prices[1]);
+        }
+        const SearchResult found = search(network, prices, search_task, clock_);
+        if (found.found || found.complete) remember(network, pricer.best());
+        if (found.found) return accept(*found.found, std::move(verdict));
+        if (found.complete) {
+          verdict.answer = Answer::kNo;
+          return verdict;
+        }
+        if (more) break;
+      }
+    }
+    if (!std::isinf(pricer.bound())) remember(network, pricer.best());
+    if (pricer.excluded()) verdict.answer = Answer::kNo;
     return verdict;
   }
 
-  static Verdict accept(const Network& network, const std::vector<int>& arcs, Verdict verdict) {
+  static int max_rounds(const Network& network) { return 200 + 5 * network.resources(); }
+
+  static Verdict accept(Path path, Verdict verdict) {
     verdict.answer = Answer::kYes;
-    verdict.path = network.path(arcs);
+    verdict.path = std::move(path);
     return verdict;
   }
 
@@ -311,20 +331,24 @@ class Solver {
     task.cutoff = measure(instance_, best_).latency_s;
     task.precision = effort.precision;
     task.known = &best_;
-    const Pricing pricing = find_prices(network, task, clock_);
+    Pricer pricer(network, task, clock_);
+    pricer.advance(max_rounds(network));
     double cutoff = task.cutoff;
-    if (pricing.arcs && pricing.arcs_cost < cutoff) {
-      best_ = network.path(*pricing.arcs);
-      cutoff = measure(instance_, best_).latency_s;
+    if (pricer.found()) {
+      const double latency = measure(instance_, *pricer.found()).latency_s;
+      if (latency < cutoff) {
+        best_ = *pricer.found();
+        cutoff = latency;
+      }
     }
-    if (pricing.excluded || clock_.expired()) return;
+    if (pricer.excluded() || clock_.expired()) return;
     SearchTask search_task;
     search_task.max_stages = task.max_stages;
     search_task.cutoff = cutoff;
     search_task.width = effort.width;
     search_task.max_work = effort.work;
-    const SearchResult found = search(network, {pricing.best}, search_task, clock_);
-    if (found.arcs) best_ = network.path(*found.arcs);
+    const SearchResult found = search(network, {pricer.best()}, search_task, clock_);
+    if (found.found) best_ = *found.found;
   }
 
   void minimise_whole_latency() {
@@ -336,12 +360,12 @@ class Solver {
       task.cutoff = hi_;
       task.precision = effort.precision;
       task.known = &best_;
-      task.max_rounds = 200 + 5 * network.resources();
-      const Pricing pricing = find_prices(network, task, clock_);
-      prices = pricing.best;
-      if (pricing.arcs) improve(network.path(*pricing.arcs));
-      lo_ = std::max(lo_, std::min(hi_, pricing.bound));
-      if (pricing.excluded) lo_ = hi_;
+      Pricer pricer(network, task, clock_);
+      pricer.advance(max_rounds(network));
+      prices = pricer.best();
+      if (pricer.found()) improve(*pricer.found());
+      lo_ = std::max(lo_, std::min(hi_, pricer.bound()));
+      if (pricer.excluded()) lo_ = hi_;
       if (proven() || clock_.expired()) break;
       SearchTask search_task;
       search_task.max_stages = max_stages();
@@ -349,7 +373,7 @@ class Solver {
       search_task.width = effort.width;
       search_task.max_work = effort.work;
       const SearchResult found = search(network, {prices}, search_task, clock_);
-      if (found.arcs) improve(network.path(*found.arcs));
+      if (found.found) improve(*found.found);
       if (found.complete) lo_ = hi_;
       if (proven() || clock_.expired()) break;
     }
@@ -394,8 +418,8 @@ class Solver {
     task.width = kTieEffort.width;
     task.max_work = kTieEffort.work;
     const SearchResult found = search(network, {prices}, task, clock_);
-    if (found.arcs) best_ = network.path(*found.arcs);
-    return found.arcs.has_value();
+    if (found.found) best_ = *found.found;
+    return found.found.has_value();
   }
 
   // Hosts of a class in the order of the devices file.
