@@ -98,7 +98,7 @@ int run(const CommandLine& line) {
   if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
   if (feasible && solution.status != Status::kOptimal) {
-    say("stopped at the time limit after " + seconds_text(solution.elapsed_s) + ": gap " +
+    say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " +
         percent_text(solution.gap()) + ", the optimum is not below " + seconds_text(solution.lower_bound));
   }
 

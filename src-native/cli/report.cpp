@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstddef>
 #include <utility>
 
 #include "../core/links.hpp"
@@ -104,7 +104,7 @@ std::string why_unused(const Problem& problem, const DeviceType& type, Objective
 // memory helps. Undecided trials count as infeasible, so the answer errs upwards.
 double memory_factor(Problem problem) {
   Options options;
-  options.time_limit_s = 0.5;
+  options.time_limit_s = 0.1;
   const std::vector<DeviceType> types = problem.types;
   const auto feasible = [&](double factor) {
     for (std::size_t t = 0; t < types.size(); ++t) problem.types[t].mem_bytes = types[t].mem_bytes * factor;
@@ -112,10 +112,10 @@ double memory_factor(Problem problem) {
   };
   double enough = 1;
   for (int doublings = 0; !feasible(enough); ++doublings, enough *= 2) {
-    if (doublings == 40) return 0;
+    if (doublings == 20) return 0;
   }
   double short_of = enough / 2;
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 8; ++i) {
     const double middle = (short_of + enough) / 2;
     (feasible(middle) ? enough : short_of) = middle;
   }
@@ -235,14 +235,19 @@ std::string explanation(const Report& report) {
   text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
 
   // Hosts that are unused for one reason share a line.
-  for (std::size_t i = 0; i < report.unused.size();) {
+  for (std::size_t i = 0; i < report.unused.size(); ++i) {
+    const std::string& why = report.unused[i].why;
+    const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
+    if (std::any_of(report.unused.begin(), report.unused.begin() + static_cast<std::ptrdiff_t>(i), same_why)) continue;
     std::vector<std::string> names;
-    const yaml::LeftOut& first = report.unused[i];
-    for (; i < report.unused.size() && report.unused[i].type == first.type && report.unused[i].why == first.why; ++i) {
-      names.push_back(yaml::printable(report.unused[i].host));
+    bool one_type = true;
+    for (const yaml::LeftOut& host : report.unused) {
+      if (!same_why(host)) continue;
+      names.push_back(yaml::printable(host.host));
+      one_type = one_type && host.type == report.unused[i].type;
     }
-    text += "unused       " + yaml::listing(names, std::numeric_limits<std::size_t>::max()) + " (" +
-            yaml::printable(first.type) + "): " + first.why + "\n";
+    text += "unused       " + yaml::listing(names, names.size()) +
+            (one_type ? " (" + yaml::printable(report.unused[i].type) + ")" : "") + ": " + why + "\n";
   }
   return text;
 }
