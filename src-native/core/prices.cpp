@@ -95,29 +95,37 @@ double price_paths(const Network& network, Prices& prices, std::vector<int>* arc
   return prices.rest[0];
 }
 
-Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages, Matcher* matcher,
-                     std::optional<Path>* found) {
-  const int resources = network.resources();
-  std::vector<double> load(at(resources), 0);
+Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages,
+                     std::optional<Path>* matched) {
+  const std::size_t resources = at(network.resources());
+  std::optional<Matcher> matcher;
+  if (network.senders() == 1) matcher.emplace(network);
+  // The last load is that of the stage limit.
   std::vector<double> capacity;
-  for (int r = 0; r < resources; ++r) {
+  for (int r = 0; r < network.resources(); ++r) {
     capacity.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
   }
+  capacity.push_back(static_cast<double>(max_stages));
+  std::vector<double> load(capacity.size(), 0);
+  const bool limited = max_stages < network.layers();
+
   Prices prices;
   std::vector<int> arcs;
-  for (int round = 0; round <= rounds; ++round) {
+  for (int round = 0;; ++round) {
     const double busiest = *std::max_element(load.begin(), load.end());
-    prices.of.assign(at(resources), 0);
-    prices.budget = 0;
-    for (std::size_t r = 0; r < at(resources); ++r) {
-      prices.of[r] = std::exp(sharpness * (load[r] - busiest)) / capacity[r];
-      prices.budget += prices.of[r] * capacity[r];
+    const auto price = [&](std::size_t r) { return std::exp(sharpness * (load[r] - busiest)) / capacity[r]; };
+    const double stage_price = limited ? price(resources) : 0;
+    prices.of.assign(resources, stage_price);
+    prices.budget = stage_price * capacity.back();
+    for (std::size_t r = 0; r < resources; ++r) {
+      prices.of[r] += price(r);
+      prices.budget += price(r) * capacity[r];
     }
     price_paths(network, prices, &arcs);
-    if (round == rounds) break;
-    if (matcher != nullptr && static_cast<int>(arcs.size()) <= max_stages) {
-      *found = matcher->assign(network.path(arcs));
-      if (*found) break;
+    if (round == rounds) return prices;
+    if (matcher && static_cast<int>(arcs.size()) <= max_stages) {
+      *matched = matcher->assign(network.path(arcs));
+      if (*matched) return prices;
     }
     const double step = 2.0 / (round + 2.0);
     for (double& l : load) l *= 1 - step;
@@ -125,8 +133,8 @@ Prices spread_prices(const Network& network, double sharpness, int rounds, int m
       const std::size_t r = at(network.arc(arc).resource);
       load[r] += step / capacity[r];
     }
+    if (limited) load.back() += step * static_cast<double>(arcs.size()) / capacity.back();
   }
-  return prices;
 }
 
 // The linear programme over the paths found so far. The row of the stage limit exists only where it

@@ -45,10 +45,10 @@ double price_paths(const Network& network, Prices& prices, std::vector<int>* arc
 
 // Prices that spread the load: those of the mixture of paths with the least sum_r exp(sharpness *
 // load_r), by Frank and Wolfe's method. The best bound looks at the busiest resources alone and says
-// nothing about the others; these prices order the choices of a beam well everywhere. `found` gets a
-// schedule if the paths on the way, given other hosts, are one.
-Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages, Matcher* matcher,
-                     std::optional<Path>* found);
+// nothing about the others; these prices order the choices of a beam well everywhere. Stops early when
+// the cuts of a path on the way, with other hosts, are a schedule: `matched`.
+Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages,
+                     std::optional<Path>* matched);
 
 // The search for the best prices, which can be interrupted and taken up again.
 class Pricer {

@@ -43,7 +43,7 @@ bool in_range(int index, std::size_t count) {
 }  // namespace
 
 double Solution::gap() const {
-  if (status == Status::kOptimal) return 0;
+  if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
   if (std::isinf(objective)) return 1;
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
 }

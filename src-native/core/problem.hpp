@@ -91,7 +91,7 @@ struct Solution {
   double latency_s = kInfinity;
   double elapsed_s = 0;
 
-  double gap() const;                   // (objective - lower_bound) / objective; 0 when optimal
+  double gap() const;                   // (objective - lower_bound) / objective; 0 when proven, 1 when unknown
 };
 
 // Costs of one schedule, for tables and tests. Cheap; written once, used by the solver too.

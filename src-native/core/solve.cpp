@@ -40,6 +40,8 @@ constexpr Effort kEfforts[] = {
     {30'000, 20'000'000'000, 1e-5, 0},
     {200'000, 400'000'000'000, 1e-6, 0},
 };
+constexpr int kNarrow = 12;       // width of a search that is only a first try
+constexpr int kSpreadRounds = 60;
 constexpr Effort kTieEffort = {2'000, 40'000'000, 1e-6, 0};
 
 enum class Answer { kYes, kNo, kOpen };
@@ -125,47 +127,52 @@ class Solver {
     task.precision = effort.precision;
     task.guess = guess_.empty() ? nullptr : &guess_;
     Pricer pricer(network, task, clock_);
-    // A narrow search between rounds of pricing: easy questions need no good prices.
-    SearchTask search_task;
-    search_task.max_stages = stages;
-    search_task.max_work = effort.work;
-    Matcher matcher(network);
+    // Between rounds of pricing, a narrow search: easy questions need no good prices. Once the prices
+    // are as good as they get, wide ones, ordered by prices of several kinds.
     bool more = true;
-    for (int rounds = 10, spent = 0; more && !pricer.excluded(); rounds *= 2) {
+    for (int rounds = 10, spent = 0; more; rounds *= 2) {
       more = pricer.advance(rounds) && spent < max_rounds(network);
       spent += rounds;
-      if (pricer.excluded()) break;
-      if (pricer.found()) return accept(*pricer.found(), std::move(verdict));
-      search_task.width = more ? 12 : effort.width;
-      for (const double sharpness : {0.0, 6.0, 12.0, 24.0, 48.0}) {
-        std::vector<Prices> prices{pricer.best()};
-        if (sharpness > 0) {
-          std::optional<Path> repaired;
-          prices.push_back(spread_prices(network, sharpness, 60, stages, network.senders() == 1 ? &matcher : nullptr, &repaired));
-          if (repaired) return accept(*repaired, std::move(verdict));
-          std::swap(prices[0], prices[1]);
-        }
-        const SearchResult found = search(network, prices, search_task, clock_);
-        if (found.found || found.complete) remember(network, pricer.best());
-        if (found.found) return accept(*found.found, std::move(verdict));
-        if (found.complete) {
-          verdict.answer = Answer::kNo;
-          return verdict;
-        }
-        if (more) break;
-      }
+      if (pricer.excluded()) verdict.answer = Answer::kNo;
+      if (pricer.found()) accept(*pricer.found(), verdict);
+      if (verdict.answer == Answer::kOpen) explore(network, pricer.best(), stages, more, effort, verdict);
+      if (verdict.answer != Answer::kOpen) break;
     }
-    if (!std::isinf(pricer.bound())) remember(network, pricer.best());
-    if (pricer.excluded()) verdict.answer = Answer::kNo;
+    if (std::isfinite(pricer.bound())) remember(network, pricer.best());
     return verdict;
+  }
+
+  void explore(const Network& network, const Prices& bounding, int stages, bool narrow, const Effort& effort,
+               Verdict& verdict) {
+    SearchTask task;
+    task.max_stages = stages;
+    task.width = narrow ? kNarrow : effort.width;
+    task.max_work = effort.work;
+    std::vector<Prices> prices{bounding};
+    for (const double sharpness : {0.0, 6.0, 12.0, 24.0, 48.0}) {
+      if (sharpness > 0) {
+        std::optional<Path> matched;
+        prices = {spread_prices(network, sharpness, kSpreadRounds, stages, &matched), bounding};
+        if (matched) {
+          accept(std::move(*matched), verdict);
+          return;
+        }
+      }
+      SearchResult result = search(network, prices, task, clock_);
+      if (result.found) {
+        accept(std::move(*result.found), verdict);
+      } else if (result.complete) {
+        verdict.answer = Answer::kNo;
+      }
+      if (verdict.answer != Answer::kOpen || narrow || clock_.expired()) return;
+    }
   }
 
   static int max_rounds(const Network& network) { return 200 + 5 * network.resources(); }
 
-  static Verdict accept(Path path, Verdict verdict) {
+  static void accept(Path path, Verdict& verdict) {
     verdict.answer = Answer::kYes;
     verdict.path = std::move(path);
-    return verdict;
   }
 
   void remember(const Network& network, const Prices& prices) {
@@ -341,14 +348,18 @@ class Solver {
         cutoff = latency;
       }
     }
-    if (pricer.excluded() || clock_.expired()) return;
+    if (pricer.excluded()) return;
+    // Narrow first: each schedule found brings the cutoff down for the wider search after it.
     SearchTask search_task;
     search_task.max_stages = task.max_stages;
-    search_task.cutoff = cutoff;
-    search_task.width = effort.width;
-    search_task.max_work = effort.work;
-    const SearchResult found = search(network, {pricer.best()}, search_task, clock_);
-    if (found.found) best_ = *found.found;
+    SearchResult found;
+    for (search_task.width = 10; search_task.width <= effort.width && !clock_.expired(); search_task.width *= 5) {
+      search_task.cutoff = measure(instance_, best_).latency_s;
+      search_task.max_work = effort.work;
+      found = search(network, {pricer.best()}, search_task, clock_);
+      if (found.found) best_ = *found.found;
+      if (found.complete) break;
+    }
   }
 
   void minimise_whole_latency() {
