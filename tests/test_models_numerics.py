@@ -86,3 +86,20 @@ def test_the_model_in_the_package_equals_transformers_at_every_cut() -> None:
     expected = reference_output(reference, inputs)
     for cuts in [[cut] for cut in range(1, 16)]:
         torch.testing.assert_close(run_cut(model, cuts, inputs)[0], expected, rtol=0, atol=TOLERANCE)
+
+
+def test_the_strides_of_the_input_make_no_difference() -> None:
+    """Frames arrive as views into buffers, images as channels last."""
+    model = find_model(DIGITS)
+    pixels = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    payload: Payload = (pixels,)
+    with torch.inference_mode():
+        for layer in range(model.n_layers):
+            shard = model.load(LayerRange(layer, layer + 1))
+            expected = shard(payload)
+            strided = tuple(tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in payload)
+            assert not any(tensor.is_contiguous() for tensor in strided)
+            result = shard(strided)
+            assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+            assert all(tensor.is_contiguous() for tensor in result)
+            payload = expected

@@ -230,6 +230,23 @@ def test_every_format_and_dialect_is_the_same_model(
     assert torch.equal(run(model, reference.inputs(), file), run(model, reference.inputs()))
 
 
+@pytest.mark.parametrize("chunk", [1, 40, 100, 1000])
+def test_pieces_of_any_size_make_the_same_tensor(
+    chunk: int,
+    saved: Callable[[str], tuple[Case, Model]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    expected = dict(model.load().named_parameters())
+    monkeypatch.setattr("pipeedge.models.weights._CHUNK_BYTES", chunk)
+    for dialect in ("hub", "timm", "google"):
+        arrays = DIALECTS["ViTForImageClassification", dialect](case("ViTForImageClassification"), model)
+        for write in WRITERS:
+            shard = model.load(weights=write(tmp_path / "w", arrays))
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in shard.named_parameters())
+
+
 def test_a_directory_with_an_index_is_read_file_by_file(tmp_path: Path) -> None:
     reference = case("BertForSequenceClassification")
     reference.model().save_pretrained(tmp_path, max_shard_size="3KB")
