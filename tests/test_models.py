@@ -304,41 +304,6 @@ def test_a_model_is_a_value(tmp_path: Path) -> None:
     assert find_model("bert-base-uncased").directory is None
 
 
-# Inputs ---------------------------------------------------------------------------------------------------
-
-
-def test_images_must_fit() -> None:
-    model = find_model("google/vit-base-patch16-224")
-    model.check_input((torch.zeros(2, 3, 224, 224),))
-    for payload, said in [
-        ((torch.zeros(2, 3, 224, 225),), "3, 224, 224"),
-        ((torch.zeros(3, 224, 224),), "3, 224, 224"),
-        ((torch.zeros(2, 3, 224, 224, dtype=torch.uint8),), "floating point"),
-        ((torch.zeros(1), torch.zeros(1)), "pixel_values"),
-    ]:
-        with pytest.raises(InputError, match=said):
-            model.check_input(payload)
-
-
-def test_sentences_must_fit() -> None:
-    model = find_model("bert-base-uncased")
-    ids = torch.tensor([[101, 30521, 102]])
-    good = (ids, torch.ones_like(ids), torch.zeros_like(ids))
-    model.check_input(good)
-    for index, tensor, said in [
-        (0, ids + 1, "0 to 30521"),
-        (0, ids - 102, "0 to 30521"),
-        (2, torch.full_like(ids, 2), "token_type_ids .* 0 to 1"),
-        (1, torch.ones(1, 2, dtype=torch.int64), "attention_mask .*same for all"),
-        (0, ids.float(), "whole numbers"),
-    ]:
-        with pytest.raises(InputError, match=said):
-            model.check_input((*good[:index], tensor, *good[index + 1 :]))
-    long = torch.zeros(1, 513, dtype=torch.int64)
-    with pytest.raises(InputError, match="1 to 512"):
-        model.check_input((long, long, long))
-
-
 # Activations ----------------------------------------------------------------------------------------------
 
 

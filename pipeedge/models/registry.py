@@ -23,7 +23,7 @@ from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.shard import Family, Shard, payload_specs
 from pipeedge.models.vit import VIT
 from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
-from pipeedge.payload import Payload, TensorSpec
+from pipeedge.payload import TensorSpec
 from pipeedge.schedule import LayerRange
 
 __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
@@ -70,11 +70,6 @@ class Model:
         return "vector" if self.config.head == "vector" else "logits"
 
     @property
-    def output_size(self) -> int:
-        """Values in the output of one item."""
-        return self.config.output_size
-
-    @property
     def max_tokens(self) -> int:
         """The longest sentence for text; for images the number of tokens that every image has."""
         return self.config.max_positions if self.family == "bert" else self.config.image_tokens
@@ -112,48 +107,6 @@ class Model:
             raise InputError(f"{tokens} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}")
         family = _FAMILIES[self.family]
         return payload_specs(family, self.config, after_layer, items=items, tokens=tokens, dtype=dtype)
-
-    def check_input(self, payload: Payload) -> None:
-        """Raise unless ``payload`` is a microbatch that the first layer can take.
-
-        Raises:
-            InputError: the number of arrays, their shapes or types, or an index out of range.
-        """
-        if len(payload) != len(self.input_names):
-            raise InputError(
-                f"{self.name} takes {len(self.input_names)} arrays ({', '.join(self.input_names)}), "
-                f"not {len(payload)}"
-            )
-        first = payload[0]
-        if self.family != "bert":
-            config = self.config
-            needed = (config.channels, *config.image_size)
-            if first.dim() != 4 or tuple(first.shape[1:]) != needed:
-                raise InputError(
-                    f"pixel_values of shape {list(first.shape)} do not fit {self.name}: "
-                    f"it takes [items, {', '.join(map(str, needed))}]"
-                )
-            if not first.is_floating_point():
-                raise InputError(f"pixel_values are {first.dtype}; floating point is needed")
-            return
-        limits = (self.config.vocab, None, self.config.type_vocab)
-        for name, tensor, limit in zip(self.input_names, payload, limits, strict=True):
-            if tensor.dim() != 2 or tensor.shape != first.shape:
-                raise InputError(
-                    f"{name} has shape {list(tensor.shape)}; {self.name} takes [items, tokens], "
-                    f"the same for all of {', '.join(self.input_names)}"
-                )
-            if tensor.is_floating_point():
-                raise InputError(f"{name} is {tensor.dtype}; whole numbers are needed")
-            if limit is None or not tensor.numel():
-                continue
-            low, high = int(tensor.min()), int(tensor.max())
-            if low < 0 or high >= limit:
-                raise InputError(f"{name} holds {low} to {high}; {self.name} takes 0 to {limit - 1}")
-        if not 1 <= first.shape[1] <= self.max_tokens:
-            raise InputError(
-                f"{first.shape[1]} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}"
-            )
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""
