@@ -20,7 +20,9 @@ namespace {
 
 enum ExitCode { kDone = 0, kFault = 1, kWrongRequest = 2, kInfeasible = 3 };
 
-void say(const std::string& line) { std::fprintf(stderr, "sched-pipeline: %s\n", line.c_str()); }
+void say(const std::string& line) {
+  std::fprintf(stderr, "sched-pipeline: %s\n", line.c_str());
+}
 
 // Throws std::runtime_error where standard output does not take it (a full disk, a closed pipe).
 void print(const std::string& text) {
@@ -98,14 +100,15 @@ int run(const CommandLine& line) {
   if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
   if (feasible && solution.status != Status::kOptimal) {
-    say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " +
-        percent_text(solution.gap()) + ", the optimum is not below " + seconds_text(solution.lower_bound));
+    say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()) +
+        ", the optimum is not below " + seconds_text(solution.lower_bound));
   }
 
   std::vector<WhatIf> answers;
   for (const Scenario& question : questions) {
     answers.push_back(answer(question, line.solver));
-    say(what_if_line(answers.back(), line.solver.objective, feasible, solution, feasible ? report->items_per_s() : 0));
+    say(what_if_line(answers.back(), line.solver.objective, feasible, solution,
+                     feasible ? report->items_per_s() : 0));
   }
   if (feasible) {
     if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, answers));

@@ -11,7 +11,8 @@ namespace {
 
 // A whole number of digits only, within [least, most].
 double whole_number(const std::string& option, const std::string& text, double least, double most) {
-  const bool digits = !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
+  const bool digits =
+      !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
   const double value = digits ? std::strtod(text.c_str(), nullptr) : -1;
   if (!digits || value < least || value > most) {
     throw UsageError(option + ": '" + yaml::printable(text) + "' is not a whole number from " +
@@ -66,96 +67,140 @@ std::vector<Group> option_groups() {
   return {
       {"What is known",
        {
-           {{"-sm", "-M", "--models-file"}, "FILE", "models and what their layers need [models.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.models_file = nonempty(n, v); }},
-           {{"-sdt", "-T", "--dev-types-file"}, "FILE", "device types and their profiles [device_types.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_types_file = nonempty(n, v); }},
-           {{"-sd", "-D", "--dev-file"}, "FILE", "the hosts of each device type [devices.yml]",
+           {{"-sm", "-M", "--models-file"},
+            "FILE",
+            "models and what their layers need [models.yml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.models_file = nonempty(n, v);
+            }},
+           {{"-sdt", "-T", "--dev-types-file"},
+            "FILE",
+            "device types and their profiles [device_types.yml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.dev_types_file = nonempty(n, v);
+            }},
+           {{"-sd", "-D", "--dev-file"},
+            "FILE",
+            "the hosts of each device type [devices.yml]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_file = nonempty(n, v); }},
-           {{"--dev-neighbors-file"}, "FILE",
-            "bandwidth and latency of pairs of hosts; a pair given one\n"
-            "way is the same both ways, a pair that is not given has the\n"
-            "bandwidth of the slower of its two device types",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_neighbors_file = nonempty(n, v); }},
+           {{"--dev-neighbors-file"},
+            "FILE",
+            "bandwidth and latency of pairs of hosts; a pair given\n"
+            "one way is the same both ways, one that is not given\n"
+            "has the bandwidth of the slower of its device types",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.dev_neighbors_file = nonempty(n, v);
+            }},
        }},
       {"What to schedule",
        {
-           {{"-m", "--model-name"}, "NAME", "the model [google/vit-base-patch16-224]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.model = nonempty(n, v); }},
-           {{"-b", "--batch-size"}, "N", "items in a microbatch, as it was profiled [8]",
+           {{"-m", "--model-name"},
+            "NAME",
+            "the model [google/vit-base-patch16-224]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.model = nonempty(n, v);
+            }},
+           {{"-b", "--batch-size"},
+            "N",
+            "items in a microbatch, as it was profiled [8]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.batch_size = whole_number(n, v, 1, 1e9);
             }},
-           {{"-d", "--dtype"}, "TYPE",
-            "float32, float16, bfloat16 or int8, with or without torch.\n"
-            "[torch.float32]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.dtype = nonempty(n, v); }},
-           {{"-i", "--buffers-in"}, "N", "microbatches a stage holds before it computes [2]",
+           {{"-d", "--dtype"},
+            "TYPE",
+            "float32, float16, bfloat16 or int8, with or without\n"
+            "\"torch.\" before it [torch.float32]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.dtype = nonempty(n, v);
+            }},
+           {{"-i", "--buffers-in"},
+            "N",
+            "microbatches a stage holds before it computes [2]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.buffers_in = whole_number(n, v, 0, 1e6);
             }},
-           {{"-o", "--buffers-out"}, "N", "microbatches a stage holds until they are sent [2]",
+           {{"-o", "--buffers-out"},
+            "N",
+            "microbatches a stage holds until they are sent [2]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.buffers_out = whole_number(n, v, 0, 1e6);
             }},
-           {{"--data-host"}, "HOST",
-            "the host that reads the inputs and collects the outputs:\n"
-            "its links to the first and from the last stage count too",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.data_host = nonempty(n, v); }},
+           {{"--data-host"},
+            "HOST",
+            "the host that reads the inputs and collects the\n"
+            "outputs; its links to the first and from the last\n"
+            "stage count too",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.data_host = nonempty(n, v);
+            }},
        }},
       {"What is best",
        {
-           {{"--objective"}, "WHICH",
-            "throughput: the slowest stage or link as fast as can be;\n"
-            "latency: one microbatch through as soon as can be\n"
-            "[throughput]",
+           {{"--objective"},
+            "WHICH",
+            "throughput: the slowest stage or link is as fast as\n"
+            "can be; latency: one microbatch is through as soon\n"
+            "as can be [throughput]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "throughput" && v != "latency") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput nor latency");
               }
               c.solver.objective = v == "latency" ? Objective::kLatency : Objective::kThroughput;
             }},
-           {{"--time-limit"}, "SECONDS",
-            "stop then, with the best schedule so far and how far from\n"
-            "the optimum it can be at most [10]",
+           {{"--time-limit"},
+            "SECONDS",
+            "stop then, with the best schedule so far and how far\n"
+            "from the optimum it can be at most [10]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.solver.time_limit_s = positive_number(n, v);
             }},
        }},
-      {"What if (one line each: the new throughput beside today's; may be repeated,\n"
+      {"What if (one line each: the new throughput beside today's; may be repeated;\n"
        "several are also tried together)",
        {
-           {{"--add-host"}, "TYPE=N", "N more hosts of this device type",
+           {{"--add-host"},
+            "TYPE=N",
+            "N more hosts of this device type",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back(added_hosts(n, v));
             }},
-           {{"--remove-host"}, "HOST", "without this host",
+           {{"--remove-host"},
+            "HOST",
+            "without this host",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back({Change::Kind::kRemoveHost, nonempty(n, v), 0, 1, n + " " + v});
             }},
-           {{"--scale-bandwidth"}, "X", "every bandwidth times X",
+           {{"--scale-bandwidth"},
+            "X",
+            "every bandwidth times X",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back({Change::Kind::kScaleBandwidth, "", 0, positive_number(n, v), n + " " + v});
             }},
        }},
       {"What to print",
        {
-           {{"--explain"}, nullptr,
-            "stages with their costs, the bottleneck, the bound, and why\n"
-            "a host is not used",
+           {{"--explain"},
+            nullptr,
+            "the stages and what they cost, the bottleneck, the\n"
+            "bound, and why a host is not used",
             [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
-           {{"--format"}, "FORM",
-            "yaml: the schedule alone; json: the schedule and all that\n"
-            "--explain knows, for programs [yaml]",
+           {{"--format"},
+            "FORM",
+            "yaml: the schedule alone; json: the schedule and all\n"
+            "that --explain knows, for programs [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "yaml" && v != "json") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml nor json");
               }
               c.format = v == "json" ? Format::kJson : Format::kYaml;
             }},
-           {{"-h", "--help"}, nullptr, "this text",
+           {{"-h", "--help"},
+            nullptr,
+            "this text",
             [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kHelp; }},
-           {{"--version"}, nullptr, "the version",
+           {{"--version"},
+            nullptr,
+            "the version",
             [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kVersion; }},
        }},
   };
@@ -229,7 +274,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       if (found.has_value) throw UsageError("the option " + found.name + " takes no value");
     } else if (!found.has_value) {
       if (i + 1 == arguments.size() || names_an_option(groups, arguments[i + 1])) {
-        throw UsageError("the option " + found.name + " needs a value: " + found.name + " " + found.option->value);
+        throw UsageError("the option " + found.name + " needs a value: " + found.name + " " +
+                         found.option->value);
       }
       found.value = arguments[++i];
     }
@@ -240,7 +286,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
 }
 
 std::string help_text() {
-  constexpr std::size_t kColumn = 34;  // where the explanations begin
+  constexpr std::size_t kColumn = 26;  // where the explanations begin
   std::string text =
       "Usage: sched-pipeline [OPTION]...\n"
       "\n"
@@ -269,7 +315,7 @@ std::string help_text() {
       "\n"
       "Examples\n"
       "  sched-pipeline -m google/vit-large-patch16-224 --explain\n"
-      "  sched-pipeline -sm models.yml -sdt device_types.yml -sd devices.yml > schedule.yml\n"
+      "  sched-pipeline -sm m.yml -sdt types.yml -sd devices.yml > schedule.yml\n"
       "  sched-pipeline --add-host Minnowboard-E3845=2 --scale-bandwidth 0.1\n";
   return text;
 }

@@ -33,7 +33,8 @@ double layer_bytes(const Problem& problem, int layer) {
 
 std::string stage_text(const Problem& problem, const std::vector<Stage>& stages, int index) {
   if (index == Bottleneck::kDataHost) {
-    return "the data host " + yaml::printable(problem.hosts[static_cast<std::size_t>(problem.data_host)].name);
+    return "the data host " +
+           yaml::printable(problem.hosts[static_cast<std::size_t>(problem.data_host)].name);
   }
   return "stage " + std::to_string(index) + " on " +
          yaml::printable(host_of(problem, stages[static_cast<std::size_t>(index)]).name);
@@ -47,10 +48,12 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
     if (seconds > worst.seconds) worst = {kind, stage, to, seconds, ""};
   };
   const int last = static_cast<int>(stages.size()) - 1;
-  for (int i = 0; i <= last; ++i) consider(Bottleneck::Kind::kCompute, i, i, costs[static_cast<std::size_t>(i)].compute_s);
+  for (int i = 0; i <= last; ++i)
+    consider(Bottleneck::Kind::kCompute, i, i, costs[static_cast<std::size_t>(i)].compute_s);
   consider(Bottleneck::Kind::kLink, Bottleneck::kDataHost, 0, costs.front().link_in_s);
   for (int i = 0; i <= last; ++i) {
-    consider(Bottleneck::Kind::kLink, i, i < last ? i + 1 : Bottleneck::kDataHost, costs[static_cast<std::size_t>(i)].link_out_s);
+    consider(Bottleneck::Kind::kLink, i, i < last ? i + 1 : Bottleneck::kDataHost,
+             costs[static_cast<std::size_t>(i)].link_out_s);
   }
   const std::string from = stage_text(problem, stages, worst.stage);
   worst.words = worst.kind == Bottleneck::Kind::kCompute
@@ -62,7 +65,8 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
 
 // Why the best schedule does without a host of this type. The special reasons are exact: they hold for
 // every stage the host could serve.
-std::string why_unused(const Problem& problem, const DeviceType& type, Objective objective, const Solution& solution) {
+std::string why_unused(const Problem& problem, const DeviceType& type, Objective objective,
+                       const Solution& solution) {
   const int layers = problem.model.layers();
   double least_bytes = kInfinity;
   double fastest = kInfinity;
@@ -76,8 +80,8 @@ std::string why_unused(const Problem& problem, const DeviceType& type, Objective
     if (l > 0) smallest_cut = std::min(smallest_cut, cut_bytes(problem, l));
   }
   if (least_bytes > type.mem_bytes) {
-    return "its " + megabytes_text(type.mem_bytes) + " MB hold no layer with its buffers; the smallest needs " +
-           megabytes_text(least_bytes) + " MB";
+    return "its " + megabytes_text(type.mem_bytes) +
+           " MB hold no layer with its buffers; the smallest needs " + megabytes_text(least_bytes) + " MB";
   }
   const bool by_type = problem.links.empty();
   if (by_type && type.bw_bytes_per_s <= 0 && smallest_cut > 0) return "it has no bandwidth";
@@ -122,16 +126,20 @@ double memory_factor(Problem problem) {
   return enough;
 }
 
-const char* objective_name(Objective objective) { return objective == Objective::kLatency ? "latency" : "throughput"; }
+const char* objective_name(Objective objective) {
+  return objective == Objective::kLatency ? "latency" : "throughput";
+}
 
 }  // namespace
 
-double Report::items_per_s() const { return cli::items_per_s(problem, solution); }
+double Report::items_per_s() const {
+  return cli::items_per_s(problem, solution);
+}
 
 Report make_report(const yaml::Assembly& assembly, const yaml::Request& request, Objective objective,
                    const Solution& solution) {
-  Report report{request.model, std::string(yaml::short_dtype(request.dtype)), objective, assembly.problem, solution,
-                evaluate(assembly.problem, solution.stages), {}, {}};
+  Report report{request.model, std::string(yaml::short_dtype(request.dtype)), objective, assembly.problem,
+                solution,      evaluate(assembly.problem, solution.stages),   {},        {}};
   report.bottleneck = find_bottleneck(report.problem, solution.stages, report.costs);
   std::vector<bool> used(report.problem.hosts.size(), false);
   for (const Stage& stage : solution.stages) used[static_cast<std::size_t>(stage.host)] = true;
@@ -159,14 +167,17 @@ std::string why_infeasible(const Problem& problem) {
   for (int l = 0; l < problem.model.layers(); ++l) {
     weights += problem.model.mem_bytes[static_cast<std::size_t>(l)];
     if (layer_bytes(problem, l) > largest) {
-      return "layer " + std::to_string(l + 1) + " fits on no host: it needs " + megabytes_text(layer_bytes(problem, l)) +
-             " MB with its buffers, the largest host has " + megabytes_text(largest) + " MB";
+      return "layer " + std::to_string(l + 1) + " fits on no host: it needs " +
+             megabytes_text(layer_bytes(problem, l)) + " MB with its buffers, the largest host has " +
+             megabytes_text(largest) + " MB";
     }
   }
-  const std::string hosts = std::to_string(problem.hosts.size()) + (problem.hosts.size() == 1 ? " host" : " hosts");
+  const std::string hosts =
+      std::to_string(problem.hosts.size()) + (problem.hosts.size() == 1 ? " host" : " hosts");
   if (weights > available) {
-    return megabytes_text(weights - available) + " MB of memory are missing: the layers need " + megabytes_text(weights) +
-           " MB without buffers, " + hosts + " together have " + megabytes_text(available) + " MB";
+    return megabytes_text(weights - available) + " MB of memory are missing: the layers need " +
+           megabytes_text(weights) + " MB without buffers, " + hosts + " together have " +
+           megabytes_text(available) + " MB";
   }
   Problem connected = problem;
   constexpr double kPlenty = 1e18;     // bytes a second
@@ -179,9 +190,11 @@ std::string why_infeasible(const Problem& problem) {
   }
   const double factor = memory_factor(connected);
   if (factor > 0) {
-    return "about " + megabytes_text(available * (factor - 1)) + " MB of memory are missing: cut into stages with their "
-           "buffers, the layers fit when each host has " + percent_text(factor - 1) + " more than now (" +
-           megabytes_text(available) + " MB on " + hosts + ")";
+    return "about " + megabytes_text(available * (factor - 1)) +
+           " MB of memory are missing: cut into stages with their "
+           "buffers, the layers fit when each host has " +
+           percent_text(factor - 1) + " more than now (" + megabytes_text(available) + " MB on " + hosts +
+           ")";
   }
   return "no cut of the layers fits the hosts";
 }
@@ -207,8 +220,8 @@ std::string explanation(const Report& report) {
   const std::size_t last = solution.stages.size() - 1;
   const bool data = problem.data_host >= 0;
 
-  Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
-               Align::kRight, Align::kRight});
+  Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
+               Align::kRight, Align::kRight, Align::kRight});
   table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "memory, MB",
              "slack, s"});
   for (std::size_t i = 0; i <= last; ++i) {
@@ -224,11 +237,13 @@ std::string explanation(const Report& report) {
   }
 
   std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +
-                     " layers, microbatches of " + std::to_string(static_cast<long long>(problem.batch_size)) + ", " +
-                     report.dtype + ", for " + objective_name(report.objective) + "\n" + table.text();
+                     " layers, microbatches of " +
+                     std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
+                     ", for " + objective_name(report.objective) + "\n" + table.text();
   text += "bottleneck   " + report.bottleneck.words + "\n";
   text += "throughput   " + rate_text(report.items_per_s()) + "\n";
-  text += "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
+  text +=
+      "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
   text += "lower bound  " + seconds_text(solution.lower_bound) + " on the " +
           (report.objective == Objective::kLatency ? "latency" : "bottleneck") + ", gap " +
           percent_text(solution.gap()) + ": " + quality_text(solution) + "\n";
@@ -238,7 +253,8 @@ std::string explanation(const Report& report) {
   for (std::size_t i = 0; i < report.unused.size(); ++i) {
     const std::string& why = report.unused[i].why;
     const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
-    if (std::any_of(report.unused.begin(), report.unused.begin() + static_cast<std::ptrdiff_t>(i), same_why)) continue;
+    if (std::any_of(report.unused.begin(), report.unused.begin() + static_cast<std::ptrdiff_t>(i), same_why))
+      continue;
     std::vector<std::string> names;
     bool one_type = true;
     for (const yaml::LeftOut& host : report.unused) {
@@ -252,18 +268,21 @@ std::string explanation(const Report& report) {
   return text;
 }
 
-std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today, const Solution& today,
-                         double items_per_s_today) {
+std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
+                         const Solution& today, double items_per_s_today) {
   const bool latency = objective == Objective::kLatency;
   const auto figure = [&](double rate, const Solution& solution) {
-    return latency ? rate_text(rate) + " at a latency of " + seconds_text(solution.latency_s) : rate_text(rate);
+    return latency ? rate_text(rate) + " at a latency of " + seconds_text(solution.latency_s)
+                   : rate_text(rate);
   };
   std::string line = "what if " + yaml::printable(what_if.text, 400) + ": ";
   line += what_if.feasible ? figure(what_if.items_per_s, what_if.solution) : "no feasible schedule";
   line += ", today " + (feasible_today ? figure(items_per_s_today, today) : std::string("none"));
   if (what_if.feasible && feasible_today) {
-    const double ratio = latency ? what_if.solution.latency_s / today.latency_s : what_if.items_per_s / items_per_s_today;
-    if (std::isfinite(ratio)) line += std::string(" (") + (ratio >= 1 ? "+" : "") + percent_text(ratio - 1) + ")";
+    const double ratio =
+        latency ? what_if.solution.latency_s / today.latency_s : what_if.items_per_s / items_per_s_today;
+    if (std::isfinite(ratio))
+      line += std::string(" (") + (ratio >= 1 ? "+" : "") + percent_text(ratio - 1) + ")";
     if (what_if.solution.status != Status::kOptimal) line += ", " + quality_text(what_if.solution);
   }
   if (!what_if.feasible && !what_if.why.empty()) line += ": " + what_if.why;
@@ -282,7 +301,9 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
       json.value(stage);
     }
   };
-  const auto status = [](const Solution& of) { return of.status == Status::kOptimal ? "optimal" : "bounded"; };
+  const auto status = [](const Solution& of) {
+    return of.status == Status::kOptimal ? "optimal" : "bounded";
+  };
 
   json.open('{');
   json.key("model").value(report.model);
@@ -329,7 +350,8 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
   json.key("elapsed_s").value(solution.elapsed_s);
   json.key("unused_hosts").open('[');
   for (const yaml::LeftOut& host : report.unused) {
-    json.open('{').key("host").value(host.host).key("type").value(host.type).key("why").value(host.why).close('}');
+    json.open('{').key("host").value(host.host).key("type").value(host.type).key("why").value(host.why).close(
+        '}');
   }
   json.close(']');
   json.key("warnings").open('[');

@@ -57,8 +57,8 @@ struct WhatIf {
   std::string why;
 };
 
-std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today, const Solution& today,
-                         double items_per_s_today);
+std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
+                         const Solution& today, double items_per_s_today);
 
 std::string report_json(const Report& report, const std::vector<std::string>& warnings,
                         const std::vector<WhatIf>& what_ifs);

@@ -16,8 +16,8 @@ std::string formatted(const char* format, double value) {
 
 // Columns of a terminal, counting one for every character of UTF-8.
 std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -39,9 +39,13 @@ std::string rate_text(double items_per_s) {
   return formatted("%.4g items/s", items_per_s);
 }
 
-std::string megabytes_text(double bytes) { return formatted("%.1f", bytes / (1 << 20)); }
+std::string megabytes_text(double bytes) {
+  return formatted("%.1f", bytes / (1 << 20));
+}
 
-std::string percent_text(double fraction) { return formatted("%.2f %%", fraction * 100); }
+std::string percent_text(double fraction) {
+  return formatted("%.2f %%", fraction * 100);
+}
 
 std::string quoted(std::string_view text) {
   std::string out = "\"";
@@ -55,7 +59,8 @@ std::string quoted(std::string_view text) {
       std::array<char, 8> code{};
       std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(byte));
       out += code.data();
-    } else if (rest.substr(0, 2) == "\xC2\x85") {  // next line, line and paragraph separators: YAML folds them
+    } else if (rest.substr(0, 2) ==
+               "\xC2\x85") {  // next line, line and paragraph separators: YAML folds them
       out += "\\u0085";
       ++i;
     } else if (rest.substr(0, 3) == "\xE2\x80\xA8" || rest.substr(0, 3) == "\xE2\x80\xA9") {
@@ -84,8 +89,10 @@ std::string yaml_name(const std::string& name) {
   std::string lower = name;
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); });
-  constexpr std::array<const char*, 9> kReserved = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"};
-  const bool reserved = std::any_of(kReserved.begin(), kReserved.end(), [&](const char* word) { return lower == word; });
+  constexpr std::array<const char*, 9> kReserved = {"y",   "n",    "yes",   "no",  "on",
+                                                    "off", "true", "false", "null"};
+  const bool reserved =
+      std::any_of(kReserved.begin(), kReserved.end(), [&](const char* word) { return lower == word; });
   return reserved ? quoted(name) : name;
 }
 
@@ -107,7 +114,9 @@ std::string Table::text() const {
   return out;
 }
 
-void JsonWriter::new_line() { text_ += "\n" + std::string(2 * filled_.size(), ' '); }
+void JsonWriter::new_line() {
+  text_ += "\n" + std::string(2 * filled_.size(), ' ');
+}
 
 void JsonWriter::before_value() {
   if (after_key_) {

@@ -15,8 +15,9 @@ Problem with_hosts(Problem problem, const Change& change) {
   if (type == problem.types.end()) {
     std::vector<std::string> names;
     for (const DeviceType& one : problem.types) names.push_back(yaml::printable(one.name));
-    throw UsageError(yaml::printable(change.text) + ": no such device type with a profile for the request; there are: " +
-                     yaml::listing(names));
+    throw UsageError(
+        yaml::printable(change.text) +
+        ": no such device type with a profile for the request; there are: " + yaml::listing(names));
   }
   const int index = static_cast<int>(type - problem.types.begin());
   for (int i = 0; i < change.count; ++i) {
@@ -31,7 +32,8 @@ Problem without_host(const Problem& problem, const Change& change) {
   if (found == problem.hosts.end()) {
     std::vector<std::string> names;
     for (const Host& host : problem.hosts) names.push_back(yaml::printable(host.name));
-    throw UsageError(yaml::printable(change.text) + ": no such host to schedule on; there are: " + yaml::listing(names));
+    throw UsageError(yaml::printable(change.text) +
+                     ": no such host to schedule on; there are: " + yaml::listing(names));
   }
   const int gone = static_cast<int>(found - problem.hosts.begin());
   if (gone == problem.data_host) {

@@ -41,15 +41,18 @@ auto attempt(const Read& read) -> std::optional<decltype(read())> {
 
 void check_problem(const std::vector<std::string>& texts) {
   const auto models = attempt([&] { return yaml::models_from(yaml::parse(texts[0], "models.yml")); });
-  const auto types = attempt([&] { return yaml::device_types_from(yaml::parse(texts[1], "device_types.yml")); });
+  const auto types =
+      attempt([&] { return yaml::device_types_from(yaml::parse(texts[1], "device_types.yml")); });
   const auto devices = attempt([&] { return yaml::devices_from(yaml::parse(texts[2], "devices.yml")); });
-  const auto neighbors = attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
+  const auto neighbors =
+      attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
   if (!models || !types || !devices) return;
   for (const yaml::ModelSpec& model : models->entries) {
     yaml::Request request;
     request.model = model.name;
-    const auto assembly =
-        attempt([&] { return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request); });
+    const auto assembly = attempt([&] {
+      return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request);
+    });
     if (assembly) validate(assembly->problem);
   }
 }

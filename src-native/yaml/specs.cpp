@@ -29,7 +29,8 @@ ModelSpec model_from(const std::string& name, const View& view) {
   const View memory = view.at("mem_MB");
   spec.model.mem_bytes = memory.numbers();
   if (static_cast<double>(spec.model.mem_bytes.size()) != layers) {
-    memory.fail("has " + plural(spec.model.mem_bytes.size(), "value") + " for " + number_text(layers) + " layers");
+    memory.fail("has " + plural(spec.model.mem_bytes.size(), "value") + " for " + number_text(layers) +
+                " layers");
   }
   for (double& bytes : spec.model.mem_bytes) bytes *= kBytesPerMB;
   spec.model.elements_in = view.at("parameters_in").whole_number();
@@ -89,7 +90,8 @@ std::string offer(const TypeSpec& type, const std::string& model) {
     return names.empty() ? "it has no profiles" : "it has profiles of " + listing(names);
   }
   for (const Profile& profile : found->second) {
-    names.push_back("batch size " + number_text(profile.batch_size) + " with dtype " + printable(profile.dtype));
+    names.push_back("batch size " + number_text(profile.batch_size) + " with dtype " +
+                    printable(profile.dtype));
   }
   return "it has " + listing(names);
 }
@@ -108,7 +110,8 @@ void add_links(const Neighbors& neighbors, const HostIndex& index, const std::ve
       if (index.count(end) != 0) continue;
       usable = false;
       const std::string name = printable(end);
-      if (known_left_out.count(end) == 0 && std::find(unknown.begin(), unknown.end(), name) == unknown.end()) {
+      if (known_left_out.count(end) == 0 &&
+          std::find(unknown.begin(), unknown.end(), name) == unknown.end()) {
         unknown.push_back(name);
       }
     }
@@ -118,8 +121,8 @@ void add_links(const Neighbors& neighbors, const HostIndex& index, const std::ve
     assembly.problem.links.push_back({from, to, pair.bw_bytes_per_s, pair.latency_s});
   }
   if (!unknown.empty()) {
-    assembly.warnings.push_back(printable(neighbors.name, 400) + ": not among the hosts to schedule, ignored: " +
-                                listing(unknown));
+    assembly.warnings.push_back(printable(neighbors.name, 400) +
+                                ": not among the hosts to schedule, ignored: " + listing(unknown));
   }
 }
 
@@ -193,11 +196,13 @@ Devices devices_from(const Document& document) {
     for (const View& item : view.items()) {
       const std::string host = item.text();
       if (host.empty()) item.fail("is an empty host name");
-      if (printable(host, host.size() + 1) != host) item.fail("is a host name with a control character in it");
+      if (printable(host, host.size() + 1) != host)
+        item.fail("is a host name with a control character in it");
       const auto [other, fresh] = seen.emplace(host, type);
       if (!fresh) {
-        item.fail("the host " + printable(host) + " is listed twice" +
-                  (other->second == type ? "" : "; it stands under " + printable(other->second) + " already"));
+        item.fail(
+            "the host " + printable(host) + " is listed twice" +
+            (other->second == type ? "" : "; it stands under " + printable(other->second) + " already"));
       }
       entry.hosts.push_back(host);
     }
@@ -273,8 +278,8 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       if (profile.time_s.size() != problem.model.mem_bytes.size()) {
         throw SpecError(types_name + ":" + std::to_string(profile.line) + ": " + printable(type.name) +
                         ": model_profiles: " + printable(request.model) + ": time_s: has " +
-                        plural(profile.time_s.size(), "value") + " for " + plural(problem.model.mem_bytes.size(), "layer") +
-                        " (" + models_name + ")");
+                        plural(profile.time_s.size(), "value") + " for " +
+                        plural(problem.model.mem_bytes.size(), "layer") + " (" + models_name + ")");
       }
       type_index.emplace(type.name, static_cast<int>(problem.types.size()));
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s});
@@ -300,13 +305,14 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       std::vector<std::string> names;
       for (const TypeSpec& known : types.entries) names.push_back(printable(known.name));
       why = "its type " + printable(entry.type) + " is not in " + types_name;
-      assembly.warnings.push_back(devices_name + ": the type " + printable(entry.type) + " is not in " + types_name +
-                                  ", which has: " + listing(names) + "; left out: " + plural(entry.hosts.size(), "host"));
+      assembly.warnings.push_back(devices_name + ": the type " + printable(entry.type) + " is not in " +
+                                  types_name + ", which has: " + listing(names) +
+                                  "; left out: " + plural(entry.hosts.size(), "host"));
     } else {
       why = "its type " + printable(entry.type) + " has no profile for " + wanted;
-      assembly.warnings.push_back(types_name + ": " + printable(entry.type) + " has no profile for " + wanted + "; " +
-                                  offer(*spec->second, request.model) + "; left out: " +
-                                  plural(entry.hosts.size(), "host"));
+      assembly.warnings.push_back(types_name + ": " + printable(entry.type) + " has no profile for " +
+                                  wanted + "; " + offer(*spec->second, request.model) +
+                                  "; left out: " + plural(entry.hosts.size(), "host"));
     }
     for (const std::string& host : entry.hosts) assembly.left_out.push_back({host, entry.type, why});
   }

@@ -29,7 +29,12 @@ namespace {
 std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(at);
-  const std::size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  const std::size_t length = lead < 0x80   ? 1
+                             : lead < 0xC2 ? 0
+                             : lead < 0xE0 ? 2
+                             : lead < 0xF0 ? 3
+                             : lead < 0xF5 ? 4
+                                           : 0;
   if (length == 0 || at + length > text.size()) return 0;
   for (std::size_t i = 1; i < length; ++i) {
     if ((byte(at + i) & 0xC0) != 0x80) return 0;
@@ -49,7 +54,8 @@ void check_text(const std::string& text, const std::string& name) {
     const std::size_t length = utf8_length(text, at);
     const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
     if (length == 0 || control) {
-      fail_at(name, line, length == 0 ? "is not UTF-8 text" : "holds a control character; is this a text file?");
+      fail_at(name, line,
+              length == 0 ? "is not UTF-8 text" : "holds a control character; is this a text file?");
     }
     if (byte == '\n') ++line;
     at += length;
@@ -179,7 +185,8 @@ class TreeBuilder : public YAML::EventHandler {
     }
     Node& parent = *open_.back();
     const bool is_key = parent.kind == Node::Kind::kMap && parent.children.size() % 2 == 0;
-    if (is_key && node.kind != Node::Kind::kScalar) fail_at(document_.name(), line, "a key of a map must be a name");
+    if (is_key && node.kind != Node::Kind::kScalar)
+      fail_at(document_.name(), line, "a key of a map must be a name");
     parent.children.push_back(&node);
   }
 
@@ -207,7 +214,8 @@ class TreeBuilder : public YAML::EventHandler {
     }
     if (merged.empty()) return;
     for (const Node* source : merged) {
-      if (source->kind != Node::Kind::kMap) fail_at(document_.name(), map.line, "<< must name a map or a list of maps");
+      if (source->kind != Node::Kind::kMap)
+        fail_at(document_.name(), map.line, "<< must name a map or a list of maps");
       for (std::size_t i = 0; i + 1 < source->children.size(); i += 2) {
         if (!keys.insert(source->children[i]->text).second) continue;
         own.push_back(source->children[i]);
@@ -235,12 +243,14 @@ Document parse(const std::string& text, std::string name) {
     if (document.root_ == nullptr) fail_at(document.name(), 0, "is empty");
     TreeBuilder rest(document);
     if (parser.HandleNextDocument(rest)) {
-      fail_at(document.name(), rest.root() == nullptr ? 0 : rest.root()->line, "holds a second document; one is expected");
+      fail_at(document.name(), rest.root() == nullptr ? 0 : rest.root()->line,
+              "holds a second document; one is expected");
     }
   } catch (const YAML::Exception& error) {
     const int line = error.mark.line + 1;
-    fail_at(document.name(), line, "is not valid YAML: " + printable(error.msg, 200) +
-                                       (tab_indents(text, line) ? "; a tab cannot indent YAML" : ""));
+    fail_at(document.name(), line,
+            "is not valid YAML: " + printable(error.msg, 200) +
+                (tab_indents(text, line) ? "; a tab cannot indent YAML" : ""));
   }
   return document;
 }
@@ -261,7 +271,8 @@ std::string read_text(const std::filesystem::path& file) {
   std::vector<char> chunk(std::size_t{1} << 16);
   while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stream.get())) {
     if (text.size() + got > kMaxFileBytes) {
-      fail_at(name, 0, "is larger than " + std::to_string(kMaxFileBytes >> 20) + " MiB, the most that is read");
+      fail_at(name, 0,
+              "is larger than " + std::to_string(kMaxFileBytes >> 20) + " MiB, the most that is read");
     }
     text.append(chunk.data(), got);
   }
@@ -283,7 +294,8 @@ void View::wrong_kind(const char* wanted) const {
   switch (node_->kind) {
     case Node::Kind::kNull: fail(std::string("has no value; ") + wanted + " is expected");
     case Node::Kind::kScalar:
-      fail("is '" + printable(node_->text) + (node_->plain ? "'; " : "' in quotes; ") + wanted + " is expected");
+      fail("is '" + printable(node_->text) + (node_->plain ? "'; " : "' in quotes; ") + wanted +
+           " is expected");
     case Node::Kind::kSequence: fail(std::string("is a list; ") + wanted + " is expected");
     case Node::Kind::kMap: fail(std::string("is a map; ") + wanted + " is expected");
   }
@@ -331,10 +343,9 @@ std::string View::text() const {
 
 // `entry`: node is this entry (from 0) of the list that the view stands for. The way to it is only
 // written out when it is needed, for a message.
-double View::parse_number(const Node& node, double least, bool whole, std::optional<std::size_t> entry) const {
-  const auto here = [&] {
-    return entry ? View(*this, node, "entry " + std::to_string(*entry + 1)) : *this;
-  };
+double View::parse_number(const Node& node, double least, bool whole,
+                          std::optional<std::size_t> entry) const {
+  const auto here = [&] { return entry ? View(*this, node, "entry " + std::to_string(*entry + 1)) : *this; };
   const char* wanted = whole ? "a whole number" : "a number";
   if (node.kind != Node::Kind::kScalar || !node.plain) here().wrong_kind(wanted);
 
@@ -364,16 +375,22 @@ double View::parse_number(const Node& node, double least, bool whole, std::optio
   if (!well_formed || at != text.size()) here().wrong_kind(wanted);
 
   const double value = std::strtod(text.c_str(), nullptr);  // the C locale: nothing here sets another
-  if (!(std::fabs(value) <= kLargestNumber)) here().fail("is " + printable(text) + "; numbers may not exceed 1e15");
+  if (!(std::fabs(value) <= kLargestNumber))
+    here().fail("is " + printable(text) + "; numbers may not exceed 1e15");
   if (value < least) {
-    here().fail("is " + printable(text) + (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
+    here().fail("is " + printable(text) +
+                (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
   }
   if (whole && value != std::floor(value)) here().wrong_kind(wanted);
   return value;
 }
 
-double View::number(double least) const { return parse_number(*node_, least, false, std::nullopt); }
-double View::whole_number(double least) const { return parse_number(*node_, least, true, std::nullopt); }
+double View::number(double least) const {
+  return parse_number(*node_, least, false, std::nullopt);
+}
+double View::whole_number(double least) const {
+  return parse_number(*node_, least, true, std::nullopt);
+}
 
 std::vector<double> View::sequence_of_numbers(bool whole) const {
   if (node_->kind != Node::Kind::kSequence && !is_null()) wrong_kind("a list of numbers");
@@ -385,7 +402,11 @@ std::vector<double> View::sequence_of_numbers(bool whole) const {
   return found;
 }
 
-std::vector<double> View::numbers() const { return sequence_of_numbers(false); }
-std::vector<double> View::whole_numbers() const { return sequence_of_numbers(true); }
+std::vector<double> View::numbers() const {
+  return sequence_of_numbers(false);
+}
+std::vector<double> View::whole_numbers() const {
+  return sequence_of_numbers(true);
+}
 
 }  // namespace pipeedge::yaml
