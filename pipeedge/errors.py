@@ -85,6 +85,11 @@ class PeerError(PipeEdgeError):
 
     exit_code = EXIT_PEER
 
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+        """The rank at the other end of the connection that failed, if it was one."""
+
 
 class PeerFailedError(PeerError):
     """A rank reported a failure, or its connection closed."""

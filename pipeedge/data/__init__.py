@@ -1,6 +1,6 @@
 """Input: what to run, as microbatches of the tensors that the model takes.
 
-request.py      InputRequest: what the user asked for
+model_inputs.py what a model says of its inputs (what the user asked for: pipeedge.config.InputRequest)
 source.py       Items -> InputSource -> Microbatch
 images.py       pictures; text.py sentences; arrays.py ``.npz``
 datasets        cola.py and imagenet.py
@@ -8,8 +8,9 @@ defaults.py     what is shipped, for runs that name no input
 opening.py      InputRequest + model -> InputSource
 """
 
+from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input
-from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest, ModelInputs
 from pipeedge.data.source import InputSource, Microbatch, SkippedItem
 
 __all__ = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeedge.data.request import ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pipeedge.config import InputRequest
 from pipeedge.data.companions import companion_directories, hub_reachable
-from pipeedge.data.request import InputRequest, ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Items
 from pipeedge.data.text import Sentence, open_tokenizer
 from pipeedge.errors import InputError, RequestError

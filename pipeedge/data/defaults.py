@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pipeedge.data.images import ImageTransform, open_image
-from pipeedge.data.request import ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, MemoryItems
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
 

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from pipeedge.config import InputRequest
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, image_transform, is_image, open_image
-from pipeedge.data.request import InputRequest, ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, JoinedItems
 from pipeedge.errors import InputError, RequestError
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pipeedge.data.companions import companion_file
-from pipeedge.data.request import ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
 

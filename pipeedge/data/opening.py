@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, is_digits
 from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform
-from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest, ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Items, JoinedItems, RepeatedItems
 from pipeedge.data.text import open_tokenizer, read_sentences

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeedge.data.request import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
 from pipeedge.errors import InputError
 
 __all__ = ["read_indices", "select"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pipeedge.data.companions import companion_file, hub_reachable
-from pipeedge.data.request import ModelInputs
+from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
 

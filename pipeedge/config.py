@@ -1,0 +1,254 @@
+"""What a run is asked to do: frozen groups of options, validated on creation.
+
+This module alone reads the environment (``torchrun`` sets RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT). It imports nothing heavy, so that a mistake on the command line is answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeedge.errors import InputError, RequestError, ScheduleError
+from pipeedge.schedule import Schedule
+
+__all__ = [
+    "DATASET_NAMES",
+    "DEFAULT_BATCH_SIZE",
+    "Environment",
+    "InputRequest",
+    "ModelRequest",
+    "OutputRequest",
+    "RunRequest",
+    "ScheduleRequest",
+    "WorldRequest",
+]
+
+DEFAULT_BATCH_SIZE = 64
+DATASET_NAMES = ("CoLA", "ImageNet")
+
+_MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment says, where the command line does not."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    agent_store: bool = False
+    """``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
+    agent_run: str = ""
+    """Tells apart the runs that share one agent's store."""
+    adaptive_quant: str | None = None
+    """ADAPTIVE_QUANT of the original."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
+        """From environment variables.
+
+        Raises:
+            RequestError: a variable that should be a number is none.
+        """
+
+        def number(name: str) -> int | None:
+            text = environ.get(name)
+            if text is None:
+                return None
+            try:
+                return int(text)
+            except ValueError:
+                raise RequestError(f"the environment's {name}={text!r} is no whole number") from None
+
+        run_id, restarts = (
+            environ.get("TORCHELASTIC_RUN_ID", ""),
+            environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+        return cls(
+            rank=number("RANK"),
+            world_size=number("WORLD_SIZE"),
+            master_addr=environ.get("MASTER_ADDR"),
+            master_port=number("MASTER_PORT"),
+            agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent_run=f"{run_id}/{restarts}",
+            adaptive_quant=environ.get("ADAPTIVE_QUANT"),
+        )
+
+
+@dataclass(frozen=True)
+class WorldRequest:
+    """This process among its peers."""
+
+    rank: int
+    size: int
+    addr: str = "127.0.0.1"
+    """Where rank 0 is reached."""
+    port: int = 29500
+    """Where rank 0 listens."""
+    socket_ifname: str | None = None
+    """Network interface for the links; None: the one that routes to ``addr``."""
+    timeout_s: float = 60.0
+    """Nothing waits longer for a peer without saying for whom."""
+    agent_store: bool = False
+    """``port`` belongs to torchrun's agent, through which rank 0 announces its own."""
+    agent_run: str = ""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise RequestError(f"a world of {self.size} ranks: WORLD must be at least 1")
+        if not 0 <= self.rank < self.size:
+            raise RequestError(
+                f"rank {self.rank} is outside the world: with WORLD {self.size}, RANK is 0 to {self.size - 1}"
+            )
+        if not 1 <= self.port <= 65535:
+            raise RequestError(f"--port {self.port}: a port is 1 to 65535")
+        if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
+            raise RequestError(f"--timeout {self.timeout_s:g}: seconds above 0 and up to {_MAX_TIMEOUT_S:g}")
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which model, with which weights, where."""
+
+    name: str = "google/vit-base-patch16-224"
+    """One of the known names, or a local Hugging Face directory."""
+    weights: Path | None = None
+    """Weights file or directory; None: the model's default."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """Which items to run. Without ``paths`` and ``dataset_name``, the default input that is shipped."""
+
+    paths: tuple[Path, ...] = ()
+    """Image files, folders of images, ``.txt`` or ``.npz`` files; all of one kind."""
+    dataset_name: str | None = None
+    """``CoLA`` or ``ImageNet``."""
+    dataset_root: Path | None = None
+    """Where the data set's files are (ImageNet: its archives or an image folder)."""
+    dataset_split: str | None = None
+    """``train``, ``val``/``validation`` or ``test``; None: ``train``, as in the original."""
+    dataset_indices_file: Path | None = None
+    """A text file with the index of one item of the data set a line."""
+    dataset_shuffle: bool = False
+    """Take the items of the data set in a random order that ``seed`` fixes."""
+    seed: int = 0
+    """Fixes the order of ``dataset_shuffle``."""
+    batch_size: int | None = None
+    """At most this many items; None: all of ``paths``, all of ``dataset_indices_file``, or 64."""
+    skip_bad_input: bool = False
+    """Leave out images that cannot be read, and report them, instead of failing at the first."""
+    companion_directory: Path | None = None
+    """One more directory that may hold a tokenizer or image processor: that of the weights file."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch size {self.batch_size}: must be at least 1")
+        if self.dataset_name is not None and self.dataset_name not in DATASET_NAMES:
+            known = " or ".join(DATASET_NAMES)
+            raise InputError(f"data set {self.dataset_name!r} is not known: choose {known}")
+        if self.paths and self.dataset_name is not None:
+            raise InputError("give either --input or --dataset-name, not both")
+        if self.dataset_name is None:
+            self._refuse_without_dataset()
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed}: must not be negative")
+
+    def _refuse_without_dataset(self) -> None:
+        set_without_effect = {
+            "--dataset-root": self.dataset_root is not None,
+            "--dataset-split": self.dataset_split is not None,
+            "--dataset-indices-file": self.dataset_indices_file is not None,
+            "--dataset-shuffle": self.dataset_shuffle,
+        }
+        for option, is_set in set_without_effect.items():
+            if is_set:
+                raise InputError(f"{option} needs --dataset-name {{{','.join(DATASET_NAMES)}}}")
+
+
+@dataclass(frozen=True)
+class ScheduleRequest:
+    """How the layers get to the ranks. In this order: a partition, a schedule file, the scheduler's
+    files; without any of them the layers are split evenly."""
+
+    partition: tuple[int, ...] | None = None
+    """First and last layer of each stage, from 1."""
+    rank_order: tuple[int, ...] | None = None
+    """The rank of each stage; None: stage n on rank n."""
+    schedule_file: Path | None = None
+    """What ``sched-pipeline`` printed."""
+    models_file: Path | None = None
+    dev_types_file: Path | None = None
+    dev_file: Path | None = None
+    hosts: tuple[str, ...] | None = None
+    """The host of each rank; None: hosts are called by their ranks."""
+    data_rank: int = 0
+    """Reads the inputs and collects the outputs."""
+
+    def __post_init__(self) -> None:
+        files = (self.models_file, self.dev_types_file, self.dev_file)
+        if any(files) and not all(files):
+            raise ScheduleError(
+                "automatic scheduling needs all three of -sm/--sched-models-file, "
+                "-sdt/--sched-dev-types-file and -sd/--sched-dev-file"
+            )
+        if self.partition is not None:
+            Schedule.from_partition(self.partition, ranks=self.rank_order)
+        if self.rank_order is not None and (self.schedule_file or self.automatic):
+            raise ScheduleError("-r/--rank-order goes with -pt; a schedule from a file names its hosts (-H)")
+        if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
+            twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
+            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank is one host")
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the scheduler is to be asked (a partition takes precedence)."""
+        return self.models_file is not None and self.partition is None and self.schedule_file is None
+
+
+@dataclass(frozen=True)
+class OutputRequest:
+    """What a run leaves behind."""
+
+    results: Path | None = None
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.report is not None and self.report.suffix != ".json":
+            raise RequestError(f"--report {self.report}: the report is JSON; name it FILE.json")
+        if self.report is not None and not self.report.parent.is_dir():
+            raise RequestError(
+                f"--report {self.report}: the directory {self.report.parent} does not exist; create it first"
+            )
+        if self.report is not None and self.report.is_dir():
+            raise RequestError(f"--report {self.report}: is a directory")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """All that one rank is asked to do."""
+
+    world: WorldRequest
+    model: ModelRequest = field(default_factory=ModelRequest)
+    input: InputRequest = field(default_factory=InputRequest)
+    schedule: ScheduleRequest = field(default_factory=ScheduleRequest)
+    output: OutputRequest = field(default_factory=OutputRequest)
+    ubatch_size: int = 8
+    """Items that travel together."""
+
+    def __post_init__(self) -> None:
+        if self.ubatch_size < 1:
+            raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
+        if not 0 <= self.schedule.data_rank < self.world.size:
+            raise RequestError(
+                f"-D/--data-rank {self.schedule.data_rank} is outside the world: "
+                f"ranks are 0 to {self.world.size - 1}"
+            )
+        hosts = self.schedule.hosts
+        if hosts is not None and len(hosts) != self.world.size:
+            raise ScheduleError(f"-H/--hosts names {len(hosts)} hosts for a world of {self.world.size} ranks")

@@ -1,0 +1,19 @@
+"""How the ranks of a run agree, notice that one of them is gone, and end together.
+
+    rank 0                                          every rank (0 too)
+    ┌──────────────────┐      one TCP connection    ┌─────────────────┐
+    │ Hub: HubState,   │<── hello, facts, beat, ───│ Member          │
+    │ sans I/O, behind │    ready, lost, done, ...  │  beats, waits   │
+    │ one selector     │─── plan, start, verdict, ─>│  for the plan,  │
+    │ thread           │    notice, summary, beat   │  hears verdicts │
+    └──────────────────┘                            └─────────────────┘
+
+messages   what is said, and its bytes (pure)
+liveness   who is silent, who is stuck, who is only slow (pure)
+hub        the hub's rules (pure) and the thread that serves them
+member     a rank's end
+
+Values travel through ``pipeedge.transport``; here travel only decisions. A connection that closes is
+noticed at once, a host that falls silent by its missing beats, a link that carries nothing by counts
+that stand still. The first cause found is the verdict, and every rank reports the same one.
+"""

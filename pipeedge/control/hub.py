@@ -1,0 +1,475 @@
+"""The hub: one place that knows of every rank, decides what went wrong first, and tells all.
+
+    a rank's life      absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
+    to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
+                       failed {line}                lost {rank, line}  done {stats}
+    from the hub       plan {...}   start {}   summary {stats by rank}   beat {}   notice {line}
+                       verdict {line, rank, exit_code}
+
+``HubState`` holds the rules and touches neither socket nor clock: connections, messages and the time
+come in, messages to send come out. ``Hub`` is the thread around it.
+
+A rank's own word on why it failed beats what others saw of it: when a rank reports that it *lost*
+another, the hub gives that other a moment to say why before it takes the loss for the cause.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeedge.control.liveness import Limits, RankStatus, Silent, Slow, Stuck, diagnose
+from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.errors import EXIT_PEER, EXIT_REQUEST, PeerError, PeerFailedError, RequestError
+
+__all__ = ["Hub", "HubState", "Verdict"]
+
+_LOSS_GRACE_S = 1.0
+_PARTING_S = 2.0
+"""After a verdict, how long the hub waits for the ranks to hear it and leave."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the run ended."""
+
+    line: str
+    rank: int | None
+    exit_code: int
+
+    def message(self) -> Message:
+        """To send to every rank."""
+        return Message("verdict", {"line": self.line, "rank": self.rank, "exit_code": self.exit_code})
+
+    @classmethod
+    def from_message(cls, message: Message) -> Verdict:
+        """As a member reads it; a malformed one raises KeyError, TypeError or ValueError."""
+        rank = message.body["rank"]
+        return cls(
+            line=str(message.body["line"]),
+            rank=None if rank is None else int(rank),
+            exit_code=int(message.body["exit_code"]),
+        )
+
+    def error(self) -> PeerError | RequestError:
+        """As the exception that a member raises."""
+        kind = RequestError if self.exit_code == EXIT_REQUEST else PeerFailedError
+        return kind(self.line)
+
+
+@dataclass
+class _Rank:
+    """What the hub knows of one rank that has said hello."""
+
+    connection: int
+    host: str
+    heard_at: float
+    facts: Mapping[str, Any] | None = None
+    status: RankStatus = field(default_factory=RankStatus)
+    ready: bool = False
+    stats: Mapping[str, Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.stats is not None
+
+
+class HubState:
+    """The hub's rules. Connections are numbers; what to send comes back as (connection, message)."""
+
+    def __init__(self, *, world_size: int, timeout_s: float, now: float) -> None:
+        self._world_size = world_size
+        self._timeout_s = timeout_s
+        self._limits = Limits.within(timeout_s)
+        self._beat_s = beat_interval_s(timeout_s)
+        self._opened_at = now
+        self._ranks: dict[int, _Rank] = {}
+        self._rank_of: dict[int, int] = {}
+        self._participants: tuple[int, ...] | None = None
+        self._names: Mapping[int, str] = {}
+        self._progress = -1
+        self._progress_at = now
+        self._noticed_at = now
+        self._beat_at = now
+        self._suspect: tuple[float, int, str] | None = None
+        self.verdict: Verdict | None = None
+        self.verdict_at = now
+
+    # -- what the hub is told ---------------------------------------------------------------------
+
+    def received(self, connection: int, peer: str, message: Message, now: float) -> list[tuple[int, Message]]:
+        """A message came."""
+        rank = self._rank_of.get(connection)
+        if message.kind == "hello":
+            return self._hello(connection, peer, message.body, now)
+        if rank is None:
+            return []
+        known = self._ranks[rank]
+        known.heard_at = now
+        try:
+            return self._from_rank(rank, known, message, now)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return self._judge(
+                f"{self.name(rank)} sent a malformed {message.kind!r}; do all run the same version?",
+                rank,
+                now,
+            )
+
+    def _from_rank(self, rank: int, known: _Rank, message: Message, now: float) -> list[tuple[int, Message]]:
+        body = message.body
+        if message.kind == "beat":
+            known.status = RankStatus.from_body(body)
+            return []
+        if message.kind == "facts":
+            known.facts = dict(body["facts"])
+            return []
+        if message.kind == "ready":
+            known.ready = True
+            waiting_for = [other for other in self._running() if not self._ranks[other].ready]
+            if waiting_for:
+                return []
+            self._progress_at = now
+            return self._to_all(Message("start"))
+        if message.kind == "failed":
+            return self._judge(f"{self.name(rank)} failed: {body['line']}", rank, now)
+        if message.kind == "lost":
+            lost = int(body["rank"])
+            if self._suspect is None and self.verdict is None:
+                self._suspect = (now + _LOSS_GRACE_S, lost, f"{self.name(lost)} is gone: {body['line']}")
+            return []
+        if message.kind == "done":
+            known.stats = dict(body["stats"])
+            if any(not self._ranks[other].finished for other in self._running()):
+                return []
+            stats = {str(other): self._ranks[other].stats for other in self._running()}
+            return self._to_all(Message("summary", {"stats": stats}))
+        raise ValueError(message.kind)
+
+    def closed(self, connection: int, now: float) -> list[tuple[int, Message]]:
+        """A connection closed."""
+        rank = self._rank_of.pop(connection, None)
+        if rank is None or self._ranks[rank].finished or not self._takes_part(rank):
+            return []
+        return self._judge(f"{self.name(rank)} is gone: it was killed or lost its network", rank, now)
+
+    def tick(self, now: float) -> list[tuple[int, Message]]:
+        """Time has passed."""
+        outgoing = []
+        if now - self._beat_at >= self._beat_s:
+            self._beat_at = now
+            outgoing += self._to_all(Message("beat"))
+        if self.verdict is not None:
+            return outgoing
+        if self._suspect is not None and now >= self._suspect[0]:
+            _, rank, line = self._suspect
+            return outgoing + self._judge(line, rank, now)
+        if self._participants is None and now - self._opened_at > self._timeout_s:
+            absent = self.absent()
+            if absent:
+                return outgoing + self._judge(self._never_appeared(absent), absent[0], now)
+        return outgoing + self._watch(now)
+
+    # -- what the hub decides ---------------------------------------------------------------------
+
+    def plan(
+        self, plan: Mapping[str, Any], participants: tuple[int, ...], names: Mapping[int, str], now: float
+    ) -> list[tuple[int, Message]]:
+        """All are here and agree: announce the plan. From here on only ``participants`` are watched."""
+        self._participants = participants
+        self._names = names
+        self._progress_at = now
+        return self._to_all(Message("plan", plan))
+
+    def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
+        """The ranks do not agree, or what they ask for cannot be."""
+        return self._judge(line, None, now, exit_code)
+
+    # -- what one may ask -------------------------------------------------------------------------
+
+    def absent(self) -> list[int]:
+        """Ranks that have not said hello."""
+        return [rank for rank in range(self._world_size) if rank not in self._ranks]
+
+    def facts(self) -> dict[int, Mapping[str, Any]] | None:
+        """What each rank said of itself, once all have."""
+        facts = {rank: known.facts for rank, known in sorted(self._ranks.items()) if known.facts is not None}
+        return facts if len(facts) == self._world_size else None
+
+    def name(self, rank: int) -> str:
+        """``rank 2 (stage 1, layers 13-24, on host pi3)``, as far as it is known."""
+        known = self._ranks.get(rank)
+        parts = [self._names[rank]] if rank in self._names else []
+        if known is not None:
+            parts.append(f"on {known.host}")
+        return f"rank {rank}" + (f" ({', '.join(parts)})" if parts else "")
+
+    def connections(self) -> tuple[int, ...]:
+        """Connections that belong to a rank."""
+        return tuple(self._rank_of)
+
+    # -- the rules --------------------------------------------------------------------------------
+
+    def _hello(
+        self, connection: int, peer: str, body: Mapping[str, Any], now: float
+    ) -> list[tuple[int, Message]]:
+        try:
+            rank, world, host = int(body["rank"]), int(body["world"]), str(body["host"])
+        except (KeyError, TypeError, ValueError):
+            return [(connection, _refusal("your hello is malformed; do all ranks run the same version?"))]
+        if world != self._world_size:
+            return [
+                (
+                    connection,
+                    _refusal(f"rank {rank} says the world has {world} ranks, rank 0 says {self._world_size}"),
+                )
+            ]
+        if rank in self._ranks:
+            other = self._ranks[rank].host
+            return [
+                (
+                    connection,
+                    _refusal(f"rank {rank} is already there, on {other}: start each rank once"),
+                )
+            ]
+        if not 0 <= rank < world:
+            return [(connection, _refusal(f"rank {rank} is outside the world of {world}"))]
+        self._ranks[rank] = _Rank(connection, host, now)
+        self._rank_of[connection] = rank
+        return [] if self.verdict is None else [(connection, self.verdict.message())]
+
+    def _watch(self, now: float) -> list[tuple[int, Message]]:
+        watched = [rank for rank in self._ranks if self._takes_part(rank) and not self._ranks[rank].finished]
+        statuses = {rank: self._ranks[rank].status for rank in watched}
+        progress = sum(status.progress for status in statuses.values())
+        waiting_to_start = any(not self._ranks[rank].ready for rank in watched)
+        if progress != self._progress or waiting_to_start:
+            self._progress, self._progress_at = progress, now
+        silence = {rank: now - self._ranks[rank].heard_at for rank in watched}
+        finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
+        if isinstance(finding, Silent):
+            return self._judge(
+                f"{self.name(finding.rank)} has been silent for {finding.seconds:.1f} s: "
+                "it is stopped, or its network is cut",
+                finding.rank,
+                now,
+            )
+        if isinstance(finding, Stuck):
+            return self._judge(
+                f"{self.name(finding.destination)} has waited {finding.seconds:.1f} s for microbatch "
+                f"{finding.microbatch} from {self.name(finding.source)}: the link between them is dead",
+                finding.destination,
+                now,
+            )
+        if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
+            self._noticed_at = now
+            line = (
+                f"{self.name(finding.rank)} has been {finding.what} for {finding.seconds:.0f} s; still alive"
+            )
+            return self._to_all(Message("notice", {"line": line}))
+        return []
+
+    def _judge(
+        self, line: str, rank: int | None, now: float, exit_code: int = EXIT_PEER
+    ) -> list[tuple[int, Message]]:
+        if self.verdict is not None:  # the first cause wins
+            return []
+        self.verdict = Verdict(line, rank, exit_code)
+        self.verdict_at = now
+        return self._to_all(self.verdict.message())
+
+    def _never_appeared(self, absent: list[int]) -> str:
+        which = "rank " + str(absent[0]) if len(absent) == 1 else "ranks " + ", ".join(map(str, absent))
+        return (
+            f"{which} of {self._world_size} never appeared within {self._timeout_s:g} s: "
+            "start each rank, with the same --addr and --port"
+        )
+
+    def _running(self) -> tuple[int, ...]:
+        return self._participants if self._participants is not None else ()
+
+    def _takes_part(self, rank: int) -> bool:
+        return self._participants is None or rank in self._participants
+
+    def _to_all(self, message: Message) -> list[tuple[int, Message]]:
+        return [(connection, message) for connection in self._rank_of]
+
+
+def _refusal(line: str) -> Message:
+    return Verdict(line, None, EXIT_REQUEST).message()
+
+
+def beat_interval_s(timeout_s: float) -> float:
+    """How often both sides say that they live, if failures are to be seen within ``timeout_s``."""
+    return min(1.0, timeout_s / 10)
+
+
+class _Connection:
+    """A member's socket as the hub's thread sees it."""
+
+    def __init__(self, number: int, sock: socket.socket, peer: str) -> None:
+        self.number = number
+        self.socket = sock
+        self.peer = peer
+        self.decoder = Decoder()
+        self.outgoing = bytearray()
+
+
+class Hub:
+    """Serves ``HubState`` on a listening socket, in one thread. A context manager.
+
+    Args:
+        listener: bound and listening; the hub closes it.
+        world_size: ranks of the world.
+        timeout_s: within how many seconds an absent or silent rank is to be reported.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        world_size: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener = listener
+        self._clock = clock
+        self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock())
+        self._interval_s = beat_interval_s(timeout_s) / 2
+        self._connections: dict[int, _Connection] = {}
+        self._opened = 0
+        # The state is shared by the serving thread and by the caller's plan() and refuse().
+        self._changed = threading.Condition()
+        self._closing = False
+        self._waker, self._wakened = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
+
+    def __enter__(self) -> Hub:
+        self._listener.setblocking(False)
+        self._wakened.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wakened, selectors.EVENT_READ, None)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Wait a moment until all ranks have left, then stop serving."""
+        deadline = self._clock() + _PARTING_S
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._state.connections(), timeout=max(0.0, deadline - self._clock())
+            )
+            self._closing = True
+        self._wake()
+        self._thread.join()
+
+    def gather(self) -> dict[int, Mapping[str, Any]] | None:
+        """Wait until every rank has told its facts; those of each. None if a verdict came first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.facts() is not None or self._state.verdict is not None)
+            return None if self._state.verdict is not None else self._state.facts()
+
+    def plan(
+        self, plan: Mapping[str, Any], *, participants: tuple[int, ...], names: Mapping[int, str]
+    ) -> None:
+        """Announce what is to be run, by whom; ``names`` say what each rank is, for messages."""
+        with self._changed:
+            self._queue(self._state.plan(plan, participants, names, self._clock()))
+        self._wake()
+
+    def refuse(self, line: str, exit_code: int) -> None:
+        """End the run before it starts."""
+        with self._changed:
+            self._queue(self._state.refuse(line, exit_code, self._clock()))
+        self._wake()
+
+    # -- the serving thread -----------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._waker.send(b"\0")
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                events = self._selector.select(self._interval_s)
+                with self._changed:
+                    if self._closing:
+                        return
+                    for key, mask in events:
+                        if key.fileobj is self._listener:
+                            self._accept()
+                        elif key.fileobj is self._wakened:
+                            self._wakened.recv(4096)
+                        else:
+                            self._exchange(key.data, mask)
+                    self._queue(self._state.tick(self._clock()))
+                    self._flush()
+                    self._changed.notify_all()
+        finally:
+            for connection in self._connections.values():
+                connection.socket.close()
+            self._selector.close()
+            self._listener.close()
+            self._waker.close()
+            self._wakened.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            return  # it was gone before we got to it
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(self._opened, sock, str(address[0]))
+        self._opened += 1
+        self._connections[connection.number] = connection
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _exchange(self, connection: _Connection, mask: int) -> None:
+        if connection.number not in self._connections or not mask & selectors.EVENT_READ:
+            return
+        try:
+            data = connection.socket.recv(1 << 16)
+            messages = connection.decoder.feed(data) if data else []
+        except BlockingIOError:
+            return
+        except (OSError, PeerFailedError):
+            data, messages = b"", []
+        for message in messages:
+            now = self._clock()
+            self._queue(self._state.received(connection.number, connection.peer, message, now))
+        if not data:
+            self._drop(connection)
+
+    def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
+        for number, message in outgoing:
+            if number in self._connections:
+                self._connections[number].outgoing += encode(message)
+
+    def _flush(self) -> None:
+        for connection in list(self._connections.values()):
+            if not connection.outgoing:
+                continue
+            try:
+                sent = connection.socket.send(connection.outgoing)
+                del connection.outgoing[:sent]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._drop(connection)
+                continue
+            # Called only when there is something left to wait for, or no longer.
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+            self._selector.modify(connection.socket, wanted, connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        del self._connections[connection.number]
+        self._queue(self._state.closed(connection.number, self._clock()))

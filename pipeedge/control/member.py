@@ -1,0 +1,230 @@
+"""A rank's end of the control connection: says hello, beats, and hears what the hub decides."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeedge.control.hub import Verdict, beat_interval_s
+from pipeedge.control.liveness import Limits, RankStatus
+from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.errors import DeadlineError, PeerError, PeerFailedError, PipeEdgeError, RequestError
+
+__all__ = ["Member"]
+
+_VERDICT_WAIT_S = 3.0
+"""How long a rank that lost another waits to hear from the hub what the cause was."""
+_RETRY_S = 0.2
+_CONNECT_S = 5.0
+
+
+class Member:
+    """One rank's connection to the hub, with a thread that beats and listens. A context manager.
+
+    Args:
+        sock: connected to the hub; the member closes it.
+        rank: this rank.
+        timeout_s: within how many seconds a silent hub is to be noticed.
+        status: what this rank is at; called for each beat, from the member's thread.
+        notify: called with a line for the user that ends nothing.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        rank: int,
+        timeout_s: float,
+        status: Callable[[], RankStatus] = RankStatus,
+        notify: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._socket = sock
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._status = status
+        self._notify = notify
+        self._clock = clock
+        self._beat_s = beat_interval_s(timeout_s)
+        self._silence_s = Limits.within(timeout_s).silence_s
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._heard: dict[str, Mapping[str, Any]] = {}
+        self._error: PipeEdgeError | None = None
+        self._leaving = False
+        self._abort: Callable[[], None] = lambda: None
+        self._waker, self._wakened = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, name="member", daemon=True)
+
+    @classmethod
+    def dial(cls, addr: str, port: int, *, timeout_s: float) -> socket.socket:
+        """Connect to the hub, which may not be there yet.
+
+        Raises:
+            DeadlineError: it was not there within ``timeout_s``.
+            RequestError: ``addr`` is no address or name.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                sock = socket.create_connection((addr, port), timeout=min(_CONNECT_S, timeout_s))
+            except socket.gaierror as error:
+                raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
+            except OSError as error:
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise DeadlineError(
+                        f"rank 0 never appeared at {addr}:{port} within {timeout_s:g} s "
+                        f"({error.strerror or error}): start rank 0, and check --addr and --port"
+                    ) from error
+                time.sleep(_RETRY_S)  # nothing announces that a remote port opens
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(timeout_s)
+            return sock
+
+    def __enter__(self) -> Member:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._leaving = True
+        self._waker.send(b"\0")
+        self._thread.join()
+        for sock in (self._socket, self._waker, self._wakened):
+            sock.close()
+
+    # -- what this rank says ----------------------------------------------------------------------
+
+    def hello(self, *, world_size: int, host: str) -> None:
+        """Introduce this rank, as soon as it runs."""
+        self._say(Message("hello", {"rank": self._rank, "world": world_size, "host": host}))
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """What this rank was asked to do, to be compared with the others."""
+        self._say(Message("facts", {"facts": facts}))
+
+    def ready(self) -> None:
+        """The shard is loaded and the links are open."""
+        self._say(Message("ready"))
+
+    def done(self, stats: Mapping[str, Any]) -> None:
+        """This rank has finished its part."""
+        self._say(Message("done", {"stats": stats}))
+
+    def failed(self, line: str) -> None:
+        """This rank failed, for the reason in ``line``."""
+        self._say(Message("failed", {"line": line}))
+
+    def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
+        """What the hub knows of the loss of ``rank`` that ``error`` reports, or ``error`` itself."""
+        self._say(Message("lost", {"rank": rank, "line": str(error)}))
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
+            return self._error or error
+
+    # -- what this rank waits for -----------------------------------------------------------------
+
+    def on_end(self, abort: Callable[[], None]) -> None:
+        """Call ``abort`` (from the member's thread) as soon as the run has failed somewhere."""
+        with self._changed:
+            self._abort = abort
+            if self._error is None:
+                return
+        abort()
+
+    def wait(self, kind: str) -> Mapping[str, Any]:
+        """The body of the message ``kind`` (``plan``, ``start`` or ``summary``), once it has come.
+
+        There is no deadline of its own: the hub has one for every rank, and this rank one for the hub.
+
+        Raises:
+            PipeEdgeError: the run failed; the same line on every rank.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or kind in self._heard)
+            if self._error is not None:
+                raise self._error
+            return self._heard[kind]
+
+    @property
+    def error(self) -> PipeEdgeError | None:
+        """Why the run failed, if it did."""
+        with self._changed:
+            return self._error
+
+    # -- the member's thread ----------------------------------------------------------------------
+
+    def _say(self, message: Message) -> None:
+        data = encode(message)
+        try:
+            with self._send_lock:
+                self._socket.sendall(data)
+        except OSError:
+            self._fail(self._hub_gone())
+
+    def _listen(self) -> None:
+        decoder = Decoder()
+        heard_at = beat_at = self._clock()
+        while True:
+            wait_s = max(0.0, beat_at + self._beat_s - self._clock())
+            readable, _, _ = select.select([self._socket, self._wakened], [], [], wait_s)
+            with self._changed:
+                if self._leaving or self._error is not None:
+                    return
+            now = self._clock()
+            if self._socket in readable:
+                try:
+                    data = self._socket.recv(1 << 16)
+                    messages = decoder.feed(data)
+                except (OSError, PeerFailedError) as error:
+                    self._fail(self._hub_gone(error))
+                    return
+                if not data:
+                    self._fail(self._hub_gone())
+                    return
+                heard_at = now
+                for message in messages:
+                    self._hear(message)
+            if now - heard_at > self._silence_s:
+                self._fail(
+                    DeadlineError(
+                        f"rank 0 has been silent for {now - heard_at:.1f} s: "
+                        "it is stopped, or the network between is cut"
+                    )
+                )
+                return
+            if now - beat_at >= self._beat_s:
+                beat_at = now
+                self._say(Message("beat", self._status().to_body()))
+
+    def _hear(self, message: Message) -> None:
+        if message.kind == "verdict":
+            try:
+                self._fail(Verdict.from_message(message).error())
+            except (KeyError, TypeError, ValueError):
+                self._fail(PeerFailedError("rank 0 ended the run with a malformed message"))
+        elif message.kind == "notice":
+            self._notify(str(message.body.get("line", "")))
+        elif message.kind != "beat":
+            with self._changed:
+                self._heard[message.kind] = message.body
+                self._changed.notify_all()
+
+    def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
+        why = f" ({error})" if isinstance(error, PeerFailedError) else ""
+        return PeerFailedError(f"rank 0 is gone: it was killed or lost its network{why}")
+
+    def _fail(self, error: PipeEdgeError) -> None:
+        with self._changed:
+            if self._error is not None or self._leaving:
+                return
+            self._error = error
+            abort = self._abort
+            self._changed.notify_all()
+        abort()

@@ -1,0 +1,83 @@
+"""What hub and members say to each other: JSON objects behind their length.
+
+    0        4
+    +--------+---------------------------------+
+    | length | {"kind": "beat", ...} in UTF-8  |      length: big-endian, of the JSON alone
+    +--------+---------------------------------+
+
+Nothing is unpickled and a length beyond ``MAX_BYTES`` is refused before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeedge.errors import PeerFailedError
+
+__all__ = ["MAX_BYTES", "Decoder", "Message", "encode"]
+
+MAX_BYTES = 8 << 20
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing said. What a ``kind`` carries is listed in ``pipeedge.control.hub``."""
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of ``message``.
+
+    Raises:
+        ValueError: it is larger than the protocol allows; a fault of the caller.
+    """
+    text = json.dumps({"kind": message.kind, **message.body}, allow_nan=False).encode()
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"a message of {len(text)} bytes; the protocol allows {MAX_BYTES}")
+    return _LENGTH.pack(len(text)) + text
+
+
+class Decoder:
+    """Bytes as they come, messages as they are whole."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that ``data`` completes.
+
+        Raises:
+            PeerFailedError: these bytes are not this protocol's.
+        """
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_BYTES:
+                raise PeerFailedError(
+                    "what came is no message of this program: is another program on this port?"
+                )
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(_parse(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def _parse(text: bytes) -> Message:
+    try:
+        value = json.loads(text)
+        kind = value.pop("kind")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise PeerFailedError("what came is no message of this program") from error
+    if not isinstance(kind, str):
+        raise PeerFailedError("what came is no message of this program")
+    return Message(kind, value)

@@ -1,0 +1,107 @@
+"""The data rank's two ends of the pipeline: the input goes in, the results come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pipeedge.data import InputSource, Microbatch
+from pipeedge.results import Accuracy, ResultWriter
+from pipeedge.transport.base import Packet, Receiver, Sender
+from pipeedge.worker import Activity
+
+__all__ = ["Collector", "Feeder"]
+
+
+class Feeder:
+    """Reads the input and sends it to the first stage."""
+
+    def __init__(
+        self,
+        source: InputSource,
+        ubatch_size: int,
+        sender: Sender,
+        peer: int | None,
+        activity: Activity,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._batches = source.microbatches(ubatch_size)
+        self._sender = sender
+        self._peer = peer
+        self._activity = activity
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: deque[tuple[Microbatch, float]] = deque()
+        self.started_at: float | None = None
+
+    def run(self) -> None:
+        """Read and send until the input ends."""
+        number = 0
+        while (batch := self._read(number)) is not None:
+            now = self._clock()
+            if self.started_at is None:
+                self.started_at = now
+            with self._lock:
+                # What is known of the items waits here for the result; their values need not.
+                self._under_way.append((dataclasses.replace(batch, payload=()), now))
+            self._sender.post(Packet(number, batch.items, batch.payload))
+            if self._peer is not None:
+                self._activity.sent(self._peer)
+            number += 1
+        self._sender.finish()
+
+    def take(self) -> tuple[Microbatch, float]:
+        """The oldest microbatch without a result, and when it was sent."""
+        with self._lock:
+            return self._under_way.popleft()
+
+    def _read(self, number: int) -> Microbatch | None:
+        with self._activity.busy(f"reading microbatch {number}"):
+            return next(self._batches, None)
+
+
+class Collector:
+    """Takes the results from the last stage and writes them, in input order."""
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        receiver: Receiver,
+        peer: int | None,
+        writer: ResultWriter,
+        activity: Activity,
+        *,
+        counts_accuracy: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._feeder = feeder
+        self._receiver = receiver
+        self._peer = peer
+        self._writer = writer
+        self._activity = activity
+        self._counts_accuracy = counts_accuracy
+        self._clock = clock
+        self.latencies: list[float] = []
+        """Seconds of each microbatch, from the data rank to the data rank."""
+        self.accuracy = Accuracy()
+        self.elapsed_s = 0.0
+        """From the first microbatch in to the last result out."""
+
+    def run(self) -> None:
+        """Collect until the last stage has finished."""
+        while (packet := self._receiver.receive()) is not None:
+            now = self._clock()
+            if self._peer is not None:
+                self._activity.received(self._peer)
+            batch, sent_at = self._feeder.take()
+            self.latencies.append(now - sent_at)
+            if self._feeder.started_at is not None:
+                self.elapsed_s = now - self._feeder.started_at
+            (outputs,) = packet.payload
+            with self._activity.busy(f"writing the results of microbatch {packet.number}"):
+                self._writer.write(packet.number, outputs, batch)
+                if self._counts_accuracy:
+                    self.accuracy = self.accuracy.with_outputs(outputs, batch.labels)

@@ -1,0 +1,298 @@
+"""Command lines: text in, requests out. Imports nothing heavy, so that ``--help`` is there at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeedge.config import (
+    DATASET_NAMES,
+    Environment,
+    InputRequest,
+    ModelRequest,
+    OutputRequest,
+    RunRequest,
+    ScheduleRequest,
+    WorldRequest,
+)
+from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
+
+__all__ = ["RuntimeCommand", "guard", "parse_runtime"]
+
+_INTERRUPTED = 130
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are ``RequestError``, one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise RequestError(f"{message} (see --help)")
+
+
+class RuntimeCommand:
+    """What ``runtime.py`` was asked."""
+
+    def __init__(self, request: RunRequest, *, dry_run: bool) -> None:
+        self.request = request
+        self.dry_run = dry_run
+
+
+def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
+    """Run ``main`` and return the exit status; a failure is one line on standard error.
+
+    Args:
+        program: what the line begins with.
+        main: raises to fail.
+        verbose: print the traceback too.
+    """
+    try:
+        main()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        elif not isinstance(error, PipeEdgeError):
+            print(f"{program}: internal error; run again with --verbose to see where", file=sys.stderr)
+        print(f"{program}: {one_line(error)}", file=sys.stderr, flush=True)
+        return exit_code(error)
+    return 0
+
+
+def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeCommand:
+    """The command line of ``runtime.py``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    arguments = _runtime_parser().parse_args(argv)
+    _refuse_what_is_missing(arguments, environment)
+    rank, size = _place(arguments, environment)
+    from_torchrun = arguments.RANK is None
+    addr = arguments.addr or (environment.master_addr if from_torchrun else None)
+    port = arguments.port or (environment.master_port if from_torchrun else None)
+    own_port = arguments.port is not None
+    request = RunRequest(
+        world=WorldRequest(
+            rank=rank,
+            size=size,
+            addr=addr or "127.0.0.1",
+            port=29500 if port is None else port,
+            socket_ifname=arguments.socket_ifname,
+            timeout_s=arguments.timeout,
+            agent_store=from_torchrun and environment.agent_store and not own_port,
+            agent_run=environment.agent_run,
+        ),
+        model=ModelRequest(arguments.model_name, arguments.model_file, arguments.device),
+        input=InputRequest(
+            paths=tuple(arguments.input or ()),
+            dataset_name=arguments.dataset_name,
+            dataset_root=arguments.dataset_root,
+            dataset_split=arguments.dataset_split,
+            dataset_indices_file=arguments.dataset_indices_file,
+            dataset_shuffle=arguments.dataset_shuffle,
+            seed=arguments.seed,
+            batch_size=arguments.batch_size,
+            skip_bad_input=arguments.skip_bad_input,
+        ),
+        schedule=ScheduleRequest(
+            partition=arguments.partition,
+            rank_order=arguments.rank_order,
+            schedule_file=arguments.schedule_file,
+            models_file=arguments.sched_models_file,
+            dev_types_file=arguments.sched_dev_types_file,
+            dev_file=arguments.sched_dev_file,
+            hosts=arguments.hosts,
+            data_rank=arguments.data_rank,
+        ),
+        output=OutputRequest(arguments.output, arguments.report),
+        ubatch_size=arguments.ubatch_size,
+    )
+    return RuntimeCommand(request, dry_run=arguments.dry_run)
+
+
+def _refuse_what_is_missing(arguments: argparse.Namespace, environment: Environment) -> None:
+    """Options of the original that this version does not have: said at once, rather than ignored."""
+    if arguments.comm != "p2p" or arguments.worker_threads is not None:
+        raise RequestError("-c rpc and its -w are not in this version; leave them out to run over p2p")
+    if arguments.quant is not None and any(arguments.quant):
+        raise RequestError(
+            "-q: compressed links are not in this version; leave it out, or give 0 for each stage"
+        )
+    if environment.adaptive_quant is not None:
+        raise RequestError(
+            f"ADAPTIVE_QUANT={environment.adaptive_quant}: adaptive links are not in this version; unset it"
+        )
+
+
+def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int, int]:
+    if arguments.RANK is not None and arguments.WORLD is not None:
+        return arguments.RANK, arguments.WORLD
+    if arguments.RANK is not None:
+        raise RequestError("RANK is given without WORLD: runtime.py RANK WORLD, e.g. 'runtime.py 0 2'")
+    if environment.rank is None or environment.world_size is None:
+        raise RequestError(
+            "which rank of how many? runtime.py RANK WORLD, e.g. 'runtime.py 0 2', or torchrun"
+        )
+    return environment.rank, environment.world_size
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers like 1,24,25,48") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names like pi1,pi2")
+    return names
+
+
+def _runtime_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="runtime.py",
+        description="Run one rank of a pipeline. Start one on each device, all with the same options; "
+        "rank 0 decides the schedule, the data rank reads the input and prints the result.",
+        epilog="Example, two ranks of one model: 'runtime.py 0 2 -pt 1,24,25,48' on the first device and "
+        "'runtime.py 1 2 -pt 1,24,25,48 --addr FIRST' on the second. Exit status: 0 done, 2 the request is "
+        "wrong, 3 no feasible schedule, 4 another rank failed, 1 a fault of this program.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "RANK", nargs="?", type=int, help="this process, from 0 (may be left out under torchrun)"
+    )
+    parser.add_argument("WORLD", nargs="?", type=int, help="how many processes there are")
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+
+    network = parser.add_argument_group("network")
+    network.add_argument("--addr", help="where rank 0 is reached (127.0.0.1)")
+    network.add_argument("--port", type=int, help="where rank 0 listens (29500)")
+    network.add_argument(
+        "-s",
+        "--socket-ifname",
+        metavar="NAME",
+        help="interface for the links (the one that routes to --addr)",
+    )
+    network.add_argument(
+        "-c", "--comm", default="p2p", choices=("p2p", "rpc"), help="how the links are made (p2p)"
+    )
+    network.add_argument(
+        "-w", "--worker-threads", type=int, metavar="N", help="threads that serve RPC; goes with -c rpc"
+    )
+    network.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="no rank waits longer for one that is absent, silent or stuck (60)",
+    )
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "-m",
+        "--model-name",
+        metavar="NAME|DIR",
+        default=ModelRequest.name,
+        help="a known model or a local Hugging Face directory (%(default)s)",
+    )
+    model.add_argument(
+        "-M",
+        "--model-file",
+        type=Path,
+        metavar="PATH",
+        help="weights: .npz, .safetensors or a directory (the model's default file in this directory)",
+    )
+    model.add_argument("-d", "--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
+
+    inputs = parser.add_argument_group("input (on the data rank)")
+    inputs.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="image files or folders, a .txt with a sentence a line, or a .npz of the model's inputs; "
+        "all of it is run (an input that is shipped, repeated)",
+    )
+    inputs.add_argument(
+        "-b", "--batch-size", type=int, metavar="N", help="items to run in all (64, or all of --input)"
+    )
+    inputs.add_argument(
+        "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
+    )
+    inputs.add_argument(
+        "--skip-bad-input", action="store_true", help="leave out and report images that cannot be read"
+    )
+    inputs.add_argument("--dataset-name", choices=DATASET_NAMES, help="run items of a data set")
+    inputs.add_argument("--dataset-root", type=Path, metavar="DIR", help="where its files are")
+    inputs.add_argument("--dataset-split", metavar="NAME", help="which part of it (train)")
+    inputs.add_argument(
+        "--dataset-indices-file", type=Path, metavar="FILE", help="the items to run, an index a line"
+    )
+    inputs.add_argument("--dataset-shuffle", action="store_true", help="take the items in random order")
+    inputs.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the random order (0)")
+
+    schedule = parser.add_argument_group("schedule (on rank 0; without any of these, an even split)")
+    schedule.add_argument(
+        "-pt",
+        "--partition",
+        type=_integers,
+        metavar="LIST",
+        help="first and last layer of each stage, from 1, e.g. 1,24,25,48; goes before automatic scheduling",
+    )
+    schedule.add_argument(
+        "-r", "--rank-order", type=_integers, metavar="LIST", help="the rank of each stage (0,1,2,...)"
+    )
+    schedule.add_argument(
+        "-D",
+        "--data-rank",
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="reads the input, collects the results (0)",
+    )
+    schedule.add_argument(
+        "-q",
+        "--quant",
+        type=_integers,
+        metavar="LIST",
+        help="bits on each stage's outgoing link, 0: as it is",
+    )
+    schedule.add_argument(
+        "-H", "--hosts", type=_names, metavar="LIST", help="the host of each rank, as in devices.yml"
+    )
+    schedule.add_argument("-sm", "--sched-models-file", type=Path, metavar="FILE", help="models.yml")
+    schedule.add_argument(
+        "-sdt", "--sched-dev-types-file", type=Path, metavar="FILE", help="device_types.yml"
+    )
+    schedule.add_argument("-sd", "--sched-dev-file", type=Path, metavar="FILE", help="devices.yml")
+    schedule.add_argument(
+        "--schedule-file", type=Path, metavar="FILE", help="a schedule that sched-pipeline printed"
+    )
+    schedule.add_argument(
+        "--dry-run", action="store_true", help="print the schedule that would run, and stop"
+    )
+
+    output = parser.add_argument_group("output (on the data rank)")
+    output.add_argument(
+        "--output", type=Path, metavar="FILE", help="predictions: .csv, .jsonl or .npz, a row an item"
+    )
+    output.add_argument(
+        "--report", type=Path, metavar="FILE.json", help="what ran, how fast, where the time went"
+    )
+    return parser
+
+
+def _version() -> str:
+    import pipeedge
+
+    return f"pipeedge {pipeedge.__version__}"

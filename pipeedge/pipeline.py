@@ -1,0 +1,430 @@
+"""The composition root: one rank of a run, from request to report.
+
+    every rank        hello ──> facts ──┐                 ┌─> shard, links ─> ready ─┐
+    rank 0 (hub)          all there, all agree? ─> plan ──┘                    start ┴─> run ─> done
+    data rank                                                                     summary ─> report
+
+Rank 0 decides the schedule and announces it; nobody else needs its files. A rank without a stage
+leaves as soon as it knows that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+
+import pipeedge
+from pipeedge.config import InputRequest, RunRequest, WorldRequest
+from pipeedge.control.hub import Hub
+from pipeedge.control.member import Member
+from pipeedge.data import InputSource, open_input
+from pipeedge.data_rank import Collector, Feeder
+from pipeedge.errors import (
+    EXIT_REQUEST,
+    PeerError,
+    PeerFailedError,
+    PipeEdgeError,
+    WeightsError,
+    one_line,
+)
+from pipeedge.metrics import Latency, StageStats
+from pipeedge.models import Model, find_model
+from pipeedge.planning import Plan, disagreement, plan_schedule
+from pipeedge.report import RunReport, check_report_path, print_report, save_report
+from pipeedge.results import ResultWriter
+from pipeedge.stage import Stage, resolve_device
+from pipeedge.transport.base import Link, Receiver, Sender, Transport
+from pipeedge.transport.frame import FrameError
+from pipeedge.transport.interfaces import choose_interface, listen
+from pipeedge.transport.loopback import LocalLink
+from pipeedge.transport.p2p import P2PTransport
+from pipeedge.transport.rendezvous import agent_store, connect_store, serve_store
+from pipeedge.worker import Activity, Crew, SendLoop, StageLoop
+
+__all__ = ["run", "show_schedule"]
+
+
+def show_schedule(request: RunRequest, console: Console) -> None:
+    """Print the schedule that would run (``--dry-run``), starting nothing.
+
+    Raises:
+        PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
+    """
+    model = find_model(request.model.name)
+    planned = plan_schedule(request, model)
+    for line in planned.schedule.lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if planned.predicted_items_per_s is not None:
+        console.print(f"predicted throughput: {planned.predicted_items_per_s:.3f} items/s", highlight=False)
+
+
+def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
+    """Take part in a run. Returns the report on the data rank, None on the others.
+
+    Args:
+        request: what to do.
+        console: where the data rank prints its table.
+        warn: called with a line for the user that ends nothing; from any thread.
+
+    Raises:
+        PipeEdgeError: the run failed; the message is one line for the user.
+    """
+    model = find_model(request.model.name)
+    if request.schedule.partition is not None:
+        plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
+    with ExitStack() as stack:
+        hub, sock = _meet(request.world, stack)
+        rank = _Rank(request, model, console, warn, hub)
+        member = stack.enter_context(
+            Member(
+                sock,
+                rank=request.world.rank,
+                timeout_s=request.world.timeout_s,
+                status=rank.activity.status,
+                notify=warn,
+            )
+        )
+        with _telling(member):
+            member.hello(world_size=request.world.size, host=socket.gethostname())
+            return rank.run(member)
+
+
+@contextmanager
+def _telling(member: Member) -> Iterator[None]:
+    """Whatever fails here is told to the others; the loss of a peer is traced to its cause."""
+    try:
+        yield
+    except BaseException as error:
+        if error is member.error:
+            raise  # they know: it is from them
+        if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
+            raise member.explain(error.peer, error) from error
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        member.failed("it was interrupted" if interrupted else one_line(error))
+        raise
+
+
+def _meet(world: WorldRequest, stack: ExitStack) -> tuple[Hub | None, socket.socket]:
+    """Open the hub on rank 0, and connect to it on every rank."""
+    addr, port = world.addr, world.port
+    agent: Any = None
+    if world.agent_store:
+        # torchrun's agent listens at --port already; rank 0 announces its own port through it.
+        agent = agent_store(addr, port, world.agent_run, timeout_s=world.timeout_s)
+        port = 0
+    hub = None
+    if world.rank == 0:
+        listener = listen(addr, port)
+        hub = stack.enter_context(Hub(listener, world_size=world.size, timeout_s=world.timeout_s))
+        port = listener.getsockname()[1]
+        if agent is not None:
+            agent.set("hub", str(port))
+    elif agent is not None:
+        try:
+            port = int(agent.get("hub"))
+        except RuntimeError as error:
+            raise PeerFailedError(f"rank 0 did not announce itself through torchrun: {error}") from error
+    return hub, Member.dial(addr, port, timeout_s=world.timeout_s)
+
+
+class _Rank:
+    """One rank of one run. Built once, run once."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        model: Model,
+        console: Console,
+        warn: Callable[[str], None],
+        hub: Hub | None,
+    ) -> None:
+        self.activity = Activity()
+        self._request = request
+        self._rank = request.world.rank
+        self._model = model
+        self._console = console
+        self._warn = warn
+        self._hub = hub
+        self._crew = Crew()
+        self._store: Any = None
+
+    def run(self, member: Member) -> RunReport | None:
+        """From facts to summary."""
+        data_end = None
+        with self.activity.busy("reading its weights and input"):
+            world = self._request.world
+            device = resolve_device(self._request.model.device)
+            interface = choose_interface(world.socket_ifname, world.addr, world.port)
+            if self._rank == self._request.schedule.data_rank:
+                data_end = _DataEnd(self._request, self._model)
+            member.facts(self._facts(data_end))
+        if self._hub is not None:
+            self._announce(self._hub)
+        plan = Plan.from_body(member.wait("plan"))
+        if self._rank not in plan.participants:
+            if self._hub is not None:
+                member.wait("summary")
+            return None
+        member.on_end(lambda: self._crew.stop(member.error))
+        stage = self._load_stage(plan, device)
+        transport = self._connect(plan, interface)
+        ends = _LinkEnds(self._rank, plan.links(self._model), transport, self._crew)
+        loops = None
+        if stage is not None:
+            loops = _StageLoops(stage, ends, self.activity, self._crew)
+        if data_end is not None:
+            data_end.open(plan, ends, self.activity)
+        member.ready()
+        member.wait("start")
+        startup_s = time.time() - psutil.Process().create_time()
+        with data_end.writer if data_end is not None else ExitStack():
+            if loops is not None:
+                loops.start(self._crew)
+            if data_end is not None:
+                data_end.start(self._crew)
+            self._crew.wait()
+        if transport is not None:
+            transport.close()
+        member.done(loops.stats(self._rank).to_body() if loops is not None else {})
+        summary = member.wait("summary")["stats"]
+        if data_end is None:
+            return None
+        report = data_end.report(plan, summary, startup_s)
+        output = self._request.output
+        if output.report is not None:
+            save_report(report, output.report)
+        print_report(report, self._console, results=output.results, saved=output.report)
+        return report
+
+    def _facts(self, data_end: _DataEnd | None) -> dict[str, Any]:
+        try:
+            weights = self._model.fingerprint(self._request.model.weights)
+        except WeightsError:
+            # Not every rank needs weights. One that does says what is wrong when it loads them.
+            weights = None
+        model, config = self._model, self._model.config
+        digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+        return {
+            "version": pipeedge.__version__,
+            "torch": str(torch.__version__).split("+")[0],
+            "model": model.name if model.directory is None else None,
+            "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
+            "weights": weights,
+            "ubatch_size": self._request.ubatch_size,
+            "batch_size": self._request.input.batch_size,
+            "data_rank": self._request.schedule.data_rank,
+            "items": len(data_end.source) if data_end is not None else None,
+            "max_tokens": data_end.source.max_tokens if data_end is not None else None,
+        }
+
+    def _announce(self, hub: Hub) -> None:
+        """On rank 0: compare what the ranks say, decide the schedule, tell them."""
+        facts = hub.gather()
+        if facts is None:
+            return  # the run has failed already; whoever waits for the plan hears why
+        quarrel = disagreement(facts)
+        if quarrel is not None:
+            hub.refuse(quarrel, EXIT_REQUEST)
+            return
+        with self.activity.busy("scheduling"):
+            planned = plan_schedule(self._request, self._model)
+        for note in planned.notes:
+            self._warn(note)
+        data = facts[self._request.schedule.data_rank]
+        plan = Plan(
+            schedule=planned.schedule,
+            data_rank=self._request.schedule.data_rank,
+            items=data["items"],
+            ubatch_size=self._request.ubatch_size,
+            max_tokens=data["max_tokens"],
+            store_port=None,
+            predicted_items_per_s=planned.predicted_items_per_s,
+        )
+        if len(plan.participants) > 1:
+            plan = dataclasses.replace(plan, store_port=self._serve_store())
+        names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
+        hub.plan(plan.to_body(), participants=plan.participants, names=names)
+
+    def _serve_store(self) -> int:
+        """Serve the rendezvous of the links at ``--addr``, at any free port, while this rank lives."""
+        self._store, port = serve_store(self._request.world.addr)
+        return port
+
+    def _load_stage(self, plan: Plan, device: torch.device) -> _NumberedStage | None:
+        number = plan.schedule.stage_of(self._rank)
+        if number is None:
+            return None
+        layers = plan.schedule.stages[number].layers
+        with self.activity.busy(f"loading layers {layers}"):
+            shard = self._model.load(layers, self._request.model.weights, device)
+        parameters = sum(parameter.numel() for parameter in shard.parameters())
+        return _NumberedStage(number, parameters, Stage(shard, device))
+
+    def _connect(self, plan: Plan, interface: str) -> Transport | None:
+        if plan.store_port is None:
+            return None
+        # gloo reads its interface from the environment, when the group is created.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        addr, port = self._request.world.addr, plan.store_port
+        found: list[Transport] = []
+
+        def connect() -> None:
+            store = connect_store(addr, port, timeout_s=self._request.world.timeout_s)
+            found.append(P2PTransport(store=store, rank=self._rank, members=plan.participants))
+
+        # In a thread of its own: a peer that dies now leaves gloo waiting, and this rank must end.
+        with self.activity.busy("connecting to its peers"):
+            self._crew.start("connect", connect)
+            self._crew.wait()
+        return found[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _NumberedStage:
+    number: int
+    parameters: int
+    compute: Stage
+
+
+class _LinkEnds:
+    """The ends of this rank's links: in memory where both ends are here, else on the network."""
+
+    def __init__(self, rank: int, links: list[Link], transport: Transport | None, crew: Crew) -> None:
+        self._rank = rank
+        self._links = links
+        self._transport = transport
+        self._local = {
+            number: LocalLink()
+            for number, link in enumerate(links)
+            if link.source == rank and link.destination == rank
+        }
+        for local in self._local.values():
+            crew.on_stop(local.close)
+
+    def sender(self, number: int) -> tuple[Sender, int | None]:
+        """The sending end of link ``number``, and the rank it leads to; None where it is this one."""
+        if number in self._local:
+            return self._local[number], None
+        link = self._links[number]
+        return self._network().sender(link), link.destination
+
+    def receiver(self, number: int) -> tuple[Receiver, int | None]:
+        """The receiving end of link ``number`` (-1: the last), and the rank it comes from."""
+        number %= len(self._links)
+        if number in self._local:
+            return self._local[number], None
+        link = self._links[number]
+        return self._network().receiver(link), link.source
+
+    def _network(self) -> Transport:
+        if self._transport is None:
+            raise PipeEdgeError("a link leaves this rank although it runs alone")
+        return self._transport
+
+
+class _StageLoops:
+    """A stage between its links: link ``n`` leads to stage n, link n + 1 away from it."""
+
+    def __init__(self, stage: _NumberedStage, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
+        self._stage = stage
+        self._send = SendLoop(*ends.sender(stage.number + 1), activity)
+        crew.on_stop(self._send.outbox.close)
+        self._compute = StageLoop(stage.compute, *ends.receiver(stage.number), self._send.outbox, activity)
+
+    def start(self, crew: Crew) -> None:
+        """Begin to compute."""
+        crew.start("compute", self._compute.run)
+        crew.start("send", self._send.run)
+
+    def stats(self, rank: int) -> StageStats:
+        """What was done."""
+        return StageStats(
+            stage=self._stage.number,
+            rank=rank,
+            microbatches=self._compute.compute_seconds.count,
+            compute_s_mean=self._compute.compute_seconds.mean,
+            send_s_mean=self._send.seconds.mean,
+            recv_wait_s_mean=self._compute.wait_seconds.mean,
+            bytes_out_mean=self._send.bytes.mean,
+            busy_fraction=self._compute.busy_fraction,
+            rss_peak_mb=peak_rss_mb(),
+            parameters=self._stage.parameters,
+        )
+
+
+class _DataEnd:
+    """What the data rank adds: the input, the results, and in the end the report."""
+
+    def __init__(self, request: RunRequest, model: Model) -> None:
+        self._model = model
+        if request.output.report is not None:
+            check_report_path(request.output.report)
+        self.writer = ResultWriter(request.output.results, model, None)
+        self.source: InputSource = open_input(_with_companions(request), model)
+        self._feeder: Feeder
+        self._collector: Collector
+
+    def open(self, plan: Plan, ends: _LinkEnds, activity: Activity) -> None:
+        """Take hold of the first and the last link."""
+        self._feeder = Feeder(self.source, plan.ubatch_size, *ends.sender(0), activity)
+        self._collector = Collector(
+            self._feeder,
+            *ends.receiver(-1),
+            self.writer,
+            activity,
+            counts_accuracy=self._model.output_kind == "logits",
+        )
+
+    def start(self, crew: Crew) -> None:
+        """Begin to feed and to collect."""
+        crew.start("feed", self._feeder.run)
+        crew.start("collect", self._collector.run)
+
+    def report(self, plan: Plan, summary: Mapping[str, Any], startup_s: float) -> RunReport:
+        """The report, from what was collected here and what the stages say."""
+        return RunReport(
+            model=self._model.name,
+            schedule=plan.schedule,
+            items=self.writer.items,
+            microbatches=len(self._collector.latencies),
+            ubatch_size=plan.ubatch_size,
+            startup_s=startup_s,
+            elapsed_s=self._collector.elapsed_s,
+            latency=Latency.of(self._collector.latencies),
+            accuracy=self._collector.accuracy,
+            stages=[StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks],
+            skipped=[skipped.reason for skipped in self.source.skipped],
+            predicted_items_per_s=plan.predicted_items_per_s,
+        )
+
+
+def _with_companions(request: RunRequest) -> InputRequest:
+    """The input request, with the folder of the weights, where a tokenizer may lie too."""
+    weights = request.model.weights
+    if weights is None:
+        return request.input
+    return dataclasses.replace(
+        request.input, companion_directory=weights if weights.is_dir() else weights.parent
+    )
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process, MB of 2^20 bytes."""
+    if sys.platform == "linux":
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return float(psutil.Process().memory_info().rss) / 2**20

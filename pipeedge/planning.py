@@ -1,0 +1,167 @@
+"""What rank 0 decides before anything starts. Pure, but for asking the scheduler.
+
+options ──plan_schedule──> schedule ─┐
+what each rank says ──disagreement───┴──> Plan ──(announced)──> links of every rank
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeedge import scheduler
+from pipeedge.config import RunRequest
+from pipeedge.errors import ScheduleError
+from pipeedge.models import Model
+from pipeedge.payload import TensorSpec
+from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.transport.base import Link
+
+__all__ = ["Plan", "PlannedSchedule", "disagreement", "plan_schedule"]
+
+
+@dataclass(frozen=True)
+class PlannedSchedule:
+    """A schedule and what the scheduler promised of it."""
+
+    schedule: Schedule
+    predicted_items_per_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
+    """The schedule that ``request`` asks for.
+
+    Raises:
+        ScheduleError: it does not fit the model or the world.
+        InfeasibleError: the scheduler finds that none exists.
+    """
+    wanted, world = request.schedule, request.world
+    planned = _requested_schedule(request, model)
+    if planned is None:
+        ranks = min(world.size, model.n_layers)
+        planned = PlannedSchedule(Schedule.from_partition(_even_partition(model.n_layers, ranks)))
+        if wanted.rank_order is not None:
+            planned = PlannedSchedule(
+                Schedule.from_partition(planned.schedule.partition(), ranks=wanted.rank_order)
+            )
+    planned.schedule.check(n_layers=model.n_layers, world_size=world.size)
+    return planned
+
+
+def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
+    wanted = request.schedule
+    if wanted.partition is not None:
+        hosts = None
+        if wanted.hosts is not None:
+            order = wanted.rank_order or range(len(wanted.partition) // 2)
+            outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
+            if outside:
+                raise ScheduleError(
+                    f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
+                )
+            hosts = [wanted.hosts[rank] for rank in order]
+        return PlannedSchedule(
+            Schedule.from_partition(wanted.partition, ranks=wanted.rank_order, hosts=hosts)
+        )
+    if wanted.schedule_file is not None:
+        return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
+    if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
+        return None
+    found = scheduler.plan(
+        scheduler.SchedulerRequest(
+            models_file=wanted.models_file,
+            dev_types_file=wanted.dev_types_file,
+            dev_file=wanted.dev_file,
+            model_name=model.name,
+            batch_size=request.ubatch_size,
+        ),
+        hosts=wanted.hosts,
+    )
+    return PlannedSchedule(found.schedule, found.throughput_items_per_s, found.warnings)
+
+
+def _even_partition(n_layers: int, stages: int) -> list[int]:
+    """Layers split evenly, on whole blocks (four layers) where there are enough: those cuts are cheapest."""
+    unit = 4 if n_layers // 4 >= stages else 1
+    bounds = [round(stage * (n_layers // unit) / stages) * unit for stage in range(stages + 1)]
+    return [bound for stage in range(stages) for bound in (bounds[stage] + 1, bounds[stage + 1])]
+
+
+def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """The first thing on which two ranks disagree, in words."""
+    what = {
+        "version": ("the version of PipeEdge", "install the same"),
+        "torch": ("the version of torch", "install the same"),
+        "model": ("the model (-m)", "start all with the same"),
+        "architecture": ("the configuration of the model", "give all the same config.json"),
+        "weights": ("the weights (-M)", "copy the same file to all"),
+        "ubatch_size": ("the microbatch size (-u)", "start all with the same"),
+        "batch_size": ("the batch size (-b)", "start all with the same"),
+        "data_rank": ("the data rank (-D)", "start all with the same"),
+    }
+    for key, (name, remedy) in what.items():
+        known = {rank: facts[rank].get(key) for rank in sorted(facts) if facts[rank].get(key) is not None}
+        for rank, value in known.items():
+            first = next(iter(known))
+            if value != known[first]:
+                return f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
+    return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What rank 0 announces: all that a rank needs to take its place."""
+
+    schedule: Schedule
+    data_rank: int
+    items: int
+    ubatch_size: int
+    max_tokens: int | None
+    store_port: int | None
+    """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
+    predicted_items_per_s: float | None
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """Ranks that have something to do, in order."""
+        return tuple(sorted({*self.schedule.ranks, self.data_rank}))
+
+    def to_body(self) -> dict[str, Any]:
+        """As a message."""
+        body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        body["schedule"] = [
+            [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits]
+            for plan in self.schedule.stages
+        ]
+        return body
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Plan:
+        """From a message."""
+        stages = tuple(
+            StagePlan(LayerRange(start, stop), rank, host, bits)
+            for start, stop, rank, host, bits in body["schedule"]
+        )
+        return cls(**{**body, "schedule": Schedule(stages)})
+
+    def links(self, model: Model) -> list[Link]:
+        """All links, in order: from the data rank to stage 0, from stage to stage, and back."""
+        ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
+        cuts = [0, *(plan.layers.stop for plan in self.schedule.stages)]
+        return [
+            Link(source, destination, self._specs(model, cut))
+            for source, destination, cut in zip(ranks[:-1], ranks[1:], cuts, strict=True)
+        ]
+
+    def _specs(self, model: Model, cut: int) -> tuple[TensorSpec, ...]:
+        return model.payload_specs(cut, min(self.ubatch_size, self.items), self.max_tokens)
+
+    def name(self, rank: int) -> str | None:
+        """What ``rank`` is, for messages."""
+        stage = self.schedule.stage_of(rank)
+        if stage is not None:
+            return f"stage {stage}, layers {self.schedule.stages[stage].layers}"
+        return "data rank" if rank == self.data_rank else None

@@ -1,0 +1,181 @@
+"""What a run reports: plain data for programs, a table for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipeedge.errors import RequestError
+from pipeedge.metrics import Latency, StageStats
+from pipeedge.results import Accuracy
+from pipeedge.schedule import Schedule
+
+__all__ = ["RunReport", "check_report_path", "print_report", "save_report"]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run that has finished."""
+
+    model: str
+    schedule: Schedule
+    items: int
+    microbatches: int
+    ubatch_size: int
+    startup_s: float
+    """From the start of the data rank's process to the first microbatch."""
+    elapsed_s: float
+    """From the first microbatch in to the last result out."""
+    latency: Latency | None
+    accuracy: Accuracy | None
+    stages: Sequence[StageStats]
+    skipped: Sequence[str]
+    """Inputs that were left out, and why."""
+    predicted_items_per_s: float | None
+    """What the scheduler promised; None where it was not asked."""
+
+    @property
+    def throughput_items_per_s(self) -> float:
+        """Items a second, filling and draining the pipeline included."""
+        return self.items / self.elapsed_s if self.elapsed_s else 0.0
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON has it."""
+        accuracy = self.accuracy
+        return {
+            "model": self.model,
+            "schedule": [
+                {
+                    "stage": stage,
+                    "rank": plan.rank,
+                    "host": plan.host,
+                    "layers": [plan.layers.first, plan.layers.last],
+                    "quant_bits": plan.quant_bits,
+                }
+                for stage, plan in enumerate(self.schedule.stages)
+            ],
+            "items": self.items,
+            "microbatches": self.microbatches,
+            "ubatch_size": self.ubatch_size,
+            "startup_s": self.startup_s,
+            "elapsed_s": self.elapsed_s,
+            "throughput_items_per_s": self.throughput_items_per_s,
+            "latency_s": asdict(self.latency) if self.latency else None,
+            "accuracy": (
+                {"correct": accuracy.correct, "labelled": accuracy.labelled, "top1": accuracy.top1}
+                if accuracy and accuracy.labelled
+                else None
+            ),
+            "stages": [stats.to_body() for stats in self.stages],
+            "skipped": list(self.skipped),
+            "predicted": {"throughput_items_per_s": self.predicted_items_per_s},
+        }
+
+
+def check_report_path(path: Path) -> None:
+    """Refuse a report that could not be written at the end of the run.
+
+    Raises:
+        RequestError: the place is not writable.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RequestError(f"--report {path}: cannot write to {path.parent} ({error.strerror})") from error
+
+
+def save_report(report: RunReport, path: Path) -> None:
+    """Write ``report`` as JSON; the file is whole or not there.
+
+    Raises:
+        RequestError: the disk is full or no longer writable.
+    """
+    text = json.dumps(report.to_body(), indent=2) + "\n"
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as stream:
+            temporary = Path(stream.name)
+            stream.write(text)
+        # The temporary file is private; the report gets the permissions that a new file has.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise RequestError(f"--report {path}: cannot be written ({error.strerror})") from error
+
+
+def print_report(report: RunReport, console: Console, *, results: Path | None, saved: Path | None) -> None:
+    """Print the stages as a table, and below it throughput, latency, accuracy and where the files are."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    named = any(plan.host for plan in report.schedule.stages)
+    columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
+    for name in (*columns, "send", "sent", "busy", "peak"):
+        table.add_column(name, justify="left" if name in ("host", "layers") else "right")
+    for plan, stats in zip(report.schedule.stages, report.stages, strict=True):
+        table.add_row(
+            str(stats.stage),
+            str(stats.rank),
+            *((plan.host or "",) if named else ()),
+            str(plan.layers),
+            _amount(stats.parameters),
+            _seconds(stats.compute_s_mean),
+            _seconds(stats.recv_wait_s_mean),
+            _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
+            f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
+            f"{stats.busy_fraction:.0%}",
+            f"{stats.rss_peak_mb:.0f}MB",
+        )
+    console.print(
+        f"{report.model}: {report.items} items in {report.microbatches} microbatches", highlight=False
+    )
+    console.print(table, highlight=False)
+    lines = [
+        f"throughput  {report.throughput_items_per_s:.2f} items/s "
+        f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
+    ]
+    if report.predicted_items_per_s:
+        error = report.throughput_items_per_s / report.predicted_items_per_s - 1
+        lines.append(f"predicted   {report.predicted_items_per_s:.2f} items/s (measured {error:+.1%})")
+    if report.latency:
+        lines.append(
+            f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
+            f"{_seconds(report.latency.max)} at most, per microbatch"
+        )
+    if report.accuracy and report.accuracy.top1 is not None:
+        accuracy = report.accuracy
+        lines.append(f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})")
+    if report.skipped:
+        lines.append(f"skipped     {len(report.skipped)} inputs that cannot be read:")
+        lines += [f"            {line}" for line in report.skipped]
+    if results:
+        lines.append(f"predictions {results}")
+    if saved:
+        lines.append(f"report      {saved}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}s" if value >= 1 else f"{1e3 * value:.1f}ms"
+
+
+def _amount(value: float) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.1f}{unit}"
+    return f"{value:.0f}"

@@ -1,0 +1,84 @@
+"""What a stage sees of the network: two ends of a link, and the packets that cross it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeedge.payload import Payload, TensorSpec
+
+__all__ = ["Link", "Packet", "Receiver", "Sender", "Shipment", "Transport"]
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One microbatch on its way. Its number, from 0, stays with it to the end."""
+
+    number: int
+    items: int
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Link:
+    """A directed link that a schedule needs, known to both its ends before anything is sent."""
+
+    source: int
+    """Rank that sends."""
+    destination: int
+    """Rank that receives."""
+    specs: tuple[TensorSpec, ...]
+    """The largest payload that will cross it."""
+
+
+class Shipment(Protocol):
+    """A packet under way."""
+
+    @property
+    def bytes(self) -> int:
+        """What it puts on the wire; 0 where there is none."""
+
+    def wait(self) -> None:
+        """Wait until the other end has it.
+
+        Raises:
+            PeerError: the other end is gone.
+        """
+
+
+class Sender(Protocol):
+    """The sending end."""
+
+    def post(self, packet: Packet) -> Shipment:
+        """Hand over one packet, in order; blocks while two are under way.
+
+        Raises:
+            PeerError: the other end is gone.
+        """
+
+    def finish(self) -> None:
+        """Tell the other end that nothing follows, and wait until it has everything."""
+
+
+class Receiver(Protocol):
+    """The receiving end."""
+
+    def receive(self) -> Packet | None:
+        """The next packet, in order; None when the other end has finished.
+
+        Raises:
+            PeerError: the other end is gone, or sent what is no frame.
+        """
+
+
+class Transport(Protocol):
+    """Opens the ends of links."""
+
+    def sender(self, link: Link) -> Sender:
+        """The sending end of ``link``, which starts on this rank."""
+
+    def receiver(self, link: Link) -> Receiver:
+        """The receiving end of ``link``, which ends on this rank."""
+
+    def close(self) -> None:
+        """Take the links down after all of them have finished."""

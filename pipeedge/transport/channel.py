@@ -1,0 +1,82 @@
+"""A bounded queue that can be closed, so that no thread waits on it for ever.
+
+put ──> [ · · ] ──> get          close(): both sides see Closed at once, whatever is queued
+                                 finish(): getters drain what is queued, then see None
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Condition
+from typing import Generic, TypeVar
+
+__all__ = ["Channel", "Closed"]
+
+T = TypeVar("T")
+
+
+class Closed(Exception):  # noqa: N818 - a state, as in queue.Empty
+    """The channel was closed while, or before, somebody waited on it."""
+
+
+class Channel(Generic[T]):
+    """A queue of at most ``capacity`` values between two threads."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a channel holds at least one value, not {capacity}")
+        self._capacity = capacity
+        self._values: deque[T] = deque()
+        self._changed = Condition()
+        self._finished = False
+        self._closed = False
+
+    def put(self, value: T) -> None:
+        """Append ``value``; waits while the channel is full.
+
+        Raises:
+            Closed: the channel was closed.
+        """
+        with self._changed:
+            while len(self._values) >= self._capacity and not self._closed:
+                self._changed.wait()
+            if self._closed or self._finished:
+                raise Closed
+            self._values.append(value)
+            self._changed.notify_all()
+
+    def get(self) -> T | None:
+        """The oldest value; waits while there is none. None once the channel is finished and empty.
+
+        Raises:
+            Closed: the channel was closed.
+        """
+        with self._changed:
+            while not self._values and not self._finished and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise Closed
+            if not self._values:
+                return None
+            value = self._values.popleft()
+            self._changed.notify_all()
+            return value
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is queued at this moment."""
+        with self._changed:
+            return not self._values
+
+    def finish(self) -> None:
+        """No more values will come."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give up: whoever waits, or comes to wait, gets ``Closed``."""
+        with self._changed:
+            self._closed = True
+            self._values.clear()
+            self._changed.notify_all()

@@ -1,0 +1,172 @@
+"""One microbatch as one message: a typed, sized, checksummed frame. Pure: bytes in, values out.
+
+    0        4        6    7    8          16         24      28      32
+    +--------+--------+----+----+----------+----------+-------+-------+
+    | "PEDG" | version|kind| n  | number   | length   | items | crc32 |   prelude, 32 bytes
+    +--------+--------+----+----+----------+----------+-------+-------+
+    | dtype ndim . . . . . . | offset | dims[6] ...                   |   n descriptors of 64 bytes,
+    +----------------------------------------------------------------+   always room for 8
+    | tensor 0 (aligned to 64) | tensor 1 (aligned to 64) | ...       |   from byte 576 on
+    +----------------------------------------------------------------+
+
+All numbers are little-endian. ``length`` is the whole frame's; a receiver's buffer may be larger
+(its capacity is agreed at start-up) and everything is checked against that capacity before it is
+used. The checksum covers prelude and descriptors, not the values: TCP has its own, and a header that
+was misread is what could do harm. There is no pickle, and nothing is allocated by what a header
+says. Tensors are aligned so that the kernels that read them in place behave as they do on memory of
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from pipeedge.errors import PeerFailedError
+from pipeedge.payload import Payload, TensorSpec
+
+__all__ = [
+    "HEADER_BYTES",
+    "Frame",
+    "FrameError",
+    "Kind",
+    "frame_capacity",
+    "read_frame",
+    "write_frame",
+]
+
+MAGIC = b"PEDG"
+VERSION = 1
+MAX_TENSORS = 8
+MAX_DIMS = 6
+ALIGNMENT = 64
+
+_PRELUDE = struct.Struct("<4sHBBQQII")
+_DESCRIPTOR = struct.Struct("<BB6xQ6Q")
+HEADER_BYTES = 576
+"""Where the first tensor begins: prelude and all descriptors, rounded up to the alignment."""
+
+_DTYPES: dict[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.float16,
+    3: torch.bfloat16,
+    4: torch.int64,
+    5: torch.int32,
+    6: torch.uint8,
+    7: torch.int8,
+    8: torch.bool,
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+class FrameError(PeerFailedError):
+    """Bytes that are no frame of this protocol."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    MICROBATCH = 1
+    END = 2
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame that was read; its tensors are views of the buffer it was read from."""
+
+    kind: Kind
+    number: int
+    items: int
+    payload: Payload
+    length: int
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def frame_capacity(specs: tuple[TensorSpec, ...]) -> int:
+    """Bytes of a frame that holds a payload of these ``specs``."""
+    return HEADER_BYTES + sum(_aligned(spec.bytes) for spec in specs)
+
+
+def write_frame(
+    buffer: torch.Tensor, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()
+) -> int:
+    """Write a frame into ``buffer`` (1-dimensional, uint8) and return its length.
+
+    Raises:
+        ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+    """
+    if len(payload) > MAX_TENSORS:
+        raise ValueError(f"a frame holds up to {MAX_TENSORS} tensors, not {len(payload)}")
+    offset = HEADER_BYTES
+    descriptors = bytearray()
+    places: list[tuple[int, int]] = []
+    for tensor in payload:
+        if tensor.dim() > MAX_DIMS or tensor.dtype not in _CODES:
+            raise ValueError(f"a frame cannot hold {tensor.dtype} of {tensor.dim()} dimensions")
+        size = tensor.numel() * tensor.element_size()
+        dims = tuple(tensor.shape) + (0,) * (MAX_DIMS - tensor.dim())
+        descriptors += _DESCRIPTOR.pack(_CODES[tensor.dtype], tensor.dim(), offset, *dims)
+        places.append((offset, size))
+        offset += _aligned(size)
+    length = offset
+    if length > buffer.numel():
+        raise ValueError(f"a frame of {length} bytes does not fit the agreed {buffer.numel()}")
+    fields = (MAGIC, VERSION, kind, len(payload), number, length, items)
+    crc = zlib.crc32(descriptors, zlib.crc32(_PRELUDE.pack(*fields, 0)))
+    header = _PRELUDE.pack(*fields, crc) + descriptors
+    buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    for tensor, (start, size) in zip(payload, places, strict=True):
+        buffer[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return length
+
+
+def read_frame(buffer: torch.Tensor) -> Frame:
+    """The frame at the start of ``buffer`` (1-dimensional, uint8). Tensors are views, not copies.
+
+    Raises:
+        FrameError: anything that is not a whole, consistent frame within the buffer.
+    """
+    capacity = buffer.numel()
+    if capacity < HEADER_BYTES:
+        raise FrameError(f"a frame needs at least {HEADER_BYTES} bytes, {capacity} came")
+    header = bytes(buffer[:HEADER_BYTES].numpy())
+    magic, version, kind, count, number, length, items, crc = _PRELUDE.unpack_from(header)
+    if magic != MAGIC:
+        raise FrameError("what came is no frame of this program: is another program on this port?")
+    if version != VERSION:
+        raise FrameError(f"the frame has protocol version {version}, this program speaks {VERSION}")
+    if count > MAX_TENSORS:
+        raise FrameError(f"the frame claims {count} tensors, the protocol allows {MAX_TENSORS}")
+    descriptors = header[_PRELUDE.size : _PRELUDE.size + count * _DESCRIPTOR.size]
+    bare = _PRELUDE.pack(magic, version, kind, count, number, length, items, 0)
+    if zlib.crc32(descriptors, zlib.crc32(bare)) != crc:
+        raise FrameError("the checksum of the frame's header does not match: it was damaged on the way")
+    if kind not in (Kind.MICROBATCH, Kind.END):
+        raise FrameError(f"the frame is of unknown kind {kind}")
+    if not HEADER_BYTES <= length <= capacity:
+        raise FrameError(f"the frame claims {length} bytes, the agreed capacity is {capacity}")
+    payload = []
+    expected = HEADER_BYTES
+    for index in range(count):
+        code, ndim, offset, *dims = _DESCRIPTOR.unpack_from(descriptors, index * _DESCRIPTOR.size)
+        dtype = _DTYPES.get(code)
+        if dtype is None or ndim > MAX_DIMS:
+            raise FrameError(f"tensor {index} of the frame has type code {code} and {ndim} dimensions")
+        # Python's integers do not overflow, so neither does the product of hostile dimensions.
+        shape = dims[:ndim]
+        size = math.prod(shape) * dtype.itemsize
+        if offset != expected or offset + size > length:
+            raise FrameError(f"tensor {index} of the frame ({shape}) does not lie within its {length} bytes")
+        payload.append(buffer[offset : offset + size].view(dtype).view(shape))
+        expected = offset + _aligned(size)
+    if expected != length:
+        raise FrameError(f"the frame claims {length} bytes, its tensors take {expected}")
+    return Frame(Kind(kind), number, items, tuple(payload), length)

@@ -1,0 +1,96 @@
+"""Network interfaces: which exist, and which one leads to rank 0."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from pipeedge.errors import RequestError
+
+__all__ = ["choose_interface", "interface_addresses", "listen"]
+
+
+def interface_addresses() -> dict[str, tuple[str, ...]]:
+    """The IP addresses of each interface that is up."""
+    stats = psutil.net_if_stats()
+    return {
+        name: tuple(
+            entry.address.split("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        )
+        for name, entries in sorted(psutil.net_if_addrs().items())
+        if name not in stats or stats[name].isup
+    }
+
+
+def choose_interface(wanted: str | None, addr: str, port: int) -> str:
+    """The interface for the links: ``wanted``, or the one that routes to ``addr``.
+
+    Raises:
+        RequestError: there is no such interface, it has no address, or no route leads to ``addr``.
+    """
+    addresses = interface_addresses()
+    if wanted is not None:
+        if not addresses.get(wanted):
+            known = ", ".join(name for name, found in addresses.items() if found)
+            what = "is down or has no IP address" if wanted in psutil.net_if_addrs() else "does not exist"
+            raise RequestError(f"-s/--socket-ifname {wanted}: the interface {what}; there are {known}")
+        return wanted
+    source = _source_address(addr, port)
+    for name, found in addresses.items():
+        if source in found:
+            return name
+    raise RequestError(f"no interface has the address {source} that routes to {addr}; name one with -s")
+
+
+def _source_address(addr: str, port: int) -> str:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(addr, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: a datagram socket only looks up the route
+            return str(probe.getsockname()[0]).split("%")[0]
+    except socket.gaierror as error:
+        raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
+    except OSError as error:
+        raise RequestError(f"--addr {addr}: no route leads there ({error.strerror})") from error
+
+
+def listen(addr: str, port: int) -> socket.socket:
+    """A socket that listens at ``addr`` alone, never at all addresses.
+
+    Args:
+        addr: an address or name of this machine.
+        port: 0 for any that is free.
+
+    Raises:
+        RequestError: ``addr`` is not this machine's, or ``port`` is in use.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, PermissionError):
+            raise RequestError(f"--port {port}: not permitted here; choose one above 1023") from error
+        in_use = port != 0 and _is_own(str(address[0]))
+        if in_use:
+            raise RequestError(
+                f"--port {port} is in use on {addr}: another run may still be there; choose another --port"
+            ) from error
+        own = ", ".join(address for found in interface_addresses().values() for address in found)
+        raise RequestError(
+            f"--addr {addr} is no address of this machine, where rank 0 must listen; its addresses: {own}"
+        ) from error
+    return listener
+
+
+def _is_own(address: str) -> bool:
+    return address.startswith("127.") or any(address in found for found in interface_addresses().values())

@@ -1,0 +1,185 @@
+"""Links over gloo's point-to-point messages.
+
+    sending rank                                      receiving rank
+    packet ──copy──> [frame 0] ──isend──┐   ┌──> [buffer] posted ──┐
+                     [frame 1] ──isend──┴───┴──> [buffer] posted ──┴──> packet (views, no copy)
+
+Facts about gloo that shape this (measured): a send waits for the matching receive, so receives are
+posted ahead; a message longer than the posted buffer aborts the process, so the capacity of a link is
+agreed before anything is sent; a shorter one is fine, so a frame carries its own length. One timed-out
+wait closes every connection of the group, so waits here are not timed by gloo: the hub of
+``pipeedge.control`` watches over all ranks, and ends a run in which somebody has fallen silent.
+
+Two receives are posted per link: that is the bound on microbatches that wait in front of a stage. A
+received buffer belongs to the packet made of it and is freed with it; the next receive gets a new one
+(the allocator hands the same pages out again).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeedge.errors import PeerFailedError
+from pipeedge.transport.base import Link, Packet
+from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
+
+__all__ = ["P2PTransport"]
+
+IN_FLIGHT = 2
+"""Frames under way per link: enough that the wire never waits for a thread to be woken."""
+
+_FOREVER = datetime.timedelta(days=365)
+
+
+class P2PTransport:
+    """Links among the ranks of one gloo group.
+
+    The group's members are the ranks that take part in the schedule; ``members[i]`` is the rank that
+    is number i in the group. Creating it waits until all of them have come.
+    """
+
+    def __init__(self, *, store: Any, rank: int, members: tuple[int, ...]) -> None:
+        self._rank = rank
+        self._index: Mapping[int, int] = {member: index for index, member in enumerate(members)}
+        self._tags = 0
+        try:
+            dist.init_process_group(
+                "gloo", store=store, rank=self._index[rank], world_size=len(members), timeout=_FOREVER
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerFailedError(f"rank {rank} could not connect to its peers: {error}") from error
+        self._group: Any = dist.group.WORLD
+
+    def sender(self, link: Link) -> P2PSender:
+        """The sending end of ``link``."""
+        return P2PSender(self._group, self._index[link.destination], link)
+
+    def receiver(self, link: Link) -> P2PReceiver:
+        """The receiving end of ``link``, with its receives already posted."""
+        return P2PReceiver(self._group, self._index[link.source], link)
+
+    def close(self) -> None:
+        """Take the group down, so that another may be created in this process."""
+        dist.destroy_process_group()
+
+
+class P2PShipment:
+    """One frame under way."""
+
+    def __init__(self, work: Any, link: Link, length: int) -> None:
+        self._work = work
+        self._link = link
+        self.bytes = length
+
+    def wait(self) -> None:
+        """Wait until the frame's memory is free again, which is when the other end has it."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _lost_sending(self._link, error) from error
+
+
+class P2PSender:
+    """Copies packets into frames and keeps up to two of them under way."""
+
+    def __init__(self, group: Any, peer: int, link: Link) -> None:
+        self._group = group
+        self._peer = peer
+        self._link = link
+        capacity = frame_capacity(link.specs)
+        self._frames = deque(torch.empty(capacity, dtype=torch.uint8) for _ in range(IN_FLIGHT))
+        self._under_way: deque[P2PShipment] = deque()
+        self._sent = 0
+
+    def post(self, packet: Packet) -> P2PShipment:
+        """Send ``packet``; waits while two are under way."""
+        return self._post(Kind.MICROBATCH, packet)
+
+    def finish(self) -> None:
+        """Send the end mark, one for each posted receive, and wait until everything has arrived."""
+        for _ in range(IN_FLIGHT):
+            self._post(Kind.END, Packet(self._sent, 0, ()))
+        while self._under_way:
+            self._under_way.popleft().wait()
+
+    def _post(self, kind: Kind, packet: Packet) -> P2PShipment:
+        if len(self._under_way) == IN_FLIGHT:
+            self._under_way.popleft().wait()
+        buffer = self._frames[0]
+        self._frames.rotate(-1)
+        length = write_frame(
+            buffer, kind=kind, number=packet.number, items=packet.items, payload=packet.payload
+        )
+        try:
+            work = self._group.send([buffer[:length]], self._peer, 0)
+        except RuntimeError as error:
+            raise _lost_sending(self._link, error) from error
+        shipment = P2PShipment(work, self._link, length)
+        self._under_way.append(shipment)
+        self._sent += 1
+        return shipment
+
+
+def _lost_sending(link: Link, error: RuntimeError) -> PeerFailedError:
+    return PeerFailedError(
+        f"the connection to rank {link.destination} was lost while sending: {error}", peer=link.destination
+    )
+
+
+class P2PReceiver:
+    """Keeps two receives posted and turns what arrives into packets, in order."""
+
+    def __init__(self, group: Any, peer: int, link: Link) -> None:
+        self._group = group
+        self._peer = peer
+        self._link = link
+        self._capacity = frame_capacity(link.specs)
+        self._posted: deque[tuple[torch.Tensor, Any]] = deque()
+        self._received = 0
+        for _ in range(IN_FLIGHT):
+            self._post()
+
+    def receive(self) -> Packet | None:
+        """The next packet; None after the other end has finished."""
+        frame = self._next_frame()
+        if frame.kind is Kind.END:
+            while self._posted:  # each posted receive gets its end mark, so none is left behind
+                self._next_frame()
+            return None
+        self._post()
+        return Packet(frame.number, frame.items, frame.payload)
+
+    def _next_frame(self) -> Frame:
+        buffer, work = self._posted.popleft()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerFailedError(
+                f"the connection to rank {self._link.source} was lost while receiving: {error}",
+                peer=self._link.source,
+            ) from error
+        frame = self._read(buffer)
+        self._received += 1
+        return frame
+
+    def _post(self) -> None:
+        buffer = torch.empty(self._capacity, dtype=torch.uint8)
+        self._posted.append((buffer, self._group.recv([buffer], self._peer, 0)))
+
+    def _read(self, buffer: torch.Tensor) -> Frame:
+        try:
+            frame = read_frame(buffer)
+            if frame.number != self._received:
+                raise FrameError(f"microbatch {frame.number} came where {self._received} was due")
+        except FrameError as error:
+            raise FrameError(f"from rank {self._link.source}: {error}", peer=self._link.source) from error
+        return frame
