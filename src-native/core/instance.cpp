@@ -30,6 +30,12 @@ Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.
   const LinkTable links(problem);
   classify(links);
   measure_links(links);
+  fastest_.push_back(0);
+  for (int l = 0; l < layers_; ++l) {
+    double seconds = kInfinity;
+    for (const DeviceType* type : types_) seconds = std::min(seconds, type->time_s[index(l)]);
+    fastest_.push_back(fastest_.back() + seconds);
+  }
 }
 
 void Instance::classify(const LinkTable& links) {

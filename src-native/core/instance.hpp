@@ -37,6 +37,8 @@ class Instance {
   bool fits(int cls, double layers_mem_bytes, int first, int last) const {
     return layers_mem_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
   }
+  // Time that layers [first, last) take at least, each on its fastest host.
+  double fastest(int first, int last) const { return fastest_[index(last)] - fastest_[index(first)]; }
   double link(int from_cls, int to_cls, int cut) const;
   LinkSpeed speed(int from_cls, int to_cls) const;
   // Time from the data host to the first stage and from the last stage back; 0 without a data host.
@@ -59,6 +61,7 @@ class Instance {
   std::vector<const DeviceType*> types_;
   std::vector<double> memory_;
   std::vector<double> bytes_, buffer_in_, buffer_out_;
+  std::vector<double> fastest_;                 // of the layers before each cut
   std::vector<double> from_data_, to_data_;
   std::vector<LinkSpeed> speeds_;               // pairwise only: [from * classes + to]
   std::vector<LinkSpeed> best_in_, best_out_;   // pairwise only: the best of each over all partners

@@ -12,8 +12,11 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-Network::Network(const Instance& instance, double bottleneck, Purpose purpose)
-    : instance_(instance), bottleneck_(bottleneck), purpose_(purpose) {
+Network::Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit)
+    : instance_(instance),
+      bottleneck_(bottleneck),
+      purpose_(purpose),
+      latency_limit_(latency_limit + 2 * kRelativeTolerance * latency_limit) {
   // Finite, so that a link without bandwidth (infinite seconds) is never within it.
   limit_ = std::min(loosened(bottleneck), std::numeric_limits<double>::max());
   std::vector<ClassStages> stages;
@@ -55,6 +58,7 @@ Network::ClassStages Network::collect(int cls) {
         break;
       }
       if (may_end[at(last)] == 0 || !instance_.fits(cls, mem, first, last)) continue;
+      if (compute + instance_.fastest(0, first) + instance_.fastest(last, layers) > latency_limit_) continue;
       // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
       while (by_reach() && ends.size() > row) {
         bool dearer = false;

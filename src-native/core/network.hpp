@@ -39,7 +39,8 @@ enum class Purpose { kFeasibility, kLatency };
 
 class Network {
  public:
-  Network(const Instance& instance, double bottleneck, Purpose purpose);
+  // Leaves out stages that no schedule with a latency up to `latency_limit` can have.
+  Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit = kInfinity);
 
   const Instance& instance() const { return instance_; }
   int layers() const { return instance_.layers(); }
@@ -92,6 +93,7 @@ class Network {
   double bottleneck_;
   double limit_ = 0;              // the bottleneck with its tolerance
   Purpose purpose_;
+  double latency_limit_;
   double next_ = kInfinity;
   int senders_ = 1;
   std::vector<int> sender_of_;    // by class

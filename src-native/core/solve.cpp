@@ -42,6 +42,7 @@ constexpr Effort kEfforts[] = {
 };
 constexpr int kNarrow = 12;       // width of a search that is only a first try
 constexpr int kSpreadRounds = 60;
+constexpr Effort kGlance = {6, 200'000'000, 1e-2, 0};
 constexpr Effort kTieEffort = {2'000, 40'000'000, 1e-6, 0};
 
 enum class Answer { kYes, kNo, kOpen };
@@ -184,7 +185,21 @@ class Solver {
     }
   }
 
+  // A first schedule. Networks of a low bottleneck are small, so those are asked before the one that
+  // holds every stage there is.
   Answer find_any() {
+    double low = slowest_layer();
+    Answer answer = Answer::kOpen;
+    for (double bottleneck = 4 * low; bottleneck < 1000 * low && answer != Answer::kYes; bottleneck *= 4) {
+      Verdict verdict = ask(bottleneck, max_stages(), kEfforts[0]);
+      answer = verdict.answer;
+      if (answer == Answer::kYes) improve(std::move(verdict.path));
+      if (answer == Answer::kNo) low = std::max(low, verdict.next_bottleneck);
+      if (std::isinf(low)) return Answer::kNo;
+      if (clock_.expired()) break;
+    }
+    lo_ = options_.objective == Objective::kThroughput ? low : instance_.fastest(0, instance_.layers());
+    if (answer == Answer::kYes || clock_.expired()) return answer == Answer::kNo ? Answer::kOpen : answer;
     for (const Effort& effort : kEfforts) {
       Verdict verdict = ask(kInfinity, max_stages(), effort);
       if (verdict.answer == Answer::kYes) improve(std::move(verdict.path));
@@ -206,7 +221,6 @@ class Solver {
   // --- throughput -----------------------------------------------------------------------------
 
   void minimise_bottleneck() {
-    lo_ = slowest_layer();
     for (const Effort& effort : kEfforts) {
       narrow(effort);
       if (proven() || clock_.expired()) return;
@@ -332,10 +346,10 @@ class Solver {
 
   // Among the schedules with at most this bottleneck and the stages of the best, the least latency.
   void minimise_latency(const Effort& effort, double bottleneck) {
-    const Network network(instance_, bottleneck, Purpose::kLatency);
     PricingTask task;
     task.max_stages = static_cast<int>(best_.size());
     task.cutoff = measure(instance_, best_).latency_s;
+    const Network network(instance_, bottleneck, Purpose::kLatency, task.cutoff);
     task.precision = effort.precision;
     task.known = &best_;
     Pricer pricer(network, task, clock_);
@@ -363,32 +377,51 @@ class Solver {
   }
 
   void minimise_whole_latency() {
-    const Network network(instance_, kInfinity, Purpose::kLatency);
-    Prices prices;
-    for (const Effort& effort : kEfforts) {
-      PricingTask task;
-      task.max_stages = max_stages();
-      task.cutoff = hi_;
-      task.precision = effort.precision;
-      task.known = &best_;
-      Pricer pricer(network, task, clock_);
-      pricer.advance(max_rounds(network));
-      prices = pricer.best();
-      if (pricer.found()) improve(*pricer.found());
-      lo_ = std::max(lo_, std::min(hi_, pricer.bound()));
-      if (pricer.excluded()) lo_ = hi_;
-      if (proven() || clock_.expired()) break;
-      SearchTask search_task;
-      search_task.max_stages = max_stages();
-      search_task.cutoff = hi_;
-      search_task.width = effort.width;
-      search_task.max_work = effort.work;
-      const SearchResult found = search(network, {prices}, search_task, clock_);
-      if (found.found) improve(*found.found);
-      if (found.complete) lo_ = hi_;
-      if (proven() || clock_.expired()) break;
+    // With the bottleneck limited there are few stages to choose from. Each limit yields a schedule that
+    // rules out most of the stages which the next one would add.
+    for (double limit = measure(instance_, best_).bottleneck_s; limit < hi_ && !proven(); limit *= 3) {
+      const Network network(instance_, limit, Purpose::kLatency, hi_);
+      Prices prices;
+      quicken(network, kGlance, 30, prices);
+      if (clock_.expired()) return;
     }
-    if (proven()) break_latency_ties(network, prices);
+    for (const Effort& effort : kEfforts) {
+      const Network network(instance_, kInfinity, Purpose::kLatency, hi_);
+      Prices prices;
+      const double bound = quicken(network, effort, max_rounds(network), prices);
+      lo_ = std::max(lo_, std::min(hi_, bound));
+      if (proven()) {
+        if (!clock_.expired()) break_latency_ties(network, prices);
+        return;
+      }
+      if (clock_.expired()) return;
+    }
+  }
+
+  // Looks for schedules quicker than the best so far; returns a lower bound of the network's latencies.
+  double quicken(const Network& network, const Effort& effort, int rounds, Prices& prices) {
+    PricingTask task;
+    task.max_stages = max_stages();
+    task.cutoff = hi_;
+    task.precision = effort.precision;
+    task.known = &best_;
+    Pricer pricer(network, task, clock_);
+    pricer.advance(rounds);
+    prices = pricer.best();
+    if (pricer.found()) improve(*pricer.found());
+    if (pricer.excluded()) return hi_;
+    SearchTask search_task;
+    search_task.max_stages = max_stages();
+    search_task.max_work = effort.work;
+    for (const int width : {std::min(kNarrow, effort.width), effort.width}) {
+      search_task.cutoff = hi_;
+      search_task.width = width;
+      SearchResult result = search(network, {prices}, search_task, clock_);
+      if (result.found) improve(std::move(*result.found));
+      if (result.complete) return hi_;
+      if (clock_.expired() || width == effort.width) break;
+    }
+    return pricer.bound();
   }
 
   // Among the schedules of least latency, the lowest bottleneck, then the fewest hosts.
@@ -401,16 +434,21 @@ class Solver {
       if (values.empty()) break;
       const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
       std::nth_element(values.begin(), middle, values.end());
-      const Network network(instance_, *middle, Purpose::kLatency);
+      const Network network(instance_, *middle, Purpose::kLatency, quick_enough());
       if (as_quick(network, max_stages())) {
         high = measure(instance_, best_).bottleneck_s;
       } else {
         low = network.next_bottleneck();
       }
     }
-    const Network network(instance_, high, Purpose::kLatency);
+    const Network network(instance_, high, Purpose::kLatency, quick_enough());
     while (best_.size() > 1 && !clock_.expired() && as_quick(network, static_cast<int>(best_.size()) - 1)) {
     }
+  }
+
+  // A schedule exactly as quick as the best counts, also where everything takes no time.
+  double quick_enough() const {
+    return hi_ + 4 * kRelativeTolerance * hi_ + std::numeric_limits<double>::min();
   }
 
   // Looks for a schedule of the best latency in a narrower network.
@@ -424,8 +462,7 @@ class Solver {
     price_paths(network, prices, nullptr);
     SearchTask task;
     task.max_stages = stages;
-    // A schedule exactly as quick counts, also where everything takes no time.
-    task.cutoff = hi_ + 4 * kRelativeTolerance * hi_ + std::numeric_limits<double>::min();
+    task.cutoff = quick_enough();
     task.width = kTieEffort.width;
     task.max_work = kTieEffort.work;
     const SearchResult found = search(network, {prices}, task, clock_);
