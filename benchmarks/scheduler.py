@@ -44,6 +44,11 @@ class Instance:
     linked: bool = False
     """Every pair of hosts has its own bandwidth and latency."""
 
+    @property
+    def hosts(self) -> int:
+        """All hosts, of every type."""
+        return self.types * self.hosts_per_type
+
 
 SUITE = (
     Instance("5 x 8", 5, 8, 48, target_s=0.05),
@@ -83,7 +88,7 @@ def arguments(instance: Instance, seed: int) -> dict[str, Any]:
     type_mem = 2.0 ** rng.integers(9, 14, types)
     if instance.memory == "tight":
         buffers = 4 * elements.mean() * 8 * 4 / MIB
-        per_host = 2 * mem.sum() / (types * instance.hosts_per_type)
+        per_host = 2 * mem.sum() / instance.hosts
         type_mem = rng.uniform(0.4, 1.6, types) * per_host + buffers
     hosts = np.repeat(np.arange(types), instance.hosts_per_type)
     call: dict[str, Any] = {
@@ -110,7 +115,6 @@ def solve(index: int, seed: int) -> dict[str, Any]:
     from pipeedge import _native
 
     call = arguments(SUITE[index], seed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = _native.schedule(**call)
     return {
         "status": result.status,
@@ -119,7 +123,6 @@ def solve(index: int, seed: int) -> dict[str, Any]:
         "gap": result.gap,
         "seconds": result.elapsed_s,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "before_mb": before / 1024,
     }
 
 
@@ -148,7 +151,7 @@ def main() -> int:
             late = row["seconds"] > instance.target_s * 1.1 or row["gap"] > instance.target_gap
             missed += late
             print(
-                f"{instance.name:28} {instance.types * instance.hosts_per_type:5} {instance.layers:6} {seed:4} "
+                f"{instance.name:28} {instance.hosts:5} {instance.layers:6} {seed:4} "
                 f"{row['status']:>10} {row['objective']:10.6f} {row['stages']:6} {row['gap']:8.3%} "
                 f"{instance.target_gap:6.0%} {row['seconds']:8.4f} {instance.target_s:6g} "
                 f"{row['peak_mb']:8.0f}{'  missed' if late else ''}",

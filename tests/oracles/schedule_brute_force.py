@@ -7,7 +7,7 @@ be told apart, k types) in order are laid out as two index arrays; numpy prices 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations, product
 
 import numpy as np
@@ -25,7 +25,7 @@ class Best:
     latency: tuple[float, float, int]
 
 
-@lru_cache(maxsize=None)
+@cache
 def cuts_of(layers: int, stages: int) -> np.ndarray:
     """[n, stages + 1] boundaries, 0 and ``layers`` included."""
     rows = [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]

@@ -1,0 +1,75 @@
+"""The optimal schedule by dynamic programming over (hosts used of each kind, last kind, layers done).
+
+Exact for any size, but its table grows with the product of the host counts; for problems too large to
+try every schedule and small enough for a table. Shares nothing with the native solver.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from oracles.schedule_brute_force import SAME, Best, tables
+from oracles.schedule_cases import Case
+
+
+def best_schedules(case: Case) -> Best | None:
+    """The optima of both objectives, or None when nothing fits."""
+    counts, compute, between, to_first, from_last = tables(case)
+    layers = case.layers
+
+    def search(limit: float, *, bottleneck: bool) -> dict[int, float]:
+        """Least bottleneck (or latency, with no cost above ``limit``) for each number of hosts."""
+        combine = np.maximum if bottleneck else np.add
+        stage = np.where(compute <= limit, compute, np.inf)
+        link = np.where(between <= limit, between, np.inf)
+        first = np.where(to_first <= limit, to_first, np.inf)
+        last = np.where(from_last <= limit, from_last, np.inf)
+        table: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
+        best: dict[int, float] = {}
+        for used in sorted(product(*(range(n + 1) for n in counts)), key=sum):
+            size = sum(used)
+            if not 0 < size <= layers:
+                continue
+            for kind, n in enumerate(used):
+                if not n:
+                    continue
+                before = (*used[:kind], n - 1, *used[kind + 1 :])
+                arrive = np.full(layers + 1, np.inf)  # cost up to a cut, its link into `kind` included
+                if size == 1:
+                    arrive[0] = first[kind]
+                for other, m in enumerate(before):
+                    if m and (before, other) in table:
+                        cost = combine(table[before, other], link[other, kind])
+                        cost[0] = cost[layers] = np.inf
+                        arrive = np.minimum(arrive, cost)
+                done = combine(arrive[:, None], stage[kind]).min(axis=0)
+                table[used, kind] = done
+                total = float(combine(done[layers], last[kind]))
+                if total < best.get(size, np.inf):
+                    best[size] = total
+        return best
+
+    fastest = search(np.finfo(float).max, bottleneck=True)
+    if not fastest:
+        return None
+    bottleneck = min(fastest.values())
+    size = min(n for n, value in fastest.items() if value <= bottleneck * (1 + SAME))
+    latency = search(bottleneck * (1 + SAME), bottleneck=False)[size]
+
+    quickest = min(search(np.finfo(float).max, bottleneck=False).values())
+    near = quickest * (1 + SAME)
+    costs = np.unique(np.concatenate([t[np.isfinite(t)] for t in (compute, between, to_first, from_last)]))
+    low, high = 0, len(costs) - 1  # the smallest limit that still allows the least latency
+    while low < high:
+        middle = (low + high) // 2
+        found = search(float(costs[middle]) * (1 + SAME), bottleneck=False)
+        if found and min(found.values()) <= near:
+            high = middle
+        else:
+            low = middle + 1
+    steady = search(float(costs[low]) * (1 + SAME), bottleneck=False)
+    return Best(
+        throughput=(bottleneck, size, latency),
+        latency=(quickest, float(costs[low]), min(n for n, value in steady.items() if value <= near)),
+    )

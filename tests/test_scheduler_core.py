@@ -1,0 +1,284 @@
+"""The native solver against two oracles that share nothing with it, and its promises when stopped."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from oracles import schedule_brute_force, schedule_dynamic
+from oracles.schedule_brute_force import Best
+from oracles.schedule_cases import Case, random_case
+
+from pipeedge import _native as native
+
+ROOT = Path(__file__).parents[1]
+SCALE = int(os.environ.get("PIPEEDGE_TEST_SCALE", "1"))
+"""How many times the usual number of random problems."""
+MIB = 2.0**20
+ONE_LINK = {"link_bw_bytes_per_s": [1.0], "link_latency_s": [0.0]}
+
+
+def case_name(case: Case) -> str:
+    return (
+        f"{len(case.hosts)} hosts, {case.layers} layers, data host {case.data_host}, {case.links and 'links'}"
+    )
+
+
+def assert_costs(case: Case, result: object) -> None:
+    """The stages cover the layers, use hosts once, fit, and cost what the result says."""
+    stages = result.stages.tolist()
+    assert [first for _, first, _ in stages] == [0, *(last for _, _, last in stages[:-1])]
+    assert stages[-1][2] == case.layers
+    assert all(first < last for _, first, last in stages)
+    hosts = [host for host, _, _ in stages]
+    assert len(set(hosts)) == len(hosts)
+
+    nbytes = case.elements * case.batch * case.element_bytes
+
+    def link(a: int, b: int, cut: int) -> float:
+        if a == b:
+            return 0.0
+        default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
+        bandwidth, latency = case.links.get((a, b), case.links.get((b, a), default))
+        return latency if nbytes[cut] == 0 else nbytes[cut] / bandwidth + latency
+
+    costs = []
+    for host, first, last in stages:
+        kind = case.hosts[host]
+        costs.append(case.time[kind, first:last].sum())
+        need = case.mem[first:last].sum() + case.buffers_in * nbytes[first] + case.buffers_out * nbytes[last]
+        assert need <= case.type_mem[kind] * (1 + 1e-8)
+    costs += [link(a, b, last) for (a, _, last), (b, _, _) in pairwise(stages)]
+    if case.data_host is not None:
+        costs += [link(case.data_host, hosts[0], 0), link(hosts[-1], case.data_host, case.layers)]
+    assert result.bottleneck_s == pytest.approx(max(costs), rel=1e-9)
+    assert result.latency_s == pytest.approx(sum(costs), rel=1e-9)
+
+
+def compare(cases: int, draw: Callable[[], Case], oracle: Callable[[Case], Best | None]) -> None:
+    """Every problem: the same verdict, optimum and ties as the oracle, for both objectives."""
+    feasible = 0
+    for number in range(cases):
+        case = draw()
+        best = oracle(case)
+        results = [native.schedule(**case.arguments(), objective=name) for name in ("throughput", "latency")]
+        where = f"problem {number}: {case_name(case)}"
+        for result in results:
+            assert result.status == ("infeasible" if best is None else "optimal"), where
+        if best is None:
+            continue
+        feasible += 1
+        throughput, latency = results
+        found = (throughput.bottleneck_s, len(throughput.stages), throughput.latency_s)
+        assert found == pytest.approx(best.throughput, rel=1e-8), where
+        found = (latency.latency_s, latency.bottleneck_s, len(latency.stages))
+        assert found == pytest.approx(best.latency, rel=1e-8), where
+        for result in results:
+            assert result.lower_bound_s == result.objective_s
+            assert result.gap == 0
+            assert_costs(case, result)
+    assert feasible > cases / 2  # the generator does its part
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_small_problems_equal_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    compare(2600 * SCALE, lambda: random_case(rng), schedule_brute_force.best_schedules)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
+    rng = np.random.default_rng(100 + seed)
+
+    def draw() -> Case:
+        return random_case(rng, types=(2, 4), hosts_per_type=(1, 3), layers=(9, 18), named_hosts=6)
+
+    compare(500 * SCALE, draw, schedule_dynamic.best_schedules)
+
+
+def test_the_oracles_agree() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        case = random_case(rng)
+        brute, dynamic = schedule_brute_force.best_schedules(case), schedule_dynamic.best_schedules(case)
+        assert (brute is None) == (dynamic is None)
+        if brute and dynamic:
+            assert brute.throughput == pytest.approx(dynamic.throughput, rel=1e-9)
+            assert brute.latency == pytest.approx(dynamic.latency, rel=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_a_stopped_solver_still_bounds_the_optimum(objective: str) -> None:
+    """lower bound <= optimum <= objective, however little time there was."""
+    rng = np.random.default_rng(11)
+    stopped = 0
+    for _ in range(40):
+        case = random_case(rng, types=(4, 6), hosts_per_type=(2, 6), layers=(30, 60))
+        done = native.schedule(**case.arguments(), objective=objective, time_limit_s=20)
+        for limit in (0.0, 1e-5, 1e-4, 3e-4, 1e-3):
+            result = native.schedule(**case.arguments(), objective=objective, time_limit_s=limit)
+            stopped += result.status in ("bounded", "unknown")
+            if done.status == "infeasible":
+                assert result.status in ("infeasible", "unknown")
+                continue
+            assert result.status != "infeasible"
+            # Bounded by each other even where the long run was itself stopped.
+            assert result.lower_bound_s <= done.objective_s * (1 + 1e-8)
+            assert done.lower_bound_s <= result.objective_s * (1 + 1e-8)
+            if result.status != "unknown":
+                assert_costs(case, result)
+                assert result.lower_bound_s <= result.objective_s
+                assert 0 <= result.gap <= 1
+    assert stopped > 20
+
+
+def large_case(rng: np.random.Generator, hosts: int, layers: int) -> Case:
+    """Hosts that all differ, layers without any pattern."""
+    time_s = rng.uniform(0.05, 0.5, layers) / np.exp(rng.uniform(-1.9, 0.7, (hosts, 1)))
+    return Case(
+        mem=rng.uniform(5, 60, layers) * MIB,
+        elements=np.exp(rng.uniform(np.log(2e4), np.log(1e6), layers + 1)),
+        type_mem=rng.uniform(300, 4000, hosts) * MIB,
+        type_bw=rng.choice([100.0, 300.0, 1000.0], hosts) * MIB / 8,
+        time=time_s * rng.uniform(0.93, 1.07, time_s.shape),
+        hosts=tuple(range(hosts)),
+        batch=8.0,
+    )
+
+
+def test_the_time_limit_holds_and_other_threads_run() -> None:
+    case = large_case(np.random.default_rng(3), hosts=150, layers=192)
+    ticks = 0
+    done = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.wait(0.01):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.monotonic()
+    try:
+        result = native.schedule(**case.arguments(), time_limit_s=0.5)
+    finally:
+        elapsed = time.monotonic() - began
+        done.set()
+        thread.join()
+    assert result.status in ("bounded", "optimal")
+    assert result.lower_bound_s <= result.objective_s
+    assert elapsed < 1.5  # half a second, and what a busy machine adds
+    assert result.status == "optimal" or ticks >= 5
+
+
+def test_equal_problems_get_equal_answers() -> None:
+    case = large_case(np.random.default_rng(4), hosts=40, layers=48)
+    first, second = (native.schedule(**case.arguments(), time_limit_s=60) for _ in range(2))
+    assert first.stages.tolist() == second.stages.tolist()
+    assert (first.objective_s, first.lower_bound_s) == (second.objective_s, second.lower_bound_s)
+
+
+def test_hosts_of_a_type_are_taken_in_order() -> None:
+    layers = 6
+    case = Case(
+        mem=np.zeros(layers),
+        elements=np.ones(layers + 1),
+        type_mem=np.full(2, 1e6),
+        type_bw=np.full(2, 1e9),
+        time=np.array([[9.0] * layers, [1.0] * layers]),
+        hosts=(1, 0, 1, 0, 1),
+    )
+    assert native.schedule(**case.arguments()).stages.tolist() == [[0, 0, 2], [2, 2, 4], [4, 4, 6]]
+
+
+@pytest.mark.parametrize(
+    ("model", "bottleneck"),
+    [("google/vit-base-patch16-224", 1.548760), ("google/vit-large-patch16-224", 5.042833)],
+)
+def test_the_worked_examples(model: str, bottleneck: float) -> None:
+    """The optima of the example files for a microbatch of 8."""
+    models, types, devices = (
+        yaml.safe_load((ROOT / name).read_text())
+        for name in ("models.yml", "device_types.yml", "devices.yml")
+    )
+    names = [name for name, hosts in devices.items() if hosts]
+    spec = models[model]
+    result = native.schedule(
+        mem_bytes=np.array(spec["mem_MB"]) * MIB,
+        elements_out=np.resize(spec["parameters_out"], spec["layers"]),
+        elements_in=spec["parameters_in"],
+        type_mem_bytes=[types[name]["mem_MB"] * MIB for name in names],
+        type_bw_bytes_per_s=[types[name]["bw_Mbps"] * MIB / 8 for name in names],
+        type_time_s=[types[name]["model_profiles"][model][0]["time_s"] for name in names],
+        host_types=[index for index, name in enumerate(names) for _ in devices[name]],
+    )
+    assert result.status == "optimal"
+    assert result.bottleneck_s == pytest.approx(bottleneck, abs=5e-7)
+
+
+def test_no_host_has_the_memory() -> None:
+    case = random_case(np.random.default_rng(0))
+    result = native.schedule(
+        **replace(case, type_mem=np.zeros_like(case.type_mem), mem=case.mem + 1).arguments()
+    )
+    assert result.status == "infeasible"
+    assert result.stages.shape == (0, 3)
+    assert result.objective_s == np.inf
+    assert result.lower_bound_s == np.inf
+
+
+def test_no_hosts_at_all() -> None:
+    case = replace(random_case(np.random.default_rng(0)), hosts=(), data_host=None, links={})
+    assert native.schedule(**case.arguments()).status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mem_bytes": [1.0, 2.0]}, r"elements_out has the shape"),
+        ({"mem_bytes": [[1.0]]}, r"mem_bytes has the shape \(1, 1\), not one dimension"),
+        ({"mem_bytes": [], "elements_out": [], "type_time_s": np.zeros((1, 0))}, "no layers"),
+        ({"type_time_s": [[1.0]]}, r"type_time_s has the shape \(1, 1\), not \(types, layers\) = \(1, 3\)"),
+        ({"mem_bytes": [1.0, np.nan, 1.0]}, "memory of layer 2 is not a number"),
+        ({"elements_out": [1.0, 1.0, -1.0]}, "elements_out of layer 3 is negative"),
+        ({"type_time_s": [[1.0, np.inf, 1.0]]}, "time of layer 2 is infinite"),
+        ({"host_types": [1]}, "device type number 1"),
+        ({"host_types": [-1]}, "device type number -1"),
+        ({"host_types": [2**40]}, "no index"),
+        ({"data_host": 3}, "data host is number 3"),
+        ({"data_host": -1}, "data_host is negative"),
+        ({"batch_size": 0}, "batch size must be positive"),
+        ({"buffers_in": -1}, "input buffers is negative"),
+        ({"objective": "speed"}, "'throughput' or 'latency'"),
+        ({"time_limit_s": -1}, "time_limit_s"),
+        ({"time_limit_s": np.nan}, "time_limit_s"),
+        ({"link_hosts": [[0, 0]], "link_bw_bytes_per_s": [1.0], "link_latency_s": [0.0]}, "to itself"),
+        (
+            {"link_hosts": [[0, 5]], "link_bw_bytes_per_s": [1.0], "link_latency_s": [0.0]},
+            "host numbers 0 and 5",
+        ),
+        ({"link_hosts": [[0, 1]]}, r"link_hosts has the shape \(1, 2\), not \(links, 2\) = \(0, 2\)"),
+    ],
+)
+def test_bad_arguments_get_one_clear_line(change: dict[str, object], message: str) -> None:
+    good = {
+        "mem_bytes": [1.0, 1.0, 1.0],
+        "elements_out": [1.0, 1.0, 1.0],
+        "elements_in": 1.0,
+        "type_mem_bytes": [100.0],
+        "type_bw_bytes_per_s": [1.0],
+        "type_time_s": [[1.0, 1.0, 1.0]],
+        "host_types": [0],
+    }
+    assert native.schedule(**good).status in ("optimal", "infeasible")
+    with pytest.raises(ValueError, match=message) as caught:
+        native.schedule(**{**good, **change})
+    assert "\n" not in str(caught.value)
