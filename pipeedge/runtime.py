@@ -1,0 +1,60 @@
+"""One rank of a pipeline as a program: arguments, one call, an exit status.
+
+The script ``runtime.py`` at the top of the repository and ``python -m pipeedge.runtime``, which needs no
+checkout, are both this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from pipeedge.config import Environment
+from pipeedge.options import guard, parse_runtime
+
+__all__ = ["PROGRAM", "main"]
+
+PROGRAM = "runtime.py"
+
+
+def main() -> NoReturn:
+    """Run the rank that the command line asks for, and end the process."""
+    signal.signal(signal.SIGTERM, _terminated)
+    logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
+    status = guard(PROGRAM, _run, verbose="--verbose" in sys.argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        # A thread may be blocked inside gloo, where nothing can wake it; what must be removed is removed.
+        os._exit(status)
+    sys.exit(0)
+
+
+def _run() -> None:
+    command = parse_runtime(sys.argv[1:], Environment.read())
+    # Only now: torch takes seconds to import, and a mistake is to be answered at once.
+    from rich.console import Console
+
+    from pipeedge.pipeline import run, show_schedule
+
+    def warn(line: str) -> None:
+        print(f"{PROGRAM}: rank {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
+
+    console = Console()
+    if command.dry_run:
+        show_schedule(command.request, console)
+    else:
+        run(command.request, console, warn)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()
