@@ -51,6 +51,9 @@ _DESCRIPTOR = struct.Struct("<BB6xQ6Q")
 HEADER_BYTES = 576
 """Where the first tensor begins: prelude and all descriptors, rounded up to the alignment."""
 
+_MAX_EXTENT = 1 << 59
+"""Strides in bytes of a tensor of that many values are still signed 64-bit numbers."""
+
 _DTYPES: dict[int, torch.dtype] = {
     1: torch.float32,
     2: torch.float16,
@@ -122,7 +125,7 @@ def write_frame(
     fields = (MAGIC, VERSION, kind, len(payload), number, length, items)
     crc = zlib.crc32(descriptors, zlib.crc32(_PRELUDE.pack(*fields, 0)))
     header = _PRELUDE.pack(*fields, crc) + descriptors
-    buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    buffer.numpy().data[: len(header)] = header
     for tensor, (start, size) in zip(payload, places, strict=True):
         buffer[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return length
@@ -163,6 +166,9 @@ def read_frame(buffer: torch.Tensor) -> Frame:
         # Python's integers do not overflow, so neither does the product of hostile dimensions.
         shape = dims[:ndim]
         size = math.prod(shape) * dtype.itemsize
+        # A dimension of 0 makes room for any others, and no tensor can have those.
+        if math.prod(max(dim, 1) for dim in shape) > _MAX_EXTENT:
+            raise FrameError(f"tensor {index} of the frame ({shape}) has a dimension that no tensor can have")
         if offset != expected or offset + size > length:
             raise FrameError(f"tensor {index} of the frame ({shape}) does not lie within its {length} bytes")
         payload.append(buffer[offset : offset + size].view(dtype).view(shape))
