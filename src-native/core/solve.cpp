@@ -287,7 +287,7 @@ class Solver {
   // or the two are closer than the resolution.
   std::optional<double> between(double low, double high, double resolution) const {
     if (!(high > loosened(low)) || high - low <= resolution * high) return std::nullopt;
-    if (high > 1.01 * low) return low > high * 1e-6 ? std::sqrt(low * high) : high / 8;
+    if (high > 1.01 * low) return low > high * 1e-6 ? std::sqrt(low) * std::sqrt(high) : high / 8;
     std::vector<double> values = costs_between(low, high);
     if (values.empty()) return std::nullopt;
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -1,0 +1,307 @@
+// Tests of the core by itself, for builds that Python does not reach: -DNDEBUG, AddressSanitizer, UBSan.
+// Checks are a macro of our own, because assert() vanishes with NDEBUG.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/problem.hpp"
+
+namespace {
+
+using pipeedge::kInfinity;
+using pipeedge::Objective;
+using pipeedge::Options;
+using pipeedge::Problem;
+using pipeedge::Solution;
+using pipeedge::Stage;
+using pipeedge::Status;
+
+int failures = 0;
+
+#define CHECK(condition) CHECK_WITH(condition, "")
+#define CHECK_WITH(condition, ...) check(condition, __LINE__, #condition, __VA_ARGS__)
+
+template <typename... Values>
+void check(bool holds, int line, const char* condition, const Values&... values) {
+  if (holds) return;
+  ++failures;
+  std::cerr << __FILE__ << ":" << line << ": " << condition;
+  ((std::cerr << " " << values), ...);
+  std::cerr << "\n";
+}
+
+bool close(double a, double b) {
+  return a == b || std::abs(a - b) <= 1e-8 * std::max(std::abs(a), std::abs(b)) + 1e-12;
+}
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// `hosts` host counts by type; layer l takes (1 + l % 3) / speed seconds.
+Problem plain(int layers, const std::vector<std::pair<double, int>>& speeds_and_hosts) {
+  Problem problem;
+  problem.model.mem_bytes.assign(at(layers), 10);
+  problem.model.elements_out.assign(at(layers), 1);
+  problem.model.elements_in = 1;
+  problem.batch_size = 1;
+  problem.element_bytes = 1;
+  for (const auto& [speed, hosts] : speeds_and_hosts) {
+    pipeedge::DeviceType type;
+    type.name = "type" + std::to_string(problem.types.size());
+    type.mem_bytes = 1e6;
+    type.bw_bytes_per_s = 1e3;
+    for (int l = 0; l < layers; ++l) type.time_s.push_back((1 + l % 3) / speed);
+    for (int h = 0; h < hosts; ++h) {
+      problem.hosts.push_back({type.name + "-" + std::to_string(h), static_cast<int>(problem.types.size())});
+    }
+    problem.types.push_back(type);
+  }
+  return problem;
+}
+
+Solution solve(const Problem& problem, Objective objective = Objective::kThroughput, double limit = 30) {
+  Options options;
+  options.objective = objective;
+  options.time_limit_s = limit;
+  return pipeedge::solve(problem, options);
+}
+
+// Every schedule, by recursion over hosts; costs by evaluate().
+struct BruteForce {
+  const Problem& problem;
+  std::vector<Stage> stages;
+  std::vector<char> taken;
+  double bottleneck = kInfinity;
+  double latency = kInfinity;
+
+  explicit BruteForce(const Problem& p) : problem(p), taken(p.hosts.size(), 0) { extend(0); }
+
+  void extend(int cut) {
+    if (cut == problem.model.layers()) {
+      double worst = 0;
+      double total = 0;
+      for (const pipeedge::StageCost& cost : pipeedge::evaluate(problem, stages)) {
+        if (cost.mem_bytes > cost.mem_available_bytes * (1 + 1e-9)) return;
+        worst = std::max(worst, cost.worst_s());
+        total += cost.link_in_s + cost.compute_s;
+      }
+      total += pipeedge::evaluate(problem, stages).back().link_out_s;
+      if (std::isinf(worst)) return;
+      bottleneck = std::min(bottleneck, worst);
+      latency = std::min(latency, total);
+      return;
+    }
+    for (int host = 0; host < static_cast<int>(taken.size()); ++host) {
+      if (taken[at(host)] != 0) continue;
+      taken[at(host)] = 1;
+      for (int last = cut + 1; last <= problem.model.layers(); ++last) {
+        stages.push_back({host, cut, last});
+        extend(last);
+        stages.pop_back();
+      }
+      taken[at(host)] = 0;
+    }
+  }
+};
+
+Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool links) {
+  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  const auto real = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  Problem problem;
+  problem.batch_size = 2;
+  problem.model.elements_in = pick(0, 4);
+  double mem = 0;
+  for (int l = 0; l < layers; ++l) {
+    problem.model.mem_bytes.push_back(pick(0, 40));
+    problem.model.elements_out.push_back(pick(0, 4));
+    mem += problem.model.mem_bytes.back();
+  }
+  const int types = pick(1, std::max(1, hosts));
+  for (int t = 0; t < types; ++t) {
+    pipeedge::DeviceType type;
+    type.mem_bytes = real(0.2, 2) * (mem + 50);
+    type.bw_bytes_per_s = pick(0, 9) == 0 ? 0 : real(4, 60);
+    for (int l = 0; l < layers; ++l) type.time_s.push_back(real(0.2, 3));
+    problem.types.push_back(type);
+  }
+  for (int h = 0; h < hosts; ++h) problem.hosts.push_back({"h" + std::to_string(h), pick(0, types - 1)});
+  if (pick(0, 2) == 0) problem.data_host = pick(0, hosts - 1);
+  for (int a = 0; links && a < hosts; ++a) {
+    for (int b = 0; b < hosts; ++b) {
+      if (a != b && pick(0, 1) == 0) problem.links.push_back({a, b, real(0, 40), pick(0, 1) * 0.5});
+    }
+  }
+  return problem;
+}
+
+double objective_of(const Problem& problem, const Solution& solution, Objective objective) {
+  double worst = 0;
+  double total = 0;
+  const std::vector<pipeedge::StageCost> costs = pipeedge::evaluate(problem, solution.stages);
+  for (const pipeedge::StageCost& cost : costs) {
+    CHECK_WITH(cost.mem_bytes <= cost.mem_available_bytes * (1 + 1e-8), cost.mem_bytes);
+    worst = std::max(worst, cost.worst_s());
+    total += cost.link_in_s + cost.compute_s;
+  }
+  total += costs.back().link_out_s;
+  return objective == Objective::kThroughput ? worst : total;
+}
+
+void test_known_answers() {
+  // Layers of 1, 2, 3 seconds, twice: two equal hosts take half each.
+  const Solution even = solve(plain(6, {{1, 2}}));
+  CHECK(even.status == Status::kOptimal);
+  CHECK_WITH(even.bottleneck_s == 6 && even.latency_s > 12, even.bottleneck_s, even.latency_s);
+  CHECK(even.stages.size() == 2 && even.stages[0].host == 0 && even.stages[0].last == 3);
+  // One fast host is as good as many: fewer hosts win.
+  Problem links_decide = plain(6, {{100, 3}});
+  for (double& elements : links_decide.model.elements_out) elements = 1e4;
+  const Solution alone = solve(links_decide);
+  CHECK(alone.stages.size() == 1 && alone.gap() == 0);
+  // A link without bandwidth carries nothing, unless there is nothing to carry.
+  Problem cut_off = plain(2, {{1, 2}});
+  cut_off.types[0].bw_bytes_per_s = 0;
+  CHECK(solve(cut_off).stages.size() == 1);
+  cut_off.model.elements_out[0] = 0;
+  CHECK(solve(cut_off).bottleneck_s == 2);
+}
+
+void test_infeasible() {
+  Problem problem = plain(4, {{1, 2}, {2, 0}});
+  problem.types[0].mem_bytes = 9;
+  const Solution none = solve(problem);
+  CHECK(none.status == Status::kInfeasible && none.stages.empty() && std::isinf(none.lower_bound));
+  problem.hosts.clear();
+  CHECK(solve(problem).status == Status::kInfeasible);
+}
+
+void test_brute_force() {
+  std::mt19937_64 random(1);
+  int feasible = 0;
+  for (int n = 0; n < 400; ++n) {
+    const int layers = 2 + n % 4;
+    const Problem problem = random_problem(random, layers, 1 + n % 4, n % 3 == 0);
+    const BruteForce best(problem);
+    for (const Objective objective : {Objective::kThroughput, Objective::kLatency}) {
+      const Solution solution = solve(problem, objective);
+      const double expected = objective == Objective::kThroughput ? best.bottleneck : best.latency;
+      if (std::isinf(expected)) {
+        CHECK_WITH(solution.status == Status::kInfeasible, n);
+        continue;
+      }
+      ++feasible;
+      CHECK_WITH(solution.status == Status::kOptimal, n);
+      CHECK_WITH(close(solution.objective, expected), n, solution.objective, expected);
+      CHECK_WITH(close(objective_of(problem, solution, objective), expected), n);
+    }
+  }
+  CHECK_WITH(feasible > 300, feasible);
+}
+
+// Many classes (counts that fill several words), links, both objectives, and little time.
+void test_large_and_stopped() {
+  std::mt19937_64 random(2);
+  for (int n = 0; n < 12; ++n) {
+    const Problem problem = random_problem(random, 24, n % 2 == 0 ? 60 : 14, n % 3 == 2);
+    for (const Objective objective : {Objective::kThroughput, Objective::kLatency}) {
+      for (const double limit : {0.0, 0.001, 0.2}) {
+        const Solution solution = solve(problem, objective, limit);
+        CHECK_WITH(solution.elapsed_s < limit + 2, solution.elapsed_s);
+        if (solution.stages.empty()) continue;
+        CHECK_WITH(close(objective_of(problem, solution, objective), solution.objective), n);
+        CHECK_WITH(solution.lower_bound <= solution.objective, n);
+        CHECK_WITH(solution.gap() >= 0 && solution.gap() <= 1, n);
+      }
+    }
+  }
+}
+
+template <typename Change>
+void rejects(const std::string& words, Change change) {
+  Problem problem = plain(3, {{1, 2}});
+  pipeedge::validate(problem);
+  change(problem);
+  try {
+    solve(problem);
+    CHECK_WITH(false, "accepted:", words);
+  } catch (const std::invalid_argument& error) {
+    const std::string message = error.what();
+    CHECK_WITH(message.find(words) != std::string::npos, message);
+    CHECK_WITH(message.find('\n') == std::string::npos, message);
+  }
+}
+
+void test_validate() {
+  const double nan = std::nan("");
+  rejects("no layers", [](Problem& p) { p.model.mem_bytes.clear(); });
+  rejects("2 values for 3 layers", [](Problem& p) { p.model.elements_out.pop_back(); });
+  rejects("layer 2 is negative", [](Problem& p) { p.model.mem_bytes[1] = -1; });
+  rejects("layer 3 is not a number", [&](Problem& p) { p.model.elements_out[2] = nan; });
+  rejects("'type0': the memory is infinite", [](Problem& p) { p.types[0].mem_bytes = kInfinity; });
+  rejects("'type0': time_s: 4 values", [](Problem& p) { p.types[0].time_s.push_back(1); });
+  rejects("bandwidth is negative", [](Problem& p) { p.types[0].bw_bytes_per_s = -1; });
+  rejects("'type0-1' has device type number 7", [](Problem& p) { p.hosts[1].type = 7; });
+  rejects("data host is number 2", [](Problem& p) { p.data_host = 2; });
+  rejects("batch size", [](Problem& p) { p.batch_size = 0; });
+  rejects("buffers", [](Problem& p) { p.buffers_out = -1; });
+  rejects("to itself", [](Problem& p) { p.links.push_back({1, 1, 1, 0}); });
+  rejects("host numbers 0 and 9", [](Problem& p) { p.links.push_back({0, 9, 1, 0}); });
+  rejects("latency is negative", [](Problem& p) { p.links.push_back({0, 1, 1, -1}); });
+}
+
+void test_evaluate_rejects_what_is_no_schedule() {
+  const Problem problem = plain(3, {{1, 2}});
+  const std::vector<std::pair<std::string, std::vector<Stage>>> wrong = {
+      {"is in no stage", {{0, 0, 2}}},
+      {"should come next", {{0, 0, 1}, {1, 2, 3}}},
+      {"should come next", {{0, 0, 2}, {1, 1, 3}}},
+      {"should come next", {{0, 0, 4}}},
+      {"more than one stage", {{0, 0, 1}, {0, 1, 3}}},
+      {"host number 2", {{2, 0, 3}}},
+  };
+  for (const auto& [words, stages] : wrong) {
+    try {
+      pipeedge::evaluate(problem, stages);
+      CHECK_WITH(false, "accepted:", words);
+    } catch (const std::invalid_argument& error) {
+      CHECK_WITH(std::string(error.what()).find(words) != std::string::npos, error.what());
+    }
+  }
+}
+
+// Values near the limits of double must end in an answer, not in an endless bisection.
+void test_extreme_numbers() {
+  for (const double scale : {0.0, 1e-300, 1e-12, 1e12, 1e300}) {
+    Problem problem = plain(5, {{1, 2}, {2, 1}});
+    for (auto& type : problem.types) {
+      for (double& time : type.time_s) time *= scale;
+    }
+    for (const Objective objective : {Objective::kThroughput, Objective::kLatency}) {
+      const Solution solution = solve(problem, objective, 5);
+      CHECK_WITH(solution.status == Status::kOptimal, scale, solution.elapsed_s);
+    }
+    problem.model.elements_out.assign(5, 1e300);
+    problem.buffers_in = problem.buffers_out = 1e300;
+    CHECK_WITH(solve(problem, Objective::kThroughput, 5).status == Status::kInfeasible, scale);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_known_answers();
+  test_infeasible();
+  test_brute_force();
+  test_large_and_stopped();
+  test_validate();
+  test_evaluate_rejects_what_is_no_schedule();
+  test_extreme_numbers();
+  if (failures == 0) std::cout << "the core's tests pass\n";
+  return failures == 0 ? 0 : 1;
+}
