@@ -24,6 +24,7 @@ __all__ = [
     "RunRequest",
     "ScheduleRequest",
     "WorldRequest",
+    "inherited_environment",
 ]
 
 DEFAULT_BATCH_SIZE = 64
@@ -77,6 +78,11 @@ class Environment:
             agent_run=f"{run_id}/{restarts}",
             adaptive_quant=environ.get("ADAPTIVE_QUANT"),
         )
+
+
+def inherited_environment() -> dict[str, str]:
+    """The environment of this process, for one that it starts."""
+    return dict(os.environ)
 
 
 @dataclass(frozen=True)

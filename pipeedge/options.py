@@ -21,7 +21,7 @@ from pipeedge.config import (
 )
 from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
 
-__all__ = ["RuntimeCommand", "guard", "parse_runtime"]
+__all__ = ["DoctorCommand", "OneLineParser", "RuntimeCommand", "guard", "parse_doctor", "parse_runtime"]
 
 _INTERRUPTED = 130
 
@@ -40,6 +40,14 @@ class RuntimeCommand:
     def __init__(self, request: RunRequest, *, dry_run: bool) -> None:
         self.request = request
         self.dry_run = dry_run
+
+
+class DoctorCommand:
+    """What ``pipeedge-doctor`` was asked."""
+
+    def __init__(self, request: RunRequest, *, neighbors_file: Path | None) -> None:
+        self.request = request
+        self.neighbors_file = neighbors_file
 
 
 def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
@@ -72,13 +80,51 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
         SystemExit: after ``--help`` or ``--version``.
     """
     arguments = _runtime_parser().parse_args(argv)
+    return RuntimeCommand(_run_request(arguments, environment), dry_run=arguments.dry_run)
+
+
+_DOCTOR_TIMEOUT_S = 6.0
+"""Enough for ranks that are started together, and soon over where one is missing."""
+
+
+def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand:
+    """The command line of ``pipeedge-doctor``: that of ``runtime.py`` and a little more.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    parser = _runtime_parser()
+    parser.prog = "pipeedge-doctor"
+    parser.description = (
+        "Say whether a run would work, before it: start it on each device with the arguments of runtime.py. "
+        "Each finding is a line that says what to do; the links that the run would use are measured."
+    )
+    parser.epilog = (
+        "Exit status: 0 fit to run (warnings apart), 2 the request is wrong, 3 no feasible schedule, "
+        "4 a rank or link is missing, 1 a fault of this program."
+    )
+    parser.set_defaults(timeout=_DOCTOR_TIMEOUT_S)
+    doctor = parser.add_argument_group("doctor")
+    doctor.add_argument(
+        "--neighbors-file",
+        type=Path,
+        metavar="FILE",
+        help="write the measured links to this file (on rank 0), for sched-pipeline --dev-neighbors-file; "
+        "links that it has and that were not measured stay",
+    )
+    arguments = parser.parse_args(argv)
+    return DoctorCommand(_run_request(arguments, environment), neighbors_file=arguments.neighbors_file)
+
+
+def _run_request(arguments: argparse.Namespace, environment: Environment) -> RunRequest:
     _refuse_what_is_missing(arguments, environment)
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
     addr = arguments.addr or (environment.master_addr if from_torchrun else None)
     port = arguments.port or (environment.master_port if from_torchrun else None)
     own_port = arguments.port is not None
-    request = RunRequest(
+    return RunRequest(
         world=WorldRequest(
             rank=rank,
             size=size,
@@ -114,7 +160,6 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
         output=OutputRequest(arguments.output, arguments.report),
         ubatch_size=arguments.ubatch_size,
     )
-    return RuntimeCommand(request, dry_run=arguments.dry_run)
 
 
 def _refuse_what_is_missing(arguments: argparse.Namespace, environment: Environment) -> None:
@@ -194,7 +239,7 @@ def _runtime_parser() -> argparse.ArgumentParser:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="no rank waits longer for one that is absent, silent or stuck (60)",
+        help="no rank waits longer for one that is absent, silent or stuck (%(default)g)",
     )
 
     model = parser.add_argument_group("model")
