@@ -291,8 +291,7 @@ def test_no_header_makes_the_reader_do_anything_but_refuse(what: str) -> None:
         start, stop = buffer.data_ptr(), buffer.data_ptr() + capacity
         try:
             frame = read_frame(buffer)
-        except FrameError as error:
-            assert len(str(error)) < 300
+        except FrameError:
             continue
         accepted += 1
         assert HEADER_BYTES <= frame.length <= capacity

@@ -11,6 +11,10 @@ come in, messages to send come out. ``Hub`` is the thread around it.
 
 A rank's own word on why it failed beats what others saw of it: when a rank reports that it *lost*
 another, the hub gives that other a moment to say why before it takes the loss for the cause.
+
+Whatever connects is taken for hostile until it has said hello, and even then what it says is checked:
+numbers for their type and range, text for length and control characters. A rank that breaks the
+protocol ends the run, it never harms the hub.
 """
 
 from __future__ import annotations
@@ -23,15 +27,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeedge.control.liveness import Limits, RankStatus, Silent, Slow, Stuck, diagnose
+from pipeedge.control.liveness import (
+    Limits,
+    RankStatus,
+    Silent,
+    Slow,
+    Stalled,
+    Stuck,
+    diagnose,
+    whole_number,
+)
 from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.errors import EXIT_PEER, EXIT_REQUEST, PeerError, PeerFailedError, RequestError
+from pipeedge.errors import (
+    EXIT_PEER,
+    EXIT_REQUEST,
+    PeerError,
+    PeerFailedError,
+    PipeEdgeError,
+    RequestError,
+)
 
 __all__ = ["Hub", "HubState", "Verdict"]
 
 _LOSS_GRACE_S = 1.0
 _PARTING_S = 2.0
-"""After a verdict, how long the hub waits for the ranks to hear it and leave."""
+"""At the end, how long the hub waits at most for the ranks to hear of it and leave."""
+_MAX_LINE = 2000
+_MAX_MESSAGE_BYTES = 64 << 10
+"""What a rank says of itself is short."""
+_MAX_STRANGERS = 16
+"""Connections without a rank. A further one takes the place of the oldest, which has had its time."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +122,7 @@ class HubState:
         self._noticed_at = now
         self._beat_at = now
         self._suspect: tuple[float, int, str] | None = None
+        self._refused: set[int] = set()
         self.verdict: Verdict | None = None
         self.verdict_at = now
 
@@ -105,10 +131,10 @@ class HubState:
     def received(self, connection: int, peer: str, message: Message, now: float) -> list[tuple[int, Message]]:
         """A message came."""
         rank = self._rank_of.get(connection)
-        if message.kind == "hello":
-            return self._hello(connection, peer, message.body, now)
         if rank is None:
-            return []
+            if message.kind != "hello" or connection in self._refused:
+                return []
+            return self._hello(connection, peer, message.body, now)
         known = self._ranks[rank]
         known.heard_at = now
         try:
@@ -125,25 +151,27 @@ class HubState:
         if message.kind == "beat":
             known.status = RankStatus.from_body(body)
             return []
-        if message.kind == "facts":
-            known.facts = dict(body["facts"])
+        if message.kind == "facts" and known.facts is None:
+            known.facts = _plain(body["facts"])
             return []
-        if message.kind == "ready":
+        if message.kind in ("failed", "lost") and (known.finished or not self._takes_part(rank)):
+            return []  # it has done its part, or never had one
+        if message.kind == "failed":
+            return self._judge(f"{self.name(rank)} failed: {_text(body['line'])}", rank, now)
+        if message.kind == "lost":
+            lost = whole_number(body["rank"], below=self._world_size)
+            if self._suspect is None and self.verdict is None:
+                line = f"{self.name(lost)} is gone: {_text(body['line'])}"
+                self._suspect = (now + _LOSS_GRACE_S, lost, line)
+            return []
+        if message.kind == "ready" and rank in self._running() and not known.ready:
             known.ready = True
-            waiting_for = [other for other in self._running() if not self._ranks[other].ready]
-            if waiting_for:
+            if not self._started():
                 return []
             self._progress_at = now
             return self._to_all(Message("start"))
-        if message.kind == "failed":
-            return self._judge(f"{self.name(rank)} failed: {body['line']}", rank, now)
-        if message.kind == "lost":
-            lost = int(body["rank"])
-            if self._suspect is None and self.verdict is None:
-                self._suspect = (now + _LOSS_GRACE_S, lost, f"{self.name(lost)} is gone: {body['line']}")
-            return []
-        if message.kind == "done":
-            known.stats = dict(body["stats"])
+        if message.kind == "done" and rank in self._running() and self._started() and not known.finished:
+            known.stats = _plain(body["stats"])
             if any(not self._ranks[other].finished for other in self._running()):
                 return []
             stats = {str(other): self._ranks[other].stats for other in self._running()}
@@ -152,6 +180,7 @@ class HubState:
 
     def closed(self, connection: int, now: float) -> list[tuple[int, Message]]:
         """A connection closed."""
+        self._refused.discard(connection)
         rank = self._rank_of.pop(connection, None)
         if rank is None or self._ranks[rank].finished or not self._takes_part(rank):
             return []
@@ -212,42 +241,47 @@ class HubState:
         """Connections that belong to a rank."""
         return tuple(self._rank_of)
 
+    def expected_to_leave(self) -> tuple[int, ...]:
+        """Ranks that are still there and will leave by themselves: not the one that stopped answering."""
+        culprit = self.verdict.rank if self.verdict is not None else None
+        return tuple(rank for rank in self._rank_of.values() if rank != culprit)
+
     # -- the rules --------------------------------------------------------------------------------
 
     def _hello(
         self, connection: int, peer: str, body: Mapping[str, Any], now: float
     ) -> list[tuple[int, Message]]:
+        if self.verdict is not None:
+            return [(connection, self.verdict.message())]
         try:
-            rank, world, host = int(body["rank"]), int(body["world"]), str(body["host"])
+            world = whole_number(body["world"])
+            rank = whole_number(body["rank"])
+            host = _text(body["host"])
         except (KeyError, TypeError, ValueError):
-            return [(connection, _refusal("your hello is malformed; do all ranks run the same version?"))]
+            return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
         if world != self._world_size:
-            return [
-                (
-                    connection,
-                    _refusal(f"rank {rank} says the world has {world} ranks, rank 0 says {self._world_size}"),
-                )
-            ]
+            # One of the two is wrong, and the run cannot become complete: all may know at once.
+            line = f"rank {rank} on {host} says the world has {world} ranks, rank 0 says {self._world_size}"
+            return [*self._refuse(connection, line), *self._judge(line, None, now, EXIT_REQUEST)]
+        if rank >= world:
+            return self._refuse(connection, f"rank {rank} is outside the world of {world}")
         if rank in self._ranks:
             other = self._ranks[rank].host
-            return [
-                (
-                    connection,
-                    _refusal(f"rank {rank} is already there, on {other}: start each rank once"),
-                )
-            ]
-        if not 0 <= rank < world:
-            return [(connection, _refusal(f"rank {rank} is outside the world of {world}"))]
+            return self._refuse(connection, f"rank {rank} is already there, on {other}: start each rank once")
         self._ranks[rank] = _Rank(connection, host, now)
         self._rank_of[connection] = rank
-        return [] if self.verdict is None else [(connection, self.verdict.message())]
+        return []
+
+    def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
+        self._refused.add(connection)
+        return [(connection, Verdict(line, None, EXIT_REQUEST).message())]
 
     def _watch(self, now: float) -> list[tuple[int, Message]]:
         watched = [rank for rank in self._ranks if self._takes_part(rank) and not self._ranks[rank].finished]
-        statuses = {rank: self._ranks[rank].status for rank in watched}
+        # Those that have finished are not watched, but what they received explains who waits for what.
+        statuses = {rank: self._ranks[rank].status for rank in self._ranks if self._takes_part(rank)}
         progress = sum(status.progress for status in statuses.values())
-        waiting_to_start = any(not self._ranks[rank].ready for rank in watched)
-        if progress != self._progress or waiting_to_start:
+        if progress != self._progress or not self._started():
             self._progress, self._progress_at = progress, now
         silence = {rank: now - self._ranks[rank].heard_at for rank in watched}
         finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
@@ -265,6 +299,9 @@ class HubState:
                 finding.destination,
                 now,
             )
+        if isinstance(finding, Stalled) and watched:
+            who = ", ".join(self.name(rank) for rank in watched)
+            return self._judge(f"nothing has moved for {finding.seconds:.1f} s: {who} did not end", None, now)
         if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
             self._noticed_at = now
             line = (
@@ -289,6 +326,9 @@ class HubState:
             "start each rank, with the same --addr and --port"
         )
 
+    def _started(self) -> bool:
+        return self._participants is not None and all(self._ranks[rank].ready for rank in self._participants)
+
     def _running(self) -> tuple[int, ...]:
         return self._participants if self._participants is not None else ()
 
@@ -299,8 +339,21 @@ class HubState:
         return [(connection, message) for connection in self._rank_of]
 
 
-def _refusal(line: str) -> Message:
-    return Verdict(line, None, EXIT_REQUEST).message()
+def _text(value: object) -> str:
+    """Text of a peer, as it may be shown in a terminal: short, and on one line without control characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text was due")
+    return "".join(char if char.isprintable() else " " for char in value[:_MAX_LINE])
+
+
+def _plain(value: object) -> Mapping[str, Any]:
+    """A peer's object whose values are text and numbers, so that it can be compared, shown and sent on."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} where an object was due")
+    for entry in value.values():
+        if not isinstance(entry, str | int | float | None):
+            raise TypeError(f"{type(entry).__name__} where text or a number was due")
+    return {key: _text(entry) if isinstance(entry, str) else entry for key, entry in value.items()}
 
 
 def beat_interval_s(timeout_s: float) -> float:
@@ -315,7 +368,7 @@ class _Connection:
         self.number = number
         self.socket = sock
         self.peer = peer
-        self.decoder = Decoder()
+        self.decoder = Decoder(_MAX_MESSAGE_BYTES)
         self.outgoing = bytearray()
 
 
@@ -341,11 +394,14 @@ class Hub:
         self._clock = clock
         self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock())
         self._interval_s = beat_interval_s(timeout_s) / 2
+        self._parting_s = min(_PARTING_S, timeout_s / 5)
+        self._max_connections = world_size + _MAX_STRANGERS
         self._connections: dict[int, _Connection] = {}
         self._opened = 0
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
         self._closing = False
+        self._ended = False
         self._waker, self._wakened = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
@@ -359,11 +415,10 @@ class Hub:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Wait a moment until all ranks have left, then stop serving."""
-        deadline = self._clock() + _PARTING_S
+        """Wait a moment until all ranks have heard of the end and left, then stop serving."""
         with self._changed:
             self._changed.wait_for(
-                lambda: not self._state.connections(), timeout=max(0.0, deadline - self._clock())
+                lambda: self._ended or not self._state.expected_to_leave(), timeout=self._parting_s
             )
             self._closing = True
         self._wake()
@@ -372,7 +427,11 @@ class Hub:
     def gather(self) -> dict[int, Mapping[str, Any]] | None:
         """Wait until every rank has told its facts; those of each. None if a verdict came first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._state.facts() is not None or self._state.verdict is not None)
+            self._changed.wait_for(
+                lambda: self._ended or self._state.facts() is not None or self._state.verdict is not None
+            )
+            if self._ended:
+                raise PipeEdgeError("the hub has ended")
             return None if self._state.verdict is not None else self._state.facts()
 
     def plan(
@@ -392,7 +451,9 @@ class Hub:
     # -- the serving thread -----------------------------------------------------------------------
 
     def _wake(self) -> None:
-        self._waker.send(b"\0")
+        with self._changed:
+            if not self._ended:
+                self._waker.send(b"\0")
 
     def _serve(self) -> None:
         try:
@@ -416,16 +477,26 @@ class Hub:
                 connection.socket.close()
             self._selector.close()
             self._listener.close()
-            self._waker.close()
-            self._wakened.close()
+            with self._changed:
+                self._ended = True
+                self._waker.close()
+                self._wakened.close()
+                self._changed.notify_all()
 
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()
         except OSError:
             return  # it was gone before we got to it
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            return
+        if len(self._connections) >= self._max_connections:
+            ranked = set(self._state.connections())
+            self._drop(next(self._connections[key] for key in self._connections if key not in ranked))
         connection = _Connection(self._opened, sock, str(address[0]))
         self._opened += 1
         self._connections[connection.number] = connection

@@ -1,7 +1,8 @@
 """Who is silent, who is stuck, who is only slow. Pure: statuses and ages in, a finding out.
 
 no beat for a while                          -> Silent: stopped, or its network is cut
-beats, nobody busy, no count moves anywhere  -> Stuck: the link that was sent more than arrived
+beats, nobody busy, no count moves anywhere  -> Stuck: the link that was sent more than arrived;
+                                                Stalled where there is no such link
 beats, somebody busy for long                -> Slow: a notice, not a failure
 """
 
@@ -11,7 +12,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Finding", "Limits", "RankStatus", "Silent", "Slow", "Stuck", "diagnose"]
+__all__ = [
+    "Finding",
+    "Limits",
+    "RankStatus",
+    "Silent",
+    "Slow",
+    "Stalled",
+    "Stuck",
+    "diagnose",
+    "whole_number",
+]
+
+
+_MAX_WHAT = 200
+_MAX_COUNT = 1 << 63
+
+
+def whole_number(value: object, below: int = _MAX_COUNT) -> int:
+    """``value`` of a peer's message, if it is a whole number from 0; else TypeError or ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{type(value).__name__} where a whole number was due")
+    if not 0 <= value < below:
+        raise ValueError(f"a number outside 0 to {below - 1}")
+    return value
+
+
+def _counts(value: Mapping[str, object]) -> dict[int, int]:
+    return {whole_number(int(peer)): whole_number(count) for peer, count in value.items()}
 
 
 @dataclass(frozen=True)
@@ -21,9 +49,9 @@ class RankStatus:
     busy: tuple[str, float] | None = None
     """What it is doing on its own (not waiting for a peer), and for how many seconds."""
     sent: Mapping[int, int] = field(default_factory=dict)
-    """Per peer, microbatches handed to the network."""
+    """Per peer, microbatches handed to the network, and the end mark after them."""
     received: Mapping[int, int] = field(default_factory=dict)
-    """Per peer, microbatches that have come."""
+    """Per peer, microbatches that have come, and the end mark after them."""
 
     def to_body(self) -> dict[str, Any]:
         """As a message body."""
@@ -37,11 +65,12 @@ class RankStatus:
     def from_body(cls, body: Mapping[str, Any]) -> RankStatus:
         """From a message body; what is malformed raises ValueError, TypeError or KeyError."""
         busy = body["busy"]
-        return cls(
-            busy=(str(busy[0]), float(busy[1])) if busy else None,
-            sent={int(peer): int(count) for peer, count in body["sent"].items()},
-            received={int(peer): int(count) for peer, count in body["received"].items()},
-        )
+        if busy is not None:
+            what, seconds = busy
+            if not isinstance(what, str) or not isinstance(seconds, int | float) or len(what) > _MAX_WHAT:
+                raise TypeError(f"{type(busy).__name__} where something to do and for how long was due")
+            busy = ("".join(char if char.isprintable() else " " for char in what), float(seconds))
+        return cls(busy=busy, sent=_counts(body["sent"]), received=_counts(body["received"]))
 
     @property
     def progress(self) -> int:
@@ -83,6 +112,13 @@ class Stuck:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """Nobody works, nothing moves, and no link is to blame."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Slow:
     """A rank that has been busy with one thing for long."""
 
@@ -91,7 +127,7 @@ class Slow:
     seconds: float
 
 
-Finding: TypeAlias = Silent | Stuck | Slow
+Finding: TypeAlias = Silent | Stuck | Stalled | Slow
 
 
 def diagnose(
@@ -103,8 +139,8 @@ def diagnose(
     """What is wrong, if anything.
 
     Args:
-        statuses: the last status of each rank that runs.
-        silence_s: seconds since each rank's last beat.
+        statuses: the last status of each rank that runs, or has finished.
+        silence_s: seconds since the last beat of each that has not finished.
         stalled_s: seconds since any count of any rank moved.
         limits: when to speak.
     """
@@ -128,4 +164,4 @@ def diagnose(
             arrived = peer.received.get(source, 0) if peer else 0
             if sent > arrived:
                 return Stuck(source, destination, arrived, stalled_s)
-    return None
+    return Stalled(stalled_s)

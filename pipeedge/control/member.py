@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -54,6 +55,7 @@ class Member:
         self._silence_s = Limits.within(timeout_s).silence_s
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
+        self._hub_name = "rank 0"
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
@@ -72,7 +74,12 @@ class Member:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                sock = socket.create_connection((addr, port), timeout=min(_CONNECT_S, timeout_s))
+                remaining_s = max(_RETRY_S, deadline - time.monotonic())
+                sock = socket.create_connection((addr, port), timeout=min(_CONNECT_S, remaining_s))
+                if sock.getsockname() == sock.getpeername():
+                    # Nobody listened, and TCP joined a port of its own choice to itself.
+                    sock.close()
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             except socket.gaierror as error:
                 raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
             except OSError as error:
@@ -115,6 +122,8 @@ class Member:
 
     def done(self, stats: Mapping[str, Any]) -> None:
         """This rank has finished its part."""
+        # No beat follows, and what came here last may be what another rank's fate hangs on.
+        self._say(Message("beat", self._status().to_body()))
         self._say(Message("done", {"stats": stats}))
 
     def failed(self, line: str) -> None:
@@ -127,6 +136,10 @@ class Member:
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
+
+    def know_hub(self, what: str) -> None:
+        """``what`` rank 0 is (``stage 0, layers 1-8``), in case it has to be named."""
+        self._hub_name = f"rank 0 ({what})"
 
     # -- what this rank waits for -----------------------------------------------------------------
 
@@ -194,7 +207,7 @@ class Member:
             if now - heard_at > self._silence_s:
                 self._fail(
                     DeadlineError(
-                        f"rank 0 has been silent for {now - heard_at:.1f} s: "
+                        f"{self._hub_name} has been silent for {now - heard_at:.1f} s: "
                         "it is stopped, or the network between is cut"
                     )
                 )
@@ -208,7 +221,7 @@ class Member:
             try:
                 self._fail(Verdict.from_message(message).error())
             except (KeyError, TypeError, ValueError):
-                self._fail(PeerFailedError("rank 0 ended the run with a malformed message"))
+                self._fail(PeerFailedError(f"{self._hub_name} ended the run with a malformed message"))
         elif message.kind == "notice":
             self._notify(str(message.body.get("line", "")))
         elif message.kind != "beat":
@@ -218,7 +231,7 @@ class Member:
 
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""
-        return PeerFailedError(f"rank 0 is gone: it was killed or lost its network{why}")
+        return PeerFailedError(f"{self._hub_name} is gone: it was killed or lost its network{why}")
 
     def _fail(self, error: PipeEdgeError) -> None:
         with self._changed:

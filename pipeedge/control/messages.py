@@ -5,16 +5,18 @@
     | length | {"kind": "beat", ...} in UTF-8  |      length: big-endian, of the JSON alone
     +--------+---------------------------------+
 
-Nothing is unpickled and a length beyond ``MAX_BYTES`` is refused before anything is allocated for it.
+Nothing is unpickled and a length beyond the limit is refused before anything is allocated for it. Numbers
+are finite: NaN and infinity are neither written nor read.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeedge.errors import PeerFailedError
 
@@ -45,9 +47,14 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Bytes as they come, messages as they are whole."""
+    """Bytes as they come, messages as they are whole.
 
-    def __init__(self) -> None:
+    Args:
+        max_bytes: the longest message that is taken.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -60,7 +67,7 @@ class Decoder:
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_BYTES:
+            if length > self._max_bytes:
                 raise PeerFailedError(
                     "what came is no message of this program: is another program on this port?"
                 )
@@ -74,10 +81,21 @@ class Decoder:
 
 def _parse(text: bytes) -> Message:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
         kind = value.pop("kind")
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise PeerFailedError("what came is no message of this program") from error
     if not isinstance(kind, str):
         raise PeerFailedError("what came is no message of this program")
     return Message(kind, value)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the range of a number")
+    return number
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
