@@ -15,8 +15,10 @@ from pipeedge.errors import InputError, RequestError, ScheduleError
 from pipeedge.schedule import Schedule
 
 __all__ = [
+    "COMMS",
     "DATASET_NAMES",
     "DEFAULT_BATCH_SIZE",
+    "DEFAULT_WORKER_THREADS",
     "Environment",
     "InputRequest",
     "ModelRequest",
@@ -28,9 +30,12 @@ __all__ = [
 ]
 
 DEFAULT_BATCH_SIZE = 64
+DEFAULT_WORKER_THREADS = 4
 DATASET_NAMES = ("CoLA", "ImageNet")
+COMMS = ("p2p", "rpc")
 
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
+_MAX_WORKER_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,35 @@ class WorldRequest:
             raise RequestError(
                 f"rank {self.rank} is outside the world: with WORLD {self.size}, RANK is 0 to {self.size - 1}"
             )
+        if not self.addr:
+            raise RequestError("--addr is empty: give the address or name of rank 0's machine")
         if not 1 <= self.port <= 65535:
             raise RequestError(f"--port {self.port}: a port is 1 to 65535")
         if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
             raise RequestError(f"--timeout {self.timeout_s:g}: seconds above 0 and up to {_MAX_TIMEOUT_S:g}")
+
+
+@dataclass(frozen=True)
+class TransportRequest:
+    """How the links are made."""
+
+    comm: str = "p2p"
+    """``p2p`` (gloo) or ``rpc`` (TensorPipe)."""
+    worker_threads: int | None = None
+    """Threads that serve RPC; None: ``DEFAULT_WORKER_THREADS``. Only with ``rpc``."""
+
+    def __post_init__(self) -> None:
+        if self.comm not in COMMS:
+            raise RequestError(f"-c/--comm {self.comm}: choose {' or '.join(COMMS)}")
+        if self.worker_threads is None:
+            return
+        if self.comm != "rpc":
+            raise RequestError("-w/--worker-threads goes with -c rpc; the links of p2p have no such threads")
+        if not 1 <= self.worker_threads <= _MAX_WORKER_THREADS:
+            raise RequestError(
+                f"-w/--worker-threads {self.worker_threads}: 1 to {_MAX_WORKER_THREADS}; "
+                f"{DEFAULT_WORKER_THREADS} are enough"
+            )
 
 
 @dataclass(frozen=True)
@@ -227,12 +257,6 @@ class OutputRequest:
     def __post_init__(self) -> None:
         if self.report is not None and self.report.suffix != ".json":
             raise RequestError(f"--report {self.report}: the report is JSON; name it FILE.json")
-        if self.report is not None and not self.report.parent.is_dir():
-            raise RequestError(
-                f"--report {self.report}: the directory {self.report.parent} does not exist; create it first"
-            )
-        if self.report is not None and self.report.is_dir():
-            raise RequestError(f"--report {self.report}: is a directory")
 
 
 @dataclass(frozen=True)
@@ -244,6 +268,7 @@ class RunRequest:
     input: InputRequest = field(default_factory=InputRequest)
     schedule: ScheduleRequest = field(default_factory=ScheduleRequest)
     output: OutputRequest = field(default_factory=OutputRequest)
+    transport: TransportRequest = field(default_factory=TransportRequest)
     ubatch_size: int = 8
     """Items that travel together."""
 

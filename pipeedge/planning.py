@@ -7,10 +7,15 @@ what each rank says ──disagreement───┴──> Plan ──(announced)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+import pipeedge
 from pipeedge import scheduler
 from pipeedge.config import RunRequest
 from pipeedge.errors import ScheduleError
@@ -19,7 +24,7 @@ from pipeedge.payload import TensorSpec
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
 
-__all__ = ["Plan", "PlannedSchedule", "disagreement", "plan_schedule"]
+__all__ = ["Plan", "PlannedSchedule", "disagreement", "disagreements", "plan_schedule", "rank_facts"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,42 @@ def _even_partition(n_layers: int, stages: int) -> list[int]:
     return [bound for stage in range(stages) for bound in (bounds[stage] + 1, bounds[stage + 1])]
 
 
+def rank_facts(
+    request: RunRequest, model: Model, *, weights: str | None, items: int | None, max_tokens: int | None
+) -> dict[str, Any]:
+    """What one rank was asked to do, as it tells the others.
+
+    Args:
+        request: of the rank.
+        model: its model.
+        weights: their fingerprint; None where there are none.
+        items: of the input, on the data rank.
+        max_tokens: of its longest sentence, on the data rank.
+    """
+    config = model.config
+    digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+    return {
+        "version": pipeedge.__version__,
+        "torch": str(torch.__version__).split("+")[0],
+        "model": model.name if model.directory is None else None,
+        "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
+        "weights": weights,
+        "ubatch_size": request.ubatch_size,
+        "batch_size": request.input.batch_size,
+        "data_rank": request.schedule.data_rank,
+        "comm": request.transport.comm,
+        "items": items,
+        "max_tokens": max_tokens,
+    }
+
+
 def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
     """The first thing on which two ranks disagree, in words."""
+    return next(iter(disagreements(facts)), None)
+
+
+def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Everything on which two ranks disagree, a line each."""
     what = {
         "version": ("the version of PipeEdge", "install the same"),
         "torch": ("the version of torch", "install the same"),
@@ -101,14 +140,15 @@ def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
         "ubatch_size": ("the microbatch size (-u)", "start all with the same"),
         "batch_size": ("the batch size (-b)", "start all with the same"),
         "data_rank": ("the data rank (-D)", "start all with the same"),
+        "comm": ("the transport (-c)", "start all with the same"),
     }
     for key, (name, remedy) in what.items():
         known = {rank: facts[rank].get(key) for rank in sorted(facts) if facts[rank].get(key) is not None}
         for rank, value in known.items():
             first = next(iter(known))
             if value != known[first]:
-                return f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
-    return None
+                yield f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
+                break
 
 
 @dataclass(frozen=True)
