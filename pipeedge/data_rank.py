@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from pipeedge.data import InputSource, Microbatch
 from pipeedge.results import Accuracy, ResultWriter
-from pipeedge.transport.base import Packet, Receiver, Sender
-from pipeedge.worker import Activity
+from pipeedge.transport.base import Packet, Receiver
+from pipeedge.worker import Activity, Outgoing
 
 __all__ = ["Collector", "Feeder"]
 
@@ -23,14 +23,12 @@ class Feeder:
         self,
         source: InputSource,
         ubatch_size: int,
-        sender: Sender,
-        peer: int | None,
+        outgoing: Outgoing,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._batches = source.microbatches(ubatch_size)
-        self._sender = sender
-        self._peer = peer
+        self._outgoing = outgoing
         self._activity = activity
         self._clock = clock
         self._lock = threading.Lock()
@@ -47,11 +45,9 @@ class Feeder:
             with self._lock:
                 # What is known of the items waits here for the result; their values need not.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
-            self._sender.post(Packet(number, batch.items, batch.payload))
-            if self._peer is not None:
-                self._activity.sent(self._peer)
+            self._outgoing.send(Packet(number, batch.items, batch.payload))
             number += 1
-        self._sender.finish()
+        self._outgoing.finish()
 
     def take(self) -> tuple[Microbatch, float]:
         """The oldest microbatch without a result, and when it was sent."""
@@ -105,3 +101,4 @@ class Collector:
                 self._writer.write(packet.number, outputs, batch)
                 if self._counts_accuracy:
                     self.accuracy = self.accuracy.with_outputs(outputs, batch.labels)
+            packet.lease.release()

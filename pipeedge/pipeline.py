@@ -11,8 +11,6 @@ leaves as soon as it knows that.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import socket
 import sys
@@ -20,14 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from rich.console import Console
 
-import pipeedge
-from pipeedge.config import InputRequest, RunRequest, WorldRequest
+from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Member
 from pipeedge.data import InputSource, open_input
@@ -42,7 +39,7 @@ from pipeedge.errors import (
 )
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.models import Model, find_model
-from pipeedge.planning import Plan, disagreement, plan_schedule
+from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.report import RunReport, check_report_path, print_report, save_report
 from pipeedge.results import ResultWriter
 from pipeedge.stage import Stage, resolve_device
@@ -52,9 +49,12 @@ from pipeedge.transport.interfaces import choose_interface, listen
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import agent_store, connect_store, serve_store
-from pipeedge.worker import Activity, Crew, SendLoop, StageLoop
+from pipeedge.transport.rpc import RpcTransport
+from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
 __all__ = ["run", "show_schedule"]
+
+_Result = TypeVar("_Result")
 
 
 def show_schedule(request: RunRequest, console: Console) -> None:
@@ -179,14 +179,14 @@ class _Rank:
                 member.wait("summary")
             return None
         member.on_end(lambda: self._crew.stop(member.error))
-        stage = self._load_stage(plan, device)
         transport = self._connect(plan, interface)
+        stage = self._create_stage(plan, device, transport)
         ends = _LinkEnds(self._rank, plan.links(self._model), transport, self._crew)
         loops = None
         if stage is not None:
             loops = _StageLoops(stage, ends, self.activity, self._crew)
         if data_end is not None:
-            data_end.open(plan, ends, self.activity)
+            data_end.open(plan, ends, self.activity, self._crew)
         member.ready()
         member.wait("start")
         startup_s = time.time() - psutil.Process().create_time()
@@ -197,7 +197,8 @@ class _Rank:
                 data_end.start(self._crew)
             self._crew.wait()
         if transport is not None:
-            transport.close()
+            with self.activity.busy("closing its links"):
+                self._in_crew("close", transport.close)
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
         summary = member.wait("summary")["stats"]
         if data_end is None:
@@ -215,20 +216,13 @@ class _Rank:
         except WeightsError:
             # Not every rank needs weights. One that does says what is wrong when it loads them.
             weights = None
-        model, config = self._model, self._model.config
-        digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
-        return {
-            "version": pipeedge.__version__,
-            "torch": str(torch.__version__).split("+")[0],
-            "model": model.name if model.directory is None else None,
-            "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
-            "weights": weights,
-            "ubatch_size": self._request.ubatch_size,
-            "batch_size": self._request.input.batch_size,
-            "data_rank": self._request.schedule.data_rank,
-            "items": len(data_end.source) if data_end is not None else None,
-            "max_tokens": data_end.source.max_tokens if data_end is not None else None,
-        }
+        return rank_facts(
+            self._request,
+            self._model,
+            weights=weights,
+            items=len(data_end.source) if data_end is not None else None,
+            max_tokens=data_end.source.max_tokens if data_end is not None else None,
+        )
 
     def _announce(self, hub: Hub) -> None:
         """On rank 0: compare what the ranks say, decide the schedule, tell them."""
@@ -263,6 +257,33 @@ class _Rank:
         self._store, port = serve_store(self._request.world.addr)
         return port
 
+    def _create_stage(
+        self, plan: Plan, device: torch.device, transport: Transport | None
+    ) -> _NumberedStage | None:
+        """The stage of this rank; over RPC it is created when the data rank says so, and told how it went."""
+        if not isinstance(transport, RpcTransport):
+            return self._load_stage(plan, device)
+        if self._rank == plan.data_rank:
+            transport.create_stages(plan.schedule.ranks)
+        stage = None
+        number = plan.schedule.stage_of(self._rank)
+        if number is not None:
+            order = self._in_crew("order", transport.wait_for_order)
+            if order.stage != number:
+                raise PeerFailedError(
+                    f"rank {plan.data_rank} wants stage {order.stage} here, the plan says {number}",
+                    peer=plan.data_rank,
+                )
+            try:
+                stage = self._load_stage(plan, device)
+            except BaseException as error:
+                order.failed(one_line(error))
+                raise
+            order.done()
+        if self._rank == plan.data_rank:
+            self._in_crew("created", transport.wait_created)
+        return stage
+
     def _load_stage(self, plan: Plan, device: torch.device) -> _NumberedStage | None:
         number = plan.schedule.stage_of(self._rank)
         if number is None:
@@ -276,19 +297,36 @@ class _Rank:
     def _connect(self, plan: Plan, interface: str) -> Transport | None:
         if plan.store_port is None:
             return None
-        # gloo reads its interface from the environment, when the group is created.
+        # gloo and TensorPipe read their interface from the environment, when they connect.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        addr, port = self._request.world.addr, plan.store_port
-        found: list[Transport] = []
+        os.environ["TP_SOCKET_IFNAME"] = interface
+        world, comm = self._request.world, self._request.transport
+        port = plan.store_port
 
-        def connect() -> None:
-            store = connect_store(addr, port, timeout_s=self._request.world.timeout_s)
-            found.append(P2PTransport(store=store, rank=self._rank, members=plan.participants))
+        def connect() -> Transport:
+            if comm.comm == "rpc":
+                transport = RpcTransport(
+                    addr=world.addr,
+                    port=port,
+                    rank=self._rank,
+                    members=plan.participants,
+                    worker_threads=comm.worker_threads or DEFAULT_WORKER_THREADS,
+                    timeout_s=world.timeout_s,
+                )
+                self._crew.on_stop(transport.abort)
+                return transport
+            store = connect_store(world.addr, port, timeout_s=world.timeout_s)
+            return P2PTransport(store=store, rank=self._rank, members=plan.participants)
 
-        # In a thread of its own: a peer that dies now leaves gloo waiting, and this rank must end.
         with self.activity.busy("connecting to its peers"):
-            self._crew.start("connect", connect)
-            self._crew.wait()
+            return self._in_crew("connect", connect)
+
+    def _in_crew(self, name: str, wait: Callable[[], _Result]) -> _Result:
+        """What ``wait`` returns. It waits for peers, in a thread of its own: when one of them dies, torch
+        may go on waiting, and this rank must end."""
+        found: list[_Result] = []
+        self._crew.start(name, lambda: found.append(wait()))
+        self._crew.wait()
         return found[0]
 
 
@@ -340,14 +378,14 @@ class _StageLoops:
 
     def __init__(self, stage: _NumberedStage, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
         self._stage = stage
-        self._send = SendLoop(*ends.sender(stage.number + 1), activity)
-        crew.on_stop(self._send.outbox.close)
-        self._compute = StageLoop(stage.compute, *ends.receiver(stage.number), self._send.outbox, activity)
+        self._outgoing = Outgoing(*ends.sender(stage.number + 1), activity)
+        crew.on_stop(self._outgoing.close)
+        self._compute = StageLoop(stage.compute, *ends.receiver(stage.number), self._outgoing, activity)
 
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
         crew.start("compute", self._compute.run)
-        crew.start("send", self._send.run)
+        crew.start("watch", self._outgoing.run)
 
     def stats(self, rank: int) -> StageStats:
         """What was done."""
@@ -356,9 +394,9 @@ class _StageLoops:
             rank=rank,
             microbatches=self._compute.compute_seconds.count,
             compute_s_mean=self._compute.compute_seconds.mean,
-            send_s_mean=self._send.seconds.mean,
+            send_s_mean=self._outgoing.seconds.mean,
             recv_wait_s_mean=self._compute.wait_seconds.mean,
-            bytes_out_mean=self._send.bytes.mean,
+            bytes_out_mean=self._outgoing.bytes.mean,
             busy_fraction=self._compute.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
             parameters=self._stage.parameters,
@@ -374,12 +412,15 @@ class _DataEnd:
             check_report_path(request.output.report)
         self.writer = ResultWriter(request.output.results, model, None)
         self.source: InputSource = open_input(_with_companions(request), model)
+        self._outgoing: Outgoing
         self._feeder: Feeder
         self._collector: Collector
 
-    def open(self, plan: Plan, ends: _LinkEnds, activity: Activity) -> None:
+    def open(self, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
         """Take hold of the first and the last link."""
-        self._feeder = Feeder(self.source, plan.ubatch_size, *ends.sender(0), activity)
+        self._outgoing = Outgoing(*ends.sender(0), activity)
+        crew.on_stop(self._outgoing.close)
+        self._feeder = Feeder(self.source, plan.ubatch_size, self._outgoing, activity)
         self._collector = Collector(
             self._feeder,
             *ends.receiver(-1),
@@ -391,6 +432,7 @@ class _DataEnd:
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
         crew.start("feed", self._feeder.run)
+        crew.start("watch", self._outgoing.run)
         crew.start("collect", self._collector.run)
 
     def report(self, plan: Plan, summary: Mapping[str, Any], startup_s: float) -> RunReport:

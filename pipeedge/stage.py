@@ -8,7 +8,8 @@ import torch
 
 from pipeedge.errors import RequestError
 from pipeedge.models import Shard
-from pipeedge.transport.base import Packet
+from pipeedge.payload import Payload
+from pipeedge.transport.base import OWNED, Packet
 
 __all__ = ["Stage", "resolve_device"]
 
@@ -24,8 +25,16 @@ class Stage:
         """The microbatch after this stage's layers; same number, same items."""
         with torch.inference_mode():
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
-            outputs = self._shard(inputs)
-            return replace(packet, payload=tuple(tensor.to("cpu") for tensor in outputs))
+            outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
+        result = replace(packet, payload=outputs)
+        if _memory(outputs).isdisjoint(_memory(packet.payload)):
+            packet.lease.release()
+            return replace(result, lease=OWNED)
+        return result  # a skip connection passed through: what came in is still needed
+
+
+def _memory(payload: Payload) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in payload}
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,11 +1,12 @@
 """The threads of one rank, and what they wait for.
 
-    stage            link in ──> [compute] ──> outbox (1) ──> [send] ──> link out
-    data rank        source  ──> [feed] ──> link to stage 0
+    stage            link in ──> [compute] ──> link out ──> [watch]
+    data rank        source  ──> [feed] ──> link to stage 0 ──> [watch]
                      link from the last stage ──> [collect] ──> results
 
-Each is one thread. A receiving link holds at most two microbatches that wait, the outbox one, so what
-is under way is bounded, and a slow stage slows its predecessors instead of filling their memory.
+Each [ ] is one thread. A link carries at most two microbatches, which is all that can wait in front of
+a stage, so a slow stage slows its predecessors instead of filling its own memory. Watching is not on
+the way of the data: it measures how long each microbatch occupies the link.
 
 A thread ends when its input has ended, or because something failed: the first exception of any of
 them is kept, and raised where ``Crew.wait`` is called. Nothing polls.
@@ -13,12 +14,11 @@ them is kept, and raised where ``Crew.wait`` is called. Nothing polls.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pipeedge.control.liveness import RankStatus
 from pipeedge.errors import PipeEdgeError
@@ -26,7 +26,10 @@ from pipeedge.metrics import Tally
 from pipeedge.transport.base import Packet, Receiver, Sender, Shipment
 from pipeedge.transport.channel import Channel, Closed
 
-__all__ = ["Activity", "Crew", "SendLoop", "StageLoop"]
+__all__ = ["Activity", "Crew", "Outgoing", "StageLoop"]
+
+_WATCH_S = 0.02
+_WATCHED = 4
 
 
 class Activity:
@@ -132,11 +135,13 @@ class Crew:
                 self._changed.notify_all()
 
 
-class SendLoop:
-    """Empties an outbox into a link, and measures how long each microbatch occupies it.
+class Outgoing:
+    """The sending side of a stage or of the data rank.
 
-    The next frame is filled while one is under way. When nothing is waiting to be sent, the frame
-    under way is waited for at once, so that its time is its own.
+    ``send`` puts a packet on the link from the caller's thread, so that nothing stands between a
+    result and the wire; ``run`` waits, in a thread of its own, for packets to arrive, so that the time
+    they occupy the link is known. Two packets in a row are watched at least every ``_WATCH_S``: all of
+    them where packets are long, a sample where they are short and watching would slow them.
     """
 
     def __init__(
@@ -146,36 +151,60 @@ class SendLoop:
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.outbox: Channel[Packet] = Channel(1)
         self.seconds = Tally()
+        """That a packet occupied the link; of those that were watched."""
         self.bytes = Tally()
         self._sender = sender
         self._peer = peer
         self._activity = activity
         self._clock = clock
-        self._free_at = 0.0
+        self._watched: Channel[_Watched] = Channel(_WATCHED)
+        self._watch_next = 0
+        self._watch_at = 0.0
+        self._sent = 0
+
+    def send(self, packet: Packet) -> None:
+        """Put ``packet`` on the link; waits while the link is full."""
+        started = self._clock()
+        shipment = self._sender.post(packet)
+        self._sent += 1
+        if self._peer is None:
+            return
+        self._activity.sent(self._peer)
+        self.bytes.add(shipment.bytes)
+        if started >= self._watch_at:
+            self._watch_next, self._watch_at = 2, started + _WATCH_S
+        if self._watch_next:
+            self._watch_next -= 1
+            self._watched.put(_Watched(self._sent, started, shipment))
+
+    def finish(self) -> None:
+        """Nothing follows; waits until everything has arrived."""
+        self._sender.finish()
+        self._watched.finish()
 
     def run(self) -> None:
-        """Send until the outbox is finished."""
-        under_way: deque[tuple[Shipment, float]] = deque()
-        while (packet := self.outbox.get()) is not None:
-            started = self._clock()
-            under_way.append((self._sender.post(packet), started))
-            if self._peer is not None:
-                self._activity.sent(self._peer)
-            while len(under_way) > 1 or (under_way and self.outbox.empty):
-                self._complete(*under_way.popleft())
-        while under_way:
-            self._complete(*under_way.popleft())
-        self._sender.finish()
+        """Watch packets arrive, until the last."""
+        free_at, previous = 0.0, 0
+        while (watched := self._watched.get()) is not None:
+            watched.shipment.wait()
+            now = self._clock()
+            # Without the one before it, nobody knows since when the link was this packet's own.
+            if watched.number == previous + 1:
+                self.seconds.add(now - max(watched.started, free_at))
+            free_at, previous = now, watched.number
 
-    def _complete(self, shipment: Shipment, started: float) -> None:
-        shipment.wait()
-        now = self._clock()
-        if self._peer is not None:
-            self.seconds.add(now - max(started, self._free_at))
-            self.bytes.add(shipment.bytes)
-        self._free_at = now
+    def close(self) -> None:
+        """Wake whoever waits here."""
+        self._watched.close()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    number: int
+    """From 1, among those sent."""
+    started: float
+    shipment: Shipment
 
 
 class StageLoop:
@@ -186,7 +215,7 @@ class StageLoop:
         compute: Callable[[Packet], Packet],
         receiver: Receiver,
         peer: int | None,
-        outbox: Channel[Packet],
+        outgoing: Outgoing,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -196,7 +225,7 @@ class StageLoop:
         self._compute = compute
         self._receiver = receiver
         self._peer = peer
-        self._outbox = outbox
+        self._outgoing = outgoing
         self._activity = activity
         self._clock = clock
 
@@ -219,12 +248,11 @@ class StageLoop:
                 ) from error
             finished = self._clock()
             self.compute_seconds.add(finished - started)
-            packet = dataclasses.replace(packet, payload=())  # the input is not needed while we wait
-            self._outbox.put(result)
-            del result
+            packet = result  # lets go of the input while the link is full
+            self._outgoing.send(packet)
             waiting_since = self._clock()
             self.run_seconds = waiting_since - began
-        self._outbox.finish()
+        self._outgoing.finish()
 
     @property
     def busy_fraction(self) -> float:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeedge.payload import Payload, TensorSpec
 
-__all__ = ["Link", "Packet", "Receiver", "Sender", "Shipment", "Transport"]
+__all__ = ["OWNED", "Lease", "Link", "Packet", "Receiver", "Sender", "Shipment", "Transport"]
+
+
+class Lease(Protocol):
+    """The memory behind a packet, which whoever received it wants back."""
+
+    def release(self) -> None:
+        """The memory is free again. Whoever has copied the values out says so, once, and nobody looks at
+        them afterwards. Forgetting it costs memory, not correctness."""
+
+
+class Owned:
+    """Memory that nobody wants back."""
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+OWNED = Owned()
 
 
 @dataclass(frozen=True)
@@ -17,6 +35,7 @@ class Packet:
     number: int
     items: int
     payload: Payload
+    lease: Lease = field(default=OWNED, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from pipeedge.payload import Payload, TensorSpec
 __all__ = [
     "HEADER_BYTES",
     "Frame",
+    "FrameBuffer",
     "FrameError",
     "Kind",
     "frame_capacity",
@@ -98,37 +99,46 @@ def frame_capacity(specs: tuple[TensorSpec, ...]) -> int:
     return HEADER_BYTES + sum(_aligned(spec.bytes) for spec in specs)
 
 
-def write_frame(
-    buffer: torch.Tensor, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()
-) -> int:
-    """Write a frame into ``buffer`` (1-dimensional, uint8) and return its length.
+class FrameBuffer:
+    """Memory for one frame, to be written and sent, or received and read, again and again.
 
-    Raises:
-        ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+    The microbatches of a link are nearly always alike, so the place of each tensor is kept from one
+    frame to the next. That is more than a saving of time: each operation on a tensor lets go of the
+    interpreter's lock, and takes it again only when another thread leaves it.
     """
-    if len(payload) > MAX_TENSORS:
-        raise ValueError(f"a frame holds up to {MAX_TENSORS} tensors, not {len(payload)}")
-    offset = HEADER_BYTES
-    descriptors = bytearray()
-    places: list[tuple[int, int]] = []
-    for tensor in payload:
-        if tensor.dim() > MAX_DIMS or tensor.dtype not in _CODES:
-            raise ValueError(f"a frame cannot hold {tensor.dtype} of {tensor.dim()} dimensions")
-        size = tensor.numel() * tensor.element_size()
-        dims = tuple(tensor.shape) + (0,) * (MAX_DIMS - tensor.dim())
-        descriptors += _DESCRIPTOR.pack(_CODES[tensor.dtype], tensor.dim(), offset, *dims)
-        places.append((offset, size))
-        offset += _aligned(size)
-    length = offset
-    if length > buffer.numel():
-        raise ValueError(f"a frame of {length} bytes does not fit the agreed {buffer.numel()}")
-    fields = (MAGIC, VERSION, kind, len(payload), number, length, items)
-    crc = zlib.crc32(descriptors, zlib.crc32(_PRELUDE.pack(*fields, 0)))
-    header = _PRELUDE.pack(*fields, crc) + descriptors
-    buffer.numpy().data[: len(header)] = header
-    for tensor, (start, size) in zip(payload, places, strict=True):
-        buffer[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return length
+
+    def __init__(self, capacity: int) -> None:
+        self.memory = torch.empty(capacity, dtype=torch.uint8)
+        self._bytes = self.memory.numpy().data
+        self._written: tuple[tuple[tuple[torch.dtype, torch.Size], ...], _Layout] | None = None
+        self._read: tuple[bytes, int, Payload] | None = None
+
+    def write(self, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()) -> torch.Tensor:
+        """Write a frame and return the part of the memory that is to be sent.
+
+        Raises:
+            ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+        """
+        key = tuple((tensor.dtype, tensor.shape) for tensor in payload)
+        if self._written is None or self._written[0] != key:
+            self._written = key, _Layout.of(payload, self.memory)
+        layout = self._written[1]
+        header = _header(kind, number, items, layout)
+        self._bytes[: len(header)] = header
+        for target, tensor in zip(layout.views, payload, strict=True):
+            target.copy_(tensor)
+        return layout.message
+
+    def read(self) -> Frame:
+        """The frame that was received. Its tensors are views of the memory.
+
+        Raises:
+            FrameError: what is there is no whole, consistent frame.
+        """
+        header = _check_header(bytes(self._bytes[:HEADER_BYTES]), self.memory.numel())
+        if self._read is None or self._read[:2] != (header.descriptors, header.length):
+            self._read = header.descriptors, header.length, _tensors(header, self.memory)
+        return Frame(header.kind, header.number, header.items, self._read[2], header.length)
 
 
 def read_frame(buffer: torch.Tensor) -> Frame:
@@ -137,10 +147,79 @@ def read_frame(buffer: torch.Tensor) -> Frame:
     Raises:
         FrameError: anything that is not a whole, consistent frame within the buffer.
     """
-    capacity = buffer.numel()
+    header = _check_header(bytes(buffer[:HEADER_BYTES].numpy()), buffer.numel())
+    return Frame(header.kind, header.number, header.items, _tensors(header, buffer), header.length)
+
+
+def write_frame(
+    buffer: torch.Tensor, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()
+) -> int:
+    """Write a frame into ``buffer`` (1-dimensional, uint8) and return its length.
+
+    Raises:
+        ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+    """
+    layout = _Layout.of(payload, buffer)
+    header = _header(kind, number, items, layout)
+    buffer.numpy().data[: len(header)] = header
+    for target, tensor in zip(layout.views, payload, strict=True):
+        target.copy_(tensor)
+    return layout.message.numel()
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tensors of a payload lie in a buffer."""
+
+    descriptors: bytes
+    views: Payload
+    message: torch.Tensor
+    """The part of the buffer that the frame takes."""
+
+    @classmethod
+    def of(cls, payload: Payload, buffer: torch.Tensor) -> _Layout:
+        if len(payload) > MAX_TENSORS:
+            raise ValueError(f"a frame holds up to {MAX_TENSORS} tensors, not {len(payload)}")
+        offset = HEADER_BYTES
+        descriptors = bytearray()
+        places: list[tuple[int, int]] = []
+        for tensor in payload:
+            if tensor.dim() > MAX_DIMS or tensor.dtype not in _CODES:
+                raise ValueError(f"a frame cannot hold {tensor.dtype} of {tensor.dim()} dimensions")
+            size = tensor.numel() * tensor.element_size()
+            dims = tuple(tensor.shape) + (0,) * (MAX_DIMS - tensor.dim())
+            descriptors += _DESCRIPTOR.pack(_CODES[tensor.dtype], tensor.dim(), offset, *dims)
+            places.append((offset, size))
+            offset += _aligned(size)
+        if offset > buffer.numel():
+            raise ValueError(f"a frame of {offset} bytes does not fit the agreed {buffer.numel()}")
+        views = tuple(
+            buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
+            for tensor, (start, size) in zip(payload, places, strict=True)
+        )
+        return cls(bytes(descriptors), views, buffer[:offset])
+
+
+def _header(kind: Kind, number: int, items: int, layout: _Layout) -> bytes:
+    fields = (MAGIC, VERSION, kind, len(layout.views), number, layout.message.numel(), items)
+    crc = zlib.crc32(layout.descriptors, zlib.crc32(_PRELUDE.pack(*fields, 0)))
+    return _PRELUDE.pack(*fields, crc) + layout.descriptors
+
+
+@dataclass(frozen=True)
+class _Header:
+    """A header that is consistent in itself and within the capacity."""
+
+    kind: Kind
+    number: int
+    length: int
+    items: int
+    descriptors: bytes
+
+
+def _check_header(header: bytes, capacity: int) -> _Header:
     if capacity < HEADER_BYTES:
         raise FrameError(f"a frame needs at least {HEADER_BYTES} bytes, {capacity} came")
-    header = bytes(buffer[:HEADER_BYTES].numpy())
     magic, version, kind, count, number, length, items, crc = _PRELUDE.unpack_from(header)
     if magic != MAGIC:
         raise FrameError("what came is no frame of this program: is another program on this port?")
@@ -156,10 +235,14 @@ def read_frame(buffer: torch.Tensor) -> Frame:
         raise FrameError(f"the frame is of unknown kind {kind}")
     if not HEADER_BYTES <= length <= capacity:
         raise FrameError(f"the frame claims {length} bytes, the agreed capacity is {capacity}")
+    return _Header(Kind(kind), number, length, items, descriptors)
+
+
+def _tensors(header: _Header, buffer: torch.Tensor) -> Payload:
     payload = []
     expected = HEADER_BYTES
-    for index in range(count):
-        code, ndim, offset, *dims = _DESCRIPTOR.unpack_from(descriptors, index * _DESCRIPTOR.size)
+    fields = _DESCRIPTOR.iter_unpack(header.descriptors)
+    for index, (code, ndim, offset, *dims) in enumerate(fields):
         dtype = _DTYPES.get(code)
         if dtype is None or ndim > MAX_DIMS:
             raise FrameError(f"tensor {index} of the frame has type code {code} and {ndim} dimensions")
@@ -169,10 +252,12 @@ def read_frame(buffer: torch.Tensor) -> Frame:
         # A dimension of 0 makes room for any others, and no tensor can have those.
         if math.prod(max(dim, 1) for dim in shape) > _MAX_EXTENT:
             raise FrameError(f"tensor {index} of the frame ({shape}) has a dimension that no tensor can have")
-        if offset != expected or offset + size > length:
-            raise FrameError(f"tensor {index} of the frame ({shape}) does not lie within its {length} bytes")
+        if offset != expected or offset + size > header.length:
+            raise FrameError(
+                f"tensor {index} of the frame ({shape}) does not lie within its {header.length} bytes"
+            )
         payload.append(buffer[offset : offset + size].view(dtype).view(shape))
         expected = offset + _aligned(size)
-    if expected != length:
-        raise FrameError(f"the frame claims {length} bytes, its tensors take {expected}")
-    return Frame(Kind(kind), number, items, tuple(payload), length)
+    if expected != header.length:
+        raise FrameError(f"the frame claims {header.length} bytes, its tensors take {expected}")
+    return tuple(payload)

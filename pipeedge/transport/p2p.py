@@ -1,8 +1,11 @@
 """Links over gloo's point-to-point messages.
 
     sending rank                                      receiving rank
-    packet ──copy──> [frame 0] ──isend──┐   ┌──> [buffer] posted ──┐
-                     [frame 1] ──isend──┴───┴──> [buffer] posted ──┴──> packet (views, no copy)
+    packet ──copy──> [frame] ──isend──┐   ┌──> [frame] posted ──┐
+                     [frame] ──isend──┴───┴──> [frame] posted ──┴──> packet (views, no copy)
+
+A packet whose tensors still lie in the frame they came in, all of them, is sent on from there without
+being copied.
 
 Facts about gloo that shape this (measured): a send waits for the matching receive, so receives are
 posted ahead; a message longer than the posted buffer aborts the process, so the capacity of a link is
@@ -11,15 +14,17 @@ wait closes every connection of the group, so waits here are not timed by gloo: 
 ``pipeedge.control`` watches over all ranks, and ends a run in which somebody has fallen silent.
 
 Two receives are posted per link: that is the bound on microbatches that wait in front of a stage. A
-received buffer belongs to the packet made of it and is freed with it; the next receive gets a new one
-(the allocator hands the same pages out again).
+received buffer belongs to the packet made of it until the packet is released, and is posted again
+then: memory fresh from the allocator costs more, in page faults, than copying a frame.
 """
 
 from __future__ import annotations
 
 import datetime
+import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +32,7 @@ import torch.distributed as dist
 
 from pipeedge.errors import PeerFailedError
 from pipeedge.transport.base import Link, Packet
-from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
+from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
 
 __all__ = ["P2PTransport"]
 
@@ -72,20 +77,46 @@ class P2PTransport:
 class P2PShipment:
     """One frame under way."""
 
-    def __init__(self, work: Any, link: Link, length: int) -> None:
+    def __init__(self, work: Any, link: Link, length: int, arrived: Callable[[], None]) -> None:
         self._work = work
         self._link = link
+        self._arrived = arrived
+        self._lock = threading.Lock()
         self.bytes = length
 
     def wait(self) -> None:
         """Wait until the frame's memory is free again, which is when the other end has it."""
-        work, self._work = self._work, None
-        if work is None:
-            return
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise _lost_sending(self._link, error) from error
+        with self._lock:  # both who measures and who needs the memory wait
+            if self._work is None:
+                return
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                raise _lost_sending(self._link, error) from error
+            self._work = None
+        self._arrived()
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A received frame that a packet holds until it is released."""
+
+    buffer: FrameBuffer
+    frame: Frame
+    free: deque[FrameBuffer]
+
+    def release(self) -> None:
+        """The memory may be received into again. Deques may be used from several threads."""
+        self.free.append(self.buffer)
+
+    def holds(self, packet: Packet) -> bool:
+        """Whether ``packet`` is, as it stands, what the frame says."""
+        return (
+            packet.number == self.frame.number
+            and packet.items == self.frame.items
+            and len(packet.payload) == len(self.frame.payload)
+            and all(mine is its for mine, its in zip(packet.payload, self.frame.payload, strict=True))
+        )
 
 
 class P2PSender:
@@ -96,34 +127,43 @@ class P2PSender:
         self._peer = peer
         self._link = link
         capacity = frame_capacity(link.specs)
-        self._frames = deque(torch.empty(capacity, dtype=torch.uint8) for _ in range(IN_FLIGHT))
+        self._free = deque(FrameBuffer(capacity) for _ in range(IN_FLIGHT))
         self._under_way: deque[P2PShipment] = deque()
         self._sent = 0
 
     def post(self, packet: Packet) -> P2PShipment:
         """Send ``packet``; waits while two are under way."""
-        return self._post(Kind.MICROBATCH, packet)
+        self._make_room()
+        if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
+            message = packet.lease.buffer.memory[: packet.lease.frame.length]
+            return self._post(message, packet.lease.release)
+        shipment = self._write(Kind.MICROBATCH, packet)
+        packet.lease.release()
+        return shipment
 
     def finish(self) -> None:
         """Send the end mark, one for each posted receive, and wait until everything has arrived."""
         for _ in range(IN_FLIGHT):
-            self._post(Kind.END, Packet(self._sent, 0, ()))
+            self._make_room()
+            self._write(Kind.END, Packet(self._sent, 0, ()))
         while self._under_way:
             self._under_way.popleft().wait()
 
-    def _post(self, kind: Kind, packet: Packet) -> P2PShipment:
+    def _make_room(self) -> None:
         if len(self._under_way) == IN_FLIGHT:
             self._under_way.popleft().wait()
-        buffer = self._frames[0]
-        self._frames.rotate(-1)
-        length = write_frame(
-            buffer, kind=kind, number=packet.number, items=packet.items, payload=packet.payload
-        )
+
+    def _write(self, kind: Kind, packet: Packet) -> P2PShipment:
+        buffer = self._free.popleft()
+        message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
+        return self._post(message, lambda: self._free.append(buffer))
+
+    def _post(self, message: torch.Tensor, arrived: Callable[[], None]) -> P2PShipment:
         try:
-            work = self._group.send([buffer[:length]], self._peer, 0)
+            work = self._group.send([message], self._peer, 0)
         except RuntimeError as error:
             raise _lost_sending(self._link, error) from error
-        shipment = P2PShipment(work, self._link, length)
+        shipment = P2PShipment(work, self._link, message.numel(), arrived)
         self._under_way.append(shipment)
         self._sent += 1
         return shipment
@@ -143,22 +183,23 @@ class P2PReceiver:
         self._peer = peer
         self._link = link
         self._capacity = frame_capacity(link.specs)
-        self._posted: deque[tuple[torch.Tensor, Any]] = deque()
+        self._posted: deque[tuple[FrameBuffer, Any]] = deque()
+        self._free: deque[FrameBuffer] = deque()
         self._received = 0
         for _ in range(IN_FLIGHT):
             self._post()
 
     def receive(self) -> Packet | None:
         """The next packet; None after the other end has finished."""
-        frame = self._next_frame()
+        buffer, frame = self._next_frame()
         if frame.kind is Kind.END:
             while self._posted:  # each posted receive gets its end mark, so none is left behind
                 self._next_frame()
             return None
         self._post()
-        return Packet(frame.number, frame.items, frame.payload)
+        return Packet(frame.number, frame.items, frame.payload, Lease(buffer, frame, self._free))
 
-    def _next_frame(self) -> Frame:
+    def _next_frame(self) -> tuple[FrameBuffer, Frame]:
         buffer, work = self._posted.popleft()
         try:
             work.wait()
@@ -169,15 +210,18 @@ class P2PReceiver:
             ) from error
         frame = self._read(buffer)
         self._received += 1
-        return frame
+        return buffer, frame
 
     def _post(self) -> None:
-        buffer = torch.empty(self._capacity, dtype=torch.uint8)
-        self._posted.append((buffer, self._group.recv([buffer], self._peer, 0)))
-
-    def _read(self, buffer: torch.Tensor) -> Frame:
         try:
-            frame = read_frame(buffer)
+            buffer = self._free.popleft()
+        except IndexError:
+            buffer = FrameBuffer(self._capacity)
+        self._posted.append((buffer, self._group.recv([buffer.memory], self._peer, 0)))
+
+    def _read(self, buffer: FrameBuffer) -> Frame:
+        try:
+            frame = buffer.read()
             if frame.number != self._received:
                 raise FrameError(f"microbatch {frame.number} came where {self._received} was due")
         except FrameError as error:
