@@ -1,0 +1,62 @@
+# The same few commands for people and for CI. Each makes the environment first, if it is not there.
+#
+#   make demo       two ranks on this machine, a real model, real data; predictions in demo-out/
+#   make test       lint, types, tests
+#   make bench      throughput and memory against their targets (ViT-Base and ViT-Large; minutes)
+#   make setup      the environment alone
+#   make clean      removes what these commands made, the environment too
+#
+#   PYTHON=...      interpreter to make the environment with, 3.10 or newer
+#   VENV=...        where the environment is; an existing one is completed
+#   TORCH_INDEX=... package index to take torch from, e.g. one with CPU builds, or with a certain CUDA
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types native pytest bench clean
+.DELETE_ON_ERROR:
+
+bin := $(VENV)/bin
+python := $(bin)/python
+ready := $(VENV)/.pipeedge-ready
+native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core yaml cli bindings,src-native/$(part)/*.[ch]pp))
+python_sources := pipeedge tests tools benchmarks setup.py $(wildcard *.py) scripts/pin-dependencies
+
+help:
+	@sed -n '/^#   /s/^#   //p' Makefile
+
+# Set-up is repeated when something that it depends on changes; the stamp is the last thing it writes.
+$(ready): pyproject.toml constraints.txt setup.py CMakeLists.txt scripts/setup $(native_sources)
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup "$(VENV)"
+	@touch $@
+
+setup: $(ready)
+
+demo: $(ready)
+	@$(python) tools/demo.py
+
+test: pytest
+
+lint: $(ready)
+	$(bin)/ruff check $(python_sources)
+	$(bin)/ruff format --check $(python_sources)
+
+types: $(ready) lint
+	$(bin)/mypy
+
+native: $(ready) types
+	PATH="$(abspath $(bin)):$$PATH" scripts/native-tests release
+
+# Last, so that its closing line is the last. One thread a process: there are tests with several ranks.
+pytest: $(ready) lint types native
+	OMP_NUM_THREADS=1 $(python) -m pytest -q
+
+bench: $(ready)
+	@$(python) benchmarks/throughput.py
+	@$(python) benchmarks/memory.py
+
+clean:
+	rm -rf .venv build demo-out bench-out src-native/build-* pipeedge/_native*.so *.egg-info \
+	    .mypy_cache .pytest_cache .ruff_cache .hypothesis
