@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.config import (
+    COMMS,
     DATASET_NAMES,
     Environment,
     InputRequest,
@@ -17,6 +18,7 @@ from pipeedge.config import (
     OutputRequest,
     RunRequest,
     ScheduleRequest,
+    TransportRequest,
     WorldRequest,
 )
 from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
@@ -121,14 +123,16 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
     _refuse_what_is_missing(arguments, environment)
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
-    addr = arguments.addr or (environment.master_addr if from_torchrun else None)
-    port = arguments.port or (environment.master_port if from_torchrun else None)
-    own_port = arguments.port is not None
+    addr, port = arguments.addr, arguments.port
+    own_port = port is not None
+    if from_torchrun:
+        addr = environment.master_addr if addr is None else addr
+        port = environment.master_port if port is None else port
     return RunRequest(
         world=WorldRequest(
             rank=rank,
             size=size,
-            addr=addr or "127.0.0.1",
+            addr="127.0.0.1" if addr is None else addr,
             port=29500 if port is None else port,
             socket_ifname=arguments.socket_ifname,
             timeout_s=arguments.timeout,
@@ -158,14 +162,13 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
             data_rank=arguments.data_rank,
         ),
         output=OutputRequest(arguments.output, arguments.report),
+        transport=TransportRequest(arguments.comm, arguments.worker_threads),
         ubatch_size=arguments.ubatch_size,
     )
 
 
 def _refuse_what_is_missing(arguments: argparse.Namespace, environment: Environment) -> None:
     """Options of the original that this version does not have: said at once, rather than ignored."""
-    if arguments.comm != "p2p" or arguments.worker_threads is not None:
-        raise RequestError("-c rpc and its -w are not in this version; leave them out to run over p2p")
     if arguments.quant is not None and any(arguments.quant):
         raise RequestError(
             "-q: compressed links are not in this version; leave it out, or give 0 for each stage"
@@ -228,11 +231,9 @@ def _runtime_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="interface for the links (the one that routes to --addr)",
     )
+    network.add_argument("-c", "--comm", default="p2p", choices=COMMS, help="how the links are made (p2p)")
     network.add_argument(
-        "-c", "--comm", default="p2p", choices=("p2p", "rpc"), help="how the links are made (p2p)"
-    )
-    network.add_argument(
-        "-w", "--worker-threads", type=int, metavar="N", help="threads that serve RPC; goes with -c rpc"
+        "-w", "--worker-threads", type=int, metavar="N", help="threads that serve RPC (4); goes with -c rpc"
     )
     network.add_argument(
         "--timeout",

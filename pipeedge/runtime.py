@@ -36,6 +36,8 @@ def main() -> NoReturn:
 
 def _run() -> None:
     command = parse_runtime(sys.argv[1:], Environment.read())
+    # What torch logs of a broken connection precedes the one line that tells why; it reads this on import.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Only now: torch takes seconds to import, and a mistake is to be answered at once.
     from rich.console import Console
 

@@ -341,7 +341,7 @@ class RpcSender:
         length = write_frame(
             buffer, kind=kind, number=packet.number, items=packet.items, payload=packet.payload
         )
-        packet.release()
+        packet.lease.release()
         shipment = RpcShipment(self._link, packet.number, length)
         with self._lock:
             if self._closed:
