@@ -37,7 +37,10 @@ class StageStats:
     compute_s_mean: float
     """Seconds of computing a microbatch."""
     send_s_mean: float
-    """Seconds that a microbatch occupied the outgoing link; 0 where the next stage is on this rank."""
+    """Seconds that a microbatch occupied the outgoing link, waiting for the next stage to take it
+    included; 0 where the next stage is on this rank."""
+    send_s_best: float
+    """The same, had every microbatch gone at the pace of the fastest: the link without the waiting."""
     recv_wait_s_mean: float
     """Seconds that the stage waited for a microbatch to come."""
     bytes_out_mean: float

@@ -395,6 +395,7 @@ class _StageLoops:
             microbatches=self._compute.compute_seconds.count,
             compute_s_mean=self._compute.compute_seconds.mean,
             send_s_mean=self._outgoing.seconds.mean,
+            send_s_best=self._outgoing.send_s_best,
             recv_wait_s_mean=self._compute.wait_seconds.mean,
             bytes_out_mean=self._outgoing.bytes.mean,
             busy_fraction=self._compute.busy_fraction,

@@ -153,6 +153,8 @@ class Outgoing:
     ) -> None:
         self.seconds = Tally()
         """That a packet occupied the link; of those that were watched."""
+        self.best_bytes_per_s = 0.0
+        """The fastest of them. Others may have waited for the other end to take earlier ones first."""
         self.bytes = Tally()
         self._sender = sender
         self._peer = peer
@@ -191,8 +193,16 @@ class Outgoing:
             now = self._clock()
             # Without the one before it, nobody knows since when the link was this packet's own.
             if watched.number == previous + 1:
-                self.seconds.add(now - max(watched.started, free_at))
+                seconds = now - max(watched.started, free_at)
+                self.seconds.add(seconds)
+                if seconds > 0:
+                    self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
             free_at, previous = now, watched.number
+
+    @property
+    def send_s_best(self) -> float:
+        """What a packet of mean size would take at the best pace seen."""
+        return self.bytes.mean / self.best_bytes_per_s if self.best_bytes_per_s else 0.0
 
     def close(self) -> None:
         """Wake whoever waits here."""
