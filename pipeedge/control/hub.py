@@ -107,9 +107,11 @@ class _Rank:
 class HubState:
     """The hub's rules. Connections are numbers; what to send comes back as (connection, message)."""
 
-    def __init__(self, *, world_size: int, timeout_s: float, now: float) -> None:
+    def __init__(
+        self, *, world_size: int, timeout_s: float, now: float, appear_s: float | None = None
+    ) -> None:
         self._world_size = world_size
-        self._timeout_s = timeout_s
+        self._appear_s = timeout_s if appear_s is None else appear_s
         self._limits = Limits.within(timeout_s)
         self._beat_s = beat_interval_s(timeout_s)
         self._opened_at = now
@@ -197,7 +199,7 @@ class HubState:
         if self._suspect is not None and now >= self._suspect[0]:
             _, rank, line = self._suspect
             return outgoing + self._judge(line, rank, now)
-        if self._participants is None and now - self._opened_at > self._timeout_s:
+        if self._participants is None and now - self._opened_at > self._appear_s:
             absent = self.absent()
             if absent:
                 return outgoing + self._judge(self._never_appeared(absent), absent[0], now)
@@ -322,7 +324,7 @@ class HubState:
     def _never_appeared(self, absent: list[int]) -> str:
         which = "rank " + str(absent[0]) if len(absent) == 1 else "ranks " + ", ".join(map(str, absent))
         return (
-            f"{which} of {self._world_size} never appeared within {self._timeout_s:g} s: "
+            f"{which} of {self._world_size} never appeared within {self._appear_s:g} s: "
             "start each rank, with the same --addr and --port"
         )
 
@@ -379,6 +381,7 @@ class Hub:
         listener: bound and listening; the hub closes it.
         world_size: ranks of the world.
         timeout_s: within how many seconds an absent or silent rank is to be reported.
+        appear_s: another limit for an absent one.
         clock: monotonic seconds.
     """
 
@@ -388,11 +391,14 @@ class Hub:
         *,
         world_size: int,
         timeout_s: float,
+        appear_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
         self._clock = clock
-        self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock())
+        self._state = HubState(
+            world_size=world_size, timeout_s=timeout_s, now=clock(), appear_s=appear_s
+        )
         self._interval_s = beat_interval_s(timeout_s) / 2
         self._parting_s = min(_PARTING_S, timeout_s / 5)
         self._max_connections = world_size + _MAX_STRANGERS

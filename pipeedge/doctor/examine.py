@@ -1,0 +1,468 @@
+"""The examination of one rank: alone, together with the others, and of the links between them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeedge.config import RunRequest, WorldRequest
+from pipeedge.control.hub import Hub
+from pipeedge.control.liveness import RankStatus
+from pipeedge.control.member import Member
+from pipeedge.doctor import checks
+from pipeedge.doctor.checks import SchedulerFiles
+from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
+from pipeedge.doctor.probe import Probe
+from pipeedge.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
+from pipeedge.options import DoctorCommand
+from pipeedge.specs import (
+    Link,
+    load_neighbors,
+    save_neighbors,
+)
+from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
+
+if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
+    from pipeedge.models import Model
+
+__all__ = ["examine"]
+
+_LEAST_LIVENESS_S = 30.0
+"""Importing torch can keep a small board from beating for seconds."""
+_CONNECT_S = 5.0
+"""For connecting the links."""
+_LINK_S = 1.0
+"""For measuring one link, before the slowest sizes are left out."""
+_LINK_SLACK_S = 4.0
+"""What the least number of sizes may take beyond that."""
+
+
+def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | None = None) -> int:
+    """Examine this rank and, with the others, the run.
+
+    Args:
+        command: what would be run.
+        say: called with each line for the user.
+        probe: the machine.
+
+    Returns:
+        The exit status.
+    """
+    return _Examination(command, say, probe or Probe()).run()
+
+
+class _Over(Exception):  # noqa: N818 - the examination cannot go on; its findings say why
+    """Nothing more can be found out."""
+
+
+class _Examination:
+    """One rank's. Built once, run once."""
+
+    def __init__(self, command: DoctorCommand, say: Callable[[str], None], probe: Probe) -> None:
+        self._command = command
+        self._request: RunRequest = command.request
+        self._world: WorldRequest = command.request.world
+        self._rank = command.request.world.rank
+        self._say = say
+        self._probe = probe
+        self._findings: list[Finding] = []
+        self._began = time.monotonic()
+        self._model: Model | None = None
+        self._interface: str | None = None
+        self._files: SchedulerFiles | None = None
+        self._store: Any = None
+
+    def run(self) -> int:
+        """All of it."""
+        try:
+            with ExitStack() as stack:
+                resolved = self._look_at_network()
+                hub = self._open_hub(stack)
+                member = self._meet(stack, resolved)
+                self._together(member, hub)
+        except _Over:
+            pass
+        problems = sum(finding.level is Level.PROBLEM for finding in self._findings)
+        warnings = sum(finding.level is Level.WARNING for finding in self._findings)
+        if problems:
+            self._say(f"not fit to run: {_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+        else:
+            self._say("fit to run" + (f", with {_count(warnings, 'warning')}" if warnings else ""))
+        return exit_status(self._findings)
+
+    def _note(self, *findings: Finding, quiet: bool = False) -> None:
+        """Keep findings and print them; ``quiet``: only if they are not good."""
+        for finding in findings:
+            self._findings.append(finding)
+            if not (quiet and finding.level is Level.OK):
+                self._say(finding.line())
+
+    @contextmanager
+    def _noting(self, check: str) -> Iterator[None]:
+        """What fails here is a problem found, not the end."""
+        try:
+            yield
+        except PipeEdgeError as error:
+            self._note(problem_from(check, error).of(self._rank))
+
+    # -- alone ------------------------------------------------------------------------------------
+
+    def _look_at_network(self) -> str:
+        """Name, interface, address. Returns the IP address behind ``--addr``."""
+        world = self._world
+        if world.agent_store:
+            self._note(
+                problem(
+                    "port",
+                    "torchrun's agent holds the port; give RANK WORLD, or use pipeedge-launch --doctor",
+                )
+            )
+            raise _Over
+        try:
+            address = socket.getaddrinfo(world.addr, world.port, type=socket.SOCK_STREAM)[0][4]
+        except (socket.gaierror, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            self._note(
+                problem(
+                    "name",
+                    f"--addr {world.addr} cannot be resolved ({why}): correct it, add it to /etc/hosts, or "
+                    "give the IP address",
+                ).of(self._rank)
+            )
+            raise _Over from None
+        resolved = str(address[0]).split("%")[0]
+        finding = checks.check_addr(
+            world.addr, resolved, rank=self._rank, world_size=world.size, own=_own_addresses()
+        )
+        self._note(finding.of(self._rank))
+        if finding.level is Level.PROBLEM:
+            raise _Over
+        with self._noting("interface"):
+            self._interface = choose_interface(world.socket_ifname, world.addr, world.port)
+            routed: str | None = self._interface
+            if world.socket_ifname is not None:
+                try:
+                    routed = choose_interface(None, world.addr, world.port)
+                except RequestError:
+                    routed = None
+            self._note(checks.check_interface(self._interface, routed, world.addr).of(self._rank))
+        return resolved
+
+    def _open_hub(self, stack: ExitStack) -> Hub | None:
+        if self._rank != 0:
+            return None
+        world = self._world
+        try:
+            listener = listen(world.addr, world.port)
+        except RequestError as error:
+            self._note(problem_from("port", error).of(0))
+            raise _Over from error
+        self._note(ok("port", f"{world.port} is free at {world.addr}").of(0))
+        if world.size > 1:
+            self._say(f"waiting up to {world.timeout_s:g} s for {world.size - 1} more to start")
+        liveness_s = max(_LEAST_LIVENESS_S, world.timeout_s)
+        return stack.enter_context(
+            Hub(listener, world_size=world.size, timeout_s=liveness_s, appear_s=world.timeout_s)
+        )
+
+    def _meet(self, stack: ExitStack, resolved: str) -> Member:
+        """Connect to rank 0 and be seen, before anything that takes time."""
+        world = self._world
+        try:
+            sock = Member.dial(world.addr, world.port, timeout_s=world.timeout_s)
+        except PeerError as error:
+            cause = error.__cause__ if isinstance(error, DeadlineError) else None
+            self._note(
+                checks.diagnose_dial(
+                    world.addr,
+                    world.port,
+                    cause if isinstance(cause, OSError) else None,
+                    resolved=resolved,
+                    timeout_s=world.timeout_s,
+                    own=_own_addresses(),
+                ).of(self._rank)
+            )
+            raise _Over from error
+        if self._rank != 0:
+            self._note(ok("port", f"rank 0 answers at {world.addr}:{world.port}").of(self._rank))
+        member = stack.enter_context(
+            Member(
+                sock,
+                rank=self._rank,
+                timeout_s=max(_LEAST_LIVENESS_S, world.timeout_s),
+                # Always busy: the hub ends no examination because nothing seems to move.
+                status=lambda: RankStatus(busy=("examining", time.monotonic() - self._began)),
+                notify=self._say,
+            )
+        )
+        member.hello(world_size=world.size, host=self._probe.machine().host)
+        return member
+
+    def _together(self, member: Member, hub: Hub | None) -> None:
+        try:
+            self._tell_and_hear(member, hub)
+        except PipeEdgeError as error:
+            if error is not member.error:
+                member.failed(one_line(error))
+            self._note(problem_from("ranks", error))
+            raise _Over from error
+        except BaseException:
+            member.failed("its examination was interrupted")
+            raise
+
+    # -- together ---------------------------------------------------------------------------------
+
+    def _tell_and_hear(self, member: Member, hub: Hub | None) -> None:
+        facts = self._look_at_run()
+        own = {f"finding.{number}": finding.to_text() for number, finding in enumerate(self._findings)}
+        member.facts({**facts, **own})
+        if hub is not None:
+            self._announce(hub)
+        body = member.wait("plan")
+        self._hear(body)
+        member.ready()
+        member.wait("start")
+        clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
+        stats: dict[str, Any] = {"clock": clock}
+        pairs = [(int(source), int(destination)) for source, destination in body["pairs"]]
+        if body["measure"]:
+            stats |= self._measure(member, body, pairs)
+        member.done(stats)
+        self._conclude(member.wait("summary")["stats"], pairs if body["measure"] else [])
+
+    def _look_at_run(self) -> dict[str, Any]:
+        """Device, model, weights, input, output, memory: this rank's findings and facts."""
+        from pipeedge.models import find_model
+        from pipeedge.planning import rank_facts
+        from pipeedge.stage import resolve_device
+
+        request, rank = self._request, self._rank
+        device = None
+        with self._noting("device"):
+            device = resolve_device(request.model.device)
+            self._note(ok("device", str(device)).of(rank))
+        with self._noting("model"):
+            self._model = find_model(request.model.name)
+        facts: dict[str, Any] = {}
+        if self._model is not None:
+            weights, weights_error = None, None
+            try:
+                weights = self._model.fingerprint(request.model.weights)
+                self._note(ok("weights", f"{request.model.weights or self._model.weights_path()}").of(rank))
+            except PipeEdgeError as error:
+                weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
+            items, max_tokens = self._look_at_data_end(self._model)
+            facts = rank_facts(request, self._model, weights=weights, items=items, max_tokens=max_tokens)
+            facts["weights_error"] = weights_error
+        machine = self._probe.machine()
+        facts |= {
+            "host": machine.host,
+            "machine": machine.machine,
+            "free_bytes": machine.free_bytes,
+            "limit_free_bytes": machine.limit_free_bytes,
+            "process_bytes": machine.process_bytes,
+            "device": str(device),
+            "device_free_bytes": _device_free_bytes(device),
+        }
+        return {**facts, **self._probe.software()}
+
+    def _look_at_data_end(self, model: Model) -> tuple[int | None, int | None]:
+        """On the data rank: input and output. Returns items and tokens of the longest sentence."""
+        if self._rank != self._request.schedule.data_rank:
+            return None, None
+        from pipeedge.data import open_input
+        from pipeedge.report import check_report_path
+        from pipeedge.results import check_output_path
+
+        output = self._request.output
+        with self._noting("output"):
+            if output.results is not None:
+                check_output_path(output.results, model)
+            if output.report is not None:
+                check_report_path(output.report)
+            named = [str(path) for path in (output.results, output.report) if path is not None]
+            if named:
+                self._note(ok("output", f"{' and '.join(named)} can be written").of(self._rank))
+        items, max_tokens = None, None
+        with self._noting("input"):
+            source = open_input(self._request.input, model)
+            items, max_tokens = len(source), source.max_tokens
+            self._note(ok("input", f"{items} items").of(self._rank))
+        return items, max_tokens
+
+    def _announce(self, hub: Hub) -> None:
+        """On rank 0: what can be said of all ranks together, and what is to be measured."""
+        from pipeedge.doctor.review import review
+
+        facts = hub.gather()
+        if facts is None:
+            return  # whoever waits for the plan hears why
+        findings = [
+            Finding.from_text(str(value))
+            for known in facts.values()
+            for name, value in known.items()
+            if name.startswith("finding.")
+        ]
+        pairs: list[tuple[int, int]] = []
+        members: list[int] = []
+        if self._model is not None:
+            reviewed = review(self._request, self._model, facts)
+            self._files = reviewed.files
+            findings += reviewed.findings
+            if reviewed.plan is not None:
+                links = reviewed.plan.links(self._model)
+                pairs = [(end.source, end.destination) for end in links if end.source != end.destination]
+                members = list(reviewed.plan.participants)
+        with self._noting("output"):
+            self._check_neighbors_file()
+        findings += [finding for finding in self._findings if finding.to_text() not in _texts(findings)]
+        measure = bool(pairs) and exit_status(findings) == 0
+        body = {
+            "findings": _texts(findings),
+            "pairs": pairs,
+            "members": members,
+            "measure": measure,
+            "store_port": self._serve_store() if measure else None,
+        }
+        hub.plan(body, participants=tuple(range(self._world.size)), names={})
+
+    def _check_neighbors_file(self) -> None:
+        path = self._command.neighbors_file
+        if path is None:
+            return
+        if path.exists():
+            load_neighbors(path)
+        directory = path.parent
+        if not directory.is_dir() or not os.access(directory, os.W_OK) or path.is_dir():
+            raise SpecError(
+                f"--neighbors-file {path}: cannot be written; name a file in a directory of yours"
+            )
+
+    def _serve_store(self) -> int:
+        from pipeedge.transport.rendezvous import serve_store
+
+        self._store, port = serve_store(self._world.addr)
+        return port
+
+    def _hear(self, body: Mapping[str, Any]) -> None:
+        """The findings of all. What another rank finds good it has printed itself, and rank 0 the rest."""
+        known = set(_texts(self._findings))
+        for text in body["findings"]:
+            if text not in known:
+                finding = Finding.from_text(text)
+                self._note(finding, quiet=self._rank != 0 or finding.rank is not None)
+
+    # -- the links --------------------------------------------------------------------------------
+
+    def _measure(
+        self, member: Member, body: Mapping[str, Any], pairs: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Measure the links that begin here, answer on those that end here: stats for the hub."""
+        if self._rank not in body["members"]:
+            return {}
+        from pipeedge.doctor.links import answer_link, fit_link, measure_link
+        from pipeedge.transport.p2p import P2PTransport
+        from pipeedge.transport.rendezvous import connect_store
+
+        # gloo reads its interface from the environment, when the group is created.
+        os.environ["GLOO_SOCKET_IFNAME"] = self._interface or ""
+        stats: dict[str, Any] = {}
+        over = threading.Event()
+
+        def work() -> None:
+            try:
+                store = connect_store(self._world.addr, body["store_port"], timeout_s=self._world.timeout_s)
+                transport = P2PTransport(store=store, rank=self._rank, members=tuple(body["members"]))
+                for number, (source, destination) in enumerate(pairs):
+                    if source == self._rank:
+                        samples = measure_link(transport, source, destination, budget_s=_LINK_S)
+                        link = fit_link(samples)
+                        # One assignment: the other thread may take the figures at any moment.
+                        stats.update(
+                            {
+                                f"link.{number}.bw_bytes_per_s": link.bw_bytes_per_s,
+                                f"link.{number}.latency_s": link.latency_s,
+                            }
+                        )
+                    elif destination == self._rank:
+                        answer_link(transport, source, destination)
+                transport.close()
+            except Exception as error:  # told to all, by the thread that waits for this one
+                stats["error"] = one_line(error)[:_MAX_ERROR]
+            finally:
+                over.set()
+
+        member.on_end(over.set)
+        # In a thread of its own: gloo cannot be told to stop waiting, so it is left behind instead.
+        threading.Thread(target=work, name="links", daemon=True).start()
+        over.wait(_CONNECT_S + len(pairs) * (_LINK_S + _LINK_SLACK_S))
+        error = member.error
+        if error is not None:
+            raise error
+        return dict(stats)
+
+    def _conclude(self, stats: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[int, int]]) -> None:
+        quiet = self._rank != 0
+        clocks = {int(rank): float(told["clock"]) for rank, told in stats.items()}
+        self._note(*checks.check_clocks(clocks), quiet=quiet)
+        if not pairs:
+            return
+        measured: dict[int, Link] = {}
+        for number, (source, _) in enumerate(pairs):
+            told = stats[str(source)]
+            if f"link.{number}.bw_bytes_per_s" in told:
+                measured[number] = Link(
+                    float(told[f"link.{number}.bw_bytes_per_s"]), float(told[f"link.{number}.latency_s"])
+                )
+        error = next((str(told["error"]) for told in stats.values() if "error" in told), None)
+        self._note(*checks.check_links(pairs, measured, error), quiet=quiet)
+        if self._rank != 0:
+            return
+        hosts = self._request.schedule.hosts or tuple(str(rank) for rank in range(self._world.size))
+        if self._files is not None:
+            self._note(*checks.check_promises(pairs, measured, self._files, hosts))
+        path = self._command.neighbors_file
+        if path is not None and measured:
+            with self._noting("output"):
+                _save_links(
+                    path, {(hosts[pairs[n][0]], hosts[pairs[n][1]]): link for n, link in measured.items()}
+                )
+                self._note(ok("output", f"{_count(len(measured), 'link')} written to {path}"))
+
+
+_MAX_ERROR = 400
+
+
+def _texts(findings: Sequence[Finding]) -> list[str]:
+    return [finding.to_text() for finding in findings]
+
+
+def _own_addresses() -> list[str]:
+    return [address for found in interface_addresses().values() for address in found]
+
+
+def _device_free_bytes(device: Any) -> int | None:
+    """Free memory of a device that is not the processor."""
+    if device is None or device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _save_links(path: Path, links: Mapping[tuple[str, str], Link]) -> None:
+    """Write ``links`` into a neighbours file; what it says of other pairs stays."""
+    neighbors = load_neighbors(path) if path.exists() else {}
+    for (source, destination), link in links.items():
+        neighbors.setdefault(source, {})[destination] = link
+    save_neighbors(path, neighbors)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

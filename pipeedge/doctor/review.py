@@ -1,0 +1,128 @@
+"""What rank 0 can say of all ranks together: do they agree, and does the plan fit them?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeedge.config import RunRequest, ScheduleRequest
+from pipeedge.doctor import checks
+from pipeedge.doctor.checks import Need, SchedulerFiles
+from pipeedge.doctor.findings import Finding, ok, problem_from, warning
+from pipeedge.errors import PipeEdgeError
+from pipeedge.models import Model
+from pipeedge.payload import specs_bytes
+from pipeedge.planning import Plan, disagreements, plan_schedule
+from pipeedge.scheduler import SchedulerRequest
+from pipeedge.specs import load_device_types, load_devices, load_models
+from pipeedge.transport.frame import frame_capacity
+
+__all__ = ["Review", "planned_needs", "review"]
+
+_FRAMES_EACH = 3
+"""Of a link, at each end: two under way and the one that is read or written."""
+_WORKING_COPIES = 3
+"""Of the largest values inside a shard, while a layer computes."""
+_LOADING = 1.03
+"""Peak of loading weights, as a part of them (docs/models.md)."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """What was found, and the plan if there is one."""
+
+    findings: tuple[Finding, ...]
+    plan: Plan | None
+    files: SchedulerFiles | None
+    """The scheduler's files, if they are to be used and can be read."""
+
+
+def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]]) -> Review:
+    """Compare the ranks, read the scheduler's files, plan, and hold the plan against the ranks.
+
+    Args:
+        request: of rank 0.
+        model: of rank 0.
+        facts: what each rank says of itself.
+    """
+    found = checks.check_agreement(disagreements(facts), request.world.size)
+    files = None
+    try:
+        files = _read_files(request.schedule)
+    except PipeEdgeError as error:
+        found.append(problem_from("files", error))
+    if files is not None:
+        found += checks.check_files(
+            files,
+            model_name=model.name,
+            n_layers=model.n_layers,
+            batch_size=request.ubatch_size,
+            dtype=SchedulerRequest.dtype,
+            hosts=request.schedule.hosts,
+            world_size=request.world.size,
+        )
+    plan = None
+    try:
+        plan = _plan(request, model, facts, found)
+    except PipeEdgeError as error:
+        found.append(problem_from("schedule", error))
+    if plan is not None:
+        layers = {stage.rank: str(stage.layers) for stage in plan.schedule.stages}
+        found += checks.check_weights(facts, layers)
+        found += checks.check_memory(facts, planned_needs(plan, model))
+    return Review(tuple(found), plan, files)
+
+
+def _read_files(wanted: ScheduleRequest) -> SchedulerFiles | None:
+    if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
+        return None
+    return SchedulerFiles(
+        load_models(wanted.models_file),
+        load_device_types(wanted.dev_types_file),
+        load_devices(wanted.dev_file),
+    )
+
+
+def _plan(
+    request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]], found: list[Finding]
+) -> Plan | None:
+    planned = plan_schedule(request, model)
+    found.extend(warning("schedule", note) for note in planned.notes)
+    found.extend(ok("schedule", line) for line in planned.schedule.lines())
+    data = facts[request.schedule.data_rank]
+    if data.get("items") is None:
+        return None  # the input cannot be read, which the data rank says
+    return Plan(
+        schedule=planned.schedule,
+        data_rank=request.schedule.data_rank,
+        items=data["items"],
+        ubatch_size=request.ubatch_size,
+        max_tokens=data["max_tokens"],
+        store_port=None,
+        predicted_items_per_s=planned.predicted_items_per_s,
+    )
+
+
+def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
+    """Memory that the plan takes on each rank, on top of a process with the libraries loaded."""
+    needs = {}
+    links = plan.links(model)
+    items = min(plan.ubatch_size, plan.items)
+    for rank in plan.participants:
+        weights = 0
+        buffers = sum(
+            _FRAMES_EACH * frame_capacity(link.specs)
+            for link in links
+            if link.source != link.destination and rank in (link.source, link.destination)
+        )
+        stage = plan.schedule.stage_of(rank)
+        if stage is not None:
+            layers = plan.schedule.stages[stage].layers
+            weights = int(_LOADING * model.weight_bytes(layers))
+            buffers += _WORKING_COPIES * max(
+                specs_bytes(model.payload_specs(cut, items, plan.max_tokens))
+                for cut in range(layers.start, layers.stop + 1)
+            )
+        needs[rank] = Need(weights, buffers)
+    return needs
