@@ -8,6 +8,20 @@
 //   cost(schedule) = max over stages (throughput = batch_size / cost)
 //   latency        = sum of all computes and all links: one microbatch through an idle pipeline
 //
+// bytes(cut) = elements * batch_size * element_bytes; a bandwidth of 0 carries nothing, and nothing to
+// carry costs the latency alone. Without a data host the first stage receives and the last one sends
+// for free; with one, its links to the first stage and from the last count, and are free where that
+// stage runs on the data host itself.
+//
+// A stage fits when  sum mem_bytes + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
+// is at most the type's mem_bytes. A host serves one stage.
+//
+// kThroughput asks for the least cost; among those equal the fewest hosts, then the least latency.
+// kLatency asks for the least latency; among those equal the least cost, then the fewest hosts. After
+// that hosts of a type are taken in the order of the file. Values within 1e-9 of each other,
+// relatively, are equal. kOptimal is about the objective: ties are broken exactly on all but the
+// largest problems, where that effort is limited.
+//
 // Units are bytes, bytes a second and seconds throughout; layers are half-open [first, last) from 0.
 // Conversion from MB (2^20 bytes), Mbps (2^20 bits a second) and 1-based ranges happens at the edge.
 #pragma once

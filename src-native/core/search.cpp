@@ -44,7 +44,8 @@ class Counts {
     counts[field.word] += field.one;
   }
   bool covers(const std::uint64_t* less, const std::uint64_t* more) const {
-    for (std::size_t w = 0; w < spare_.size(); ++w) {
+    if ((((more[0] | spare_[0]) - less[0]) & spare_[0]) != spare_[0]) return false;
+    for (std::size_t w = 1; w < spare_.size(); ++w) {
       if ((((more[w] | spare_[w]) - less[w]) & spare_[w]) != spare_[w]) return false;
     }
     return true;
@@ -106,6 +107,7 @@ class Search {
     std::int32_t parent = -1;
     std::int32_t arc = -1;
     std::int32_t stages = 0;
+    std::int32_t sender = 0;
     double cost = 0;
   };
 
@@ -134,6 +136,7 @@ class Search {
     } else {
       const Arc& taken = network_.arc(arc);
       label.stages = labels_[at(parent)].stages + 1;
+      label.sender = taken.sender;
       label.cost = labels_[at(parent)].cost + step_cost(parent, taken);
       used_.insert(used_.end(), counts, counts + counts_.words());
       for (std::size_t k = 0; k < kinds_; ++k) {
@@ -228,7 +231,7 @@ class Search {
     }
     const auto last = static_cast<std::int32_t>(labels_.size());
     for (std::int32_t label = first; label < last && !stopped_ && !done(); ++label) {
-      extend(label, cut, network_.arc(labels_[at(label)].arc).sender);
+      extend(label, cut, labels_[at(label)].sender);
       if (work_ > task_.max_work || ((label & 255) == 0 && clock_.expired())) stopped_ = true;
     }
   }
@@ -241,18 +244,17 @@ class Search {
     return !(bound <= limits_[0]);
   }
 
+  // Among the labels kept at this cut so far, is one at least as good as the one in scratch_?
   bool dominated(std::int32_t first, std::int32_t sender, double cost) {
     const auto last = static_cast<std::int32_t>(labels_.size());
-    for (std::int32_t label = first; label < last; ++label) {
+    const std::uint64_t* counts = used_.data() + at(first) * counts_.words();
+    std::int32_t label = first;
+    for (; label < last; ++label, counts += counts_.words()) {
       const Label& other = labels_[at(label)];
-      if (counts_.covers(used(label), scratch_.data()) && other.cost <= cost &&
-          network_.arc(other.arc).sender == sender) {
-        work_ += label - first;
-        return true;
-      }
+      if (other.cost <= cost && other.sender == sender && counts_.covers(counts, scratch_.data())) break;
     }
-    work_ += last - first;
-    return false;
+    work_ += label - first;
+    return label < last;
   }
 
   const Network& network_;

@@ -43,7 +43,7 @@ constexpr Effort kEfforts[] = {
 constexpr int kNarrow = 12;       // width of a search that is only a first try
 constexpr int kSpreadRounds = 60;
 constexpr Effort kGlance = {6, 200'000'000, 1e-2, 0};
-constexpr Effort kTieEffort = {2'000, 40'000'000, 1e-6, 0};
+constexpr Effort kTieEffort = {2'000, 25'000'000, 1e-6, 0};
 
 enum class Answer { kYes, kNo, kOpen };
 
