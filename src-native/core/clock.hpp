@@ -9,7 +9,6 @@ class Clock {
  public:
   explicit Clock(double limit_s) : start_(Now::now()), limit_s_(limit_s) {}
   double elapsed_s() const { return std::chrono::duration<double>(Now::now() - start_).count(); }
-  double remaining_s() const { return limit_s_ - elapsed_s(); }
   bool expired() const { return elapsed_s() >= limit_s_; }
 
  private:

@@ -53,7 +53,6 @@ void Instance::classify(const LinkTable& links) {
     if (has_entry[h] != 0) linked.push_back(static_cast<int>(h));
   }
 
-  class_of_.assign(problem_.hosts.size(), -1);
   std::map<std::tuple<int, bool, bool>, std::vector<int>> candidates;
   for (std::size_t h = 0; h < problem_.hosts.size(); ++h) {
     const int host = static_cast<int>(h);
@@ -62,11 +61,9 @@ void Instance::classify(const LinkTable& links) {
       return has_entry[h] == 0 || alike(links, hosts_[index(cls)].front(), host, linked);
     });
     if (found != same.end()) {
-      class_of_[h] = *found;
       hosts_[index(*found)].push_back(host);
       continue;
     }
-    class_of_[h] = classes();
     same.push_back(classes());
     hosts_.push_back({host});
     types_.push_back(&links.type_of(host));

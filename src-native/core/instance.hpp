@@ -30,7 +30,6 @@ class Instance {
   // Hosts of a class, in the order of the devices file.
   const std::vector<int>& hosts(int cls) const { return hosts_[index(cls)]; }
   int count(int cls) const { return static_cast<int>(hosts_[index(cls)].size()); }
-  int class_of(int host) const { return class_of_[index(host)]; }
   const DeviceType& type(int cls) const { return *types_[index(cls)]; }
   double bytes(int cut) const { return bytes_[index(cut)]; }
 
@@ -57,7 +56,6 @@ class Instance {
   int layers_;
   bool pairwise_ = false;
   std::vector<std::vector<int>> hosts_;
-  std::vector<int> class_of_;
   std::vector<const DeviceType*> types_;
   std::vector<double> memory_;
   std::vector<double> bytes_, buffer_in_, buffer_out_;

@@ -14,7 +14,6 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 Network::Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit)
     : instance_(instance),
-      bottleneck_(bottleneck),
       purpose_(purpose),
       latency_limit_(latency_limit + 2 * kRelativeTolerance * latency_limit) {
   // Finite, so that a link without bandwidth (infinite seconds) is never within it.

@@ -44,7 +44,6 @@ class Network {
 
   const Instance& instance() const { return instance_; }
   int layers() const { return instance_.layers(); }
-  double bottleneck() const { return bottleneck_; }
   int resources() const { return static_cast<int>(capacity_.size()); }
   int capacity(int resource) const { return capacity_[static_cast<std::size_t>(resource)]; }
   int first_class(int resource) const { return classes_of_[static_cast<std::size_t>(resource)].front(); }
@@ -90,7 +89,6 @@ class Network {
   }
 
   const Instance& instance_;
-  double bottleneck_;
   double limit_ = 0;              // the bottleneck with its tolerance
   Purpose purpose_;
   double latency_limit_;

@@ -29,8 +29,6 @@ class Simplex {
 
   double objective() const;
   double dual(int row) const { return duals_[static_cast<std::size_t>(row)]; }
-  double value(int row) const { return values_[static_cast<std::size_t>(row)]; }
-  int basic(int row) const { return basis_[static_cast<std::size_t>(row)]; }
   int columns() const { return static_cast<int>(columns_.size()); }
 
  private:
