@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""RPC against p2p, and what RPC does to memory: ``python benchmarks/rpc.py [throughput] [memory] [threads]``.
+
+throughput  ViT-Base over two ranks of one thread, cut in the middle; runs over p2p and rpc alternate, the
+            medians count. Peak memory of each rank too.
+memory      a model of DeiT-tiny's width over two ranks that send to each other, thousands of microbatches;
+            resident memory (VmRSS) after the warm-up and the most it came to afterwards.
+threads     the same traffic with 4, 16 and 64 worker threads, once as this package does it, once with the
+            shards called on the worker threads and every microbatch sent at once, as pipelines on RPC
+            usually are.
+
+Needs Linux, for ``/proc``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.rpc
+from rich.console import Console
+from rich.table import Table
+
+from pipeedge.models import find_model
+from pipeedge.models.fill import hub_tensors
+from pipeedge.models.random_weights import RandomWeights
+from pipeedge.models.writing import write_npz
+from pipeedge.schedule import LayerRange
+from pipeedge.transport.interfaces import listen
+
+VIT_BASE = "google/vit-base-patch16-224"
+THROUGHPUT_TARGET = 0.92
+PEAK_TARGET = 1.3
+GROWTH_TARGETS = (0.02, 20.0)
+"""Part of what it was, or MB; either will do."""
+PARTS = ("throughput", "memory", "threads")
+LIMIT_S = 600.0
+
+_rpc: Any = torch.distributed.rpc
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that has ended."""
+
+    report: dict[str, Any]
+    memory: list[list[tuple[float, float]]]
+    """Per rank, ``time.time()`` and resident memory in MB."""
+
+    def windows(self, warm_up: int) -> list[tuple[float, float]]:
+        """Per rank, MB when ``warm_up`` microbatches were through, and the most from then on."""
+        began = self.report["began"]
+        warm = began + self.report["elapsed_s"] * warm_up / self.report["microbatches"]
+        end = began + self.report["elapsed_s"]
+        found = []
+        for series in self.memory:
+            after = [megabytes for when, megabytes in series if warm <= when <= end]
+            found.append((after[0], max(after)))
+        return found
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory, MB of 2^20 bytes; 0 when the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:")), 0.0)
+
+
+def free_port() -> int:
+    """A port that is free at this moment."""
+    with listen("127.0.0.1", 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float, float]]]:
+    """Memory of the processes until all have ended; kills them when one fails or time is up."""
+    memory: list[list[tuple[float, float]]] = [[] for _ in processes]
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while any(process.poll() is None for process in processes):
+            for series, process in zip(memory, processes, strict=True):
+                if (megabytes := resident_mb(process.pid)) > 0:
+                    series.append((time.time(), megabytes))
+            if time.monotonic() > deadline:
+                raise SystemExit(f"a run did not end within {LIMIT_S:g} s")
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    failed = [rank for rank, process in enumerate(processes) if process.returncode]
+    if failed:
+        raise SystemExit(f"rank {failed[0]} ended with {processes[failed[0]].returncode}")
+    return memory
+
+
+def run(directory: Path, *options: object) -> Ran:
+    """Two ranks of the runtime on this machine, one thread each."""
+    report = directory / "report.json"
+    common = ["--port", free_port(), "--report", report, *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pipeedge.runtime", str(rank), "2", *map(str, common)],
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    created = time.time()
+    memory = watch(processes)
+    body = json.loads(report.read_text())
+    return Ran({**body, "began": created + body["startup_s"]}, memory)
+
+
+def tiny_model(directory: Path, blocks: int) -> Path:
+    """A directory with a ViT of DeiT-tiny's width and ``blocks`` blocks, random weights."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=blocks, num_attention_heads=3, intermediate_size=768, num_labels=10
+    )
+    path = directory / "tiny"
+    ViTForImageClassification(config).save_pretrained(path)
+    return path
+
+
+def throughput(console: Console, directory: Path, items: int, repetitions: int) -> bool:
+    """Whether rpc is as fast, and as small, as asked for."""
+    model = find_model(VIT_BASE)
+    weights = directory / "weights.npz"
+    source = RandomWeights(hub_tensors(model.build(), model.config), seed=0)
+    write_npz(weights, source.names, source)
+    options = ("-m", VIT_BASE, "-M", weights, "-pt", "1,24,25,48", "-u", 8, "-b", items)
+    rates: dict[str, list[float]] = {"p2p": [], "rpc": []}
+    peaks: dict[str, list[float]] = {"p2p": [0.0, 0.0], "rpc": [0.0, 0.0]}
+    for _ in range(repetitions):
+        for comm in rates:
+            report = run(directory, *options, "-c", comm).report
+            rates[comm].append(report["throughput_items_per_s"])
+            for stage in report["stages"]:
+                peaks[comm][stage["rank"]] = max(peaks[comm][stage["rank"]], stage["rss_peak_mb"])
+    ratio = statistics.median(rates["rpc"]) / statistics.median(rates["p2p"])
+    growth = max(rpc / p2p for rpc, p2p in zip(peaks["rpc"], peaks["p2p"], strict=True))
+    table = Table(title=f"ViT-Base, 24/24, {items} items in eights, {repetitions} runs each, alternating")
+    for name in ("links", "items/s, median", "items/s, all", "peak rank 0", "peak rank 1"):
+        table.add_column(name, justify="right")
+    for comm, found in rates.items():
+        table.add_row(
+            comm,
+            f"{statistics.median(found):.2f}",
+            " ".join(f"{rate:.2f}" for rate in found),
+            *(f"{peak:.0f} MB" for peak in peaks[comm]),
+        )
+    console.print(table)
+    console.print(f"throughput rpc/p2p {ratio:.3f} (target {THROUGHPUT_TARGET}); ", end="")
+    console.print(f"peak memory rpc/p2p {growth:.2f} at most (target {PEAK_TARGET})")
+    return ratio >= THROUGHPUT_TARGET and growth <= PEAK_TARGET
+
+
+def memory(console: Console, directory: Path, blocks: int, warm_up: int, count: int, ubatch: int) -> bool:
+    """Whether no rank grows."""
+    model = tiny_model(directory, blocks)
+    middle = 2 * blocks
+    ran = run(
+        directory,
+        *("-m", model, "-c", "rpc", "-r", "1,0", "-pt", f"1,{middle},{middle + 1},{4 * blocks}"),
+        *("-u", ubatch, "-b", ubatch * (warm_up + count)),
+    )
+    table = Table(title=f"{count} microbatches of {ubatch}x197x192 after {warm_up}, over rpc")
+    for name in ("rank", f"MB after {warm_up}", "MB at most since", "growth", "target"):
+        table.add_column(name, justify="right")
+    good = True
+    for rank, (before, most) in enumerate(ran.windows(warm_up)):
+        grown = most - before
+        good &= grown <= max(GROWTH_TARGETS[0] * before, GROWTH_TARGETS[1])
+        table.add_row(
+            str(rank),
+            f"{before:.1f}",
+            f"{most:.1f}",
+            f"{grown:.1f} MB ({grown / before:.1%})",
+            f"{GROWTH_TARGETS[0]:.0%} or {GROWTH_TARGETS[1]:g} MB",
+        )
+    console.print(table)
+    return good
+
+
+# -- the usual way, for comparison ----------------------------------------------------------------
+
+
+class Worker:
+    """A shard that is called on the worker threads of RPC."""
+
+    shard: torch.nn.Module
+
+    @classmethod
+    def first(cls, pixels: torch.Tensor) -> torch.Tensor:
+        """On rank 1: this shard, then the next one, while the worker thread waits."""
+        with torch.no_grad():
+            hidden = cls.shard((pixels,))[0]
+        return _rpc.rpc_sync("rank0", Worker.last, args=(hidden,))  # type: ignore[no-any-return]
+
+    @classmethod
+    def last(cls, hidden: torch.Tensor) -> torch.Tensor:
+        """On rank 0."""
+        with torch.no_grad():
+            return cls.shard((hidden,))[0]  # type: ignore[no-any-return]
+
+
+def usual(rank: int, port: int, threads: int, model_dir: str, warm_up: int, count: int) -> None:
+    """A pipeline of two ranks as tutorials have it; each prints its MB after the warm-up and at most."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
+    model = find_model(model_dir)
+    half = model.n_layers // 2
+    layers = LayerRange(half, model.n_layers) if rank == 0 else LayerRange(0, half)
+    Worker.shard = model.load(layers)
+    options = _rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=threads, rpc_timeout=LIMIT_S, init_method=f"tcp://127.0.0.1:{port}"
+    )
+    _rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    series: list[float] = []
+    if rank == 0:
+        batch = 100
+        for _ in range(0, warm_up + count, batch):
+            futures = [
+                _rpc.rpc_async("rank1", Worker.first, args=(torch.randn(1, 3, 224, 224),))
+                for _ in range(batch)
+            ]
+            for future in futures:
+                future.wait()
+            del futures, future
+            pair = (resident_mb(os.getpid()), _rpc.rpc_sync("rank1", _own_mb))
+            series.append(pair)  # type: ignore[arg-type]
+        warm = warm_up // batch - 1
+        for each in range(2):
+            values = [pair[each] for pair in series[warm:]]  # type: ignore[index]
+            print(json.dumps([each, values[0], max(values)]), flush=True)
+    _rpc.shutdown()
+
+
+def _own_mb() -> float:
+    return resident_mb(os.getpid())
+
+
+def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool:
+    """The table; there is no target."""
+    model = tiny_model(directory, 1)
+    table = Table(title=f"worker threads: {count} microbatches of 1x197x192 after {warm_up}; MB")
+    for name in ("-w", "design", "rank 0", "rank 1"):
+        table.add_column(name, justify="right")
+    for number in (4, 16, 64):
+        ran = run(
+            directory,
+            *("-m", model, "-c", "rpc", "-w", number, "-r", "1,0", "-pt", "1,2,3,4"),
+            *("-u", 1, "-b", warm_up + count),
+        )
+        cells = [f"{before:.0f} -> {most:.0f}" for before, most in ran.windows(warm_up)]
+        table.add_row(str(number), "this package", *cells)
+        port = free_port()
+        arguments = [str(port), str(number), str(model), str(warm_up), str(count)]
+        output = directory / "usual.txt"
+        with output.open("wb") as stream:
+            watch(
+                [
+                    subprocess.Popen(
+                        [sys.executable, "-W", "ignore", __file__, "--usual", str(rank), *arguments],
+                        stdout=stream,
+                        env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    )
+                    for rank in range(2)
+                ]
+            )
+        found = sorted(json.loads(line) for line in output.read_text().splitlines())
+        table.add_row("", "computing on them", *(f"{before:.0f} -> {most:.0f}" for _, before, most in found))
+    console.print(table)
+    return True
+
+
+def main() -> int:
+    """Print the tables; 1 if a target is missed."""
+    if sys.argv[1:2] == ["--usual"]:
+        # As an imported module: RPC looks functions up by the module's name.
+        import rpc as this
+
+        rank, port, number, model, warm_up, count = sys.argv[2:]
+        this.usual(int(rank), int(port), int(number), model, int(warm_up), int(count))
+        return 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (the first two)")
+    parser.add_argument(
+        "-b", "--batch-size", type=int, default=48, metavar="N", help="throughput: items (48)"
+    )
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="throughput: of each (3)")
+    parser.add_argument("--warm-up", type=int, default=300, metavar="N", help="memory: microbatches (300)")
+    parser.add_argument("--count", type=int, default=3000, metavar="N", help="memory: after those (3000)")
+    parser.add_argument("--blocks", type=int, default=1, metavar="N", help="memory: of the model (1)")
+    parser.add_argument("-u", "--ubatch-size", type=int, default=1, metavar="N", help="memory: items (1)")
+    args = parser.parse_args()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    console = Console()
+    good = True
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for part in args.parts or PARTS[:2]:
+            if part == "throughput":
+                good &= throughput(console, directory, args.batch_size, args.repetitions)
+            elif part == "memory":
+                good &= memory(console, directory, args.blocks, args.warm_up, args.count, args.ubatch_size)
+            else:
+                good &= threads(console, directory, args.warm_up, args.count)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
