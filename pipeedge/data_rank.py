@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pipeedge.data import InputSource, Microbatch
 from pipeedge.results import Accuracy, ResultWriter
 from pipeedge.transport.base import Packet, Receiver
-from pipeedge.worker import Activity, Outgoing
+from pipeedge.worker import Activity, Outgoing, receive
 
 __all__ = ["Collector", "Feeder"]
 
@@ -88,10 +88,8 @@ class Collector:
 
     def run(self) -> None:
         """Collect until the last stage has finished."""
-        while (packet := self._receiver.receive()) is not None:
+        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
             now = self._clock()
-            if self._peer is not None:
-                self._activity.received(self._peer)
             batch, sent_at = self._feeder.take()
             self.latencies.append(now - sent_at)
             if self._feeder.started_at is not None:

@@ -26,11 +26,13 @@ from rich.console import Console
 
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
+from pipeedge.control.liveness import Limits
 from pipeedge.control.member import Member
 from pipeedge.data import InputSource, open_input
 from pipeedge.data_rank import Collector, Feeder
 from pipeedge.errors import (
     EXIT_REQUEST,
+    DeadlineError,
     PeerError,
     PeerFailedError,
     PipeEdgeError,
@@ -178,6 +180,7 @@ class _Rank:
             if self._hub is not None:
                 member.wait("summary")
             return None
+        member.know_hub(plan.name(0) or "without a part in the pipeline")
         member.on_end(lambda: self._crew.stop(member.error))
         transport = self._connect(plan, interface)
         stage = self._create_stage(plan, device, transport)
@@ -198,7 +201,7 @@ class _Rank:
             self._crew.wait()
         if transport is not None:
             with self.activity.busy("closing its links"):
-                self._in_crew("close", transport.close)
+                self._in_crew("close", transport.close, "the links could not be closed")
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
         summary = member.wait("summary")["stats"]
         if data_end is None:
@@ -318,15 +321,31 @@ class _Rank:
             store = connect_store(world.addr, port, timeout_s=world.timeout_s)
             return P2PTransport(store=store, rank=self._rank, members=plan.participants)
 
+        # Everybody who has the plan connects at once, so who does not answer cannot be reached.
+        peers = ", ".join(str(rank) for rank in plan.participants if rank != self._rank)
         with self.activity.busy("connecting to its peers"):
-            return self._in_crew("connect", connect)
+            return self._in_crew(
+                "connect",
+                connect,
+                f"the links of rank {self._rank} to {peers} over {interface} do not open: is there a "
+                "firewall between them, or another interface to choose with -s?",
+            )
 
-    def _in_crew(self, name: str, wait: Callable[[], _Result]) -> _Result:
+    def _in_crew(self, name: str, wait: Callable[[], _Result], too_long: str | None = None) -> _Result:
         """What ``wait`` returns. It waits for peers, in a thread of its own: when one of them dies, torch
-        may go on waiting, and this rank must end."""
+        may go on waiting, and this rank must end.
+
+        Args:
+            name: of the thread.
+            wait: what is to be waited for.
+            too_long: what to say where it may take no longer than a dead link may; None: as long as the
+                peers live.
+        """
         found: list[_Result] = []
         self._crew.start(name, lambda: found.append(wait()))
-        self._crew.wait()
+        limit_s = Limits.within(self._request.world.timeout_s).stall_s if too_long is not None else None
+        if not self._crew.wait(limit_s):
+            raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")
         return found[0]
 
 

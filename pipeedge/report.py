@@ -85,8 +85,12 @@ def check_report_path(path: Path) -> None:
     """Refuse a report that could not be written at the end of the run.
 
     Raises:
-        RequestError: the place is not writable.
+        RequestError: the place does not exist or is not writable.
     """
+    if not path.parent.is_dir():
+        raise RequestError(f"--report {path}: the directory {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise RequestError(f"--report {path}: is a directory")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -10,6 +10,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -38,10 +40,12 @@ def _run() -> None:
     command = parse_runtime(sys.argv[1:], Environment.read())
     # What torch logs of a broken connection precedes the one line that tells why; it reads this on import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Only now: torch takes seconds to import, and a mistake is to be answered at once.
-    from rich.console import Console
+    # Only now: torch takes seconds to import, and a mistake is to be answered at once. Its native part
+    # aborts, at length, when it is to carry a KeyboardInterrupt; there is nothing to clean up yet anyway.
+    with _signals_end_at_once():
+        from rich.console import Console
 
-    from pipeedge.pipeline import run, show_schedule
+        from pipeedge.pipeline import run, show_schedule
 
     def warn(line: str) -> None:
         print(f"{PROGRAM}: rank {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
@@ -51,6 +55,20 @@ def _run() -> None:
         show_schedule(command.request, console)
     else:
         run(command.request, console, warn)
+
+
+@contextmanager
+def _signals_end_at_once() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process without a word, unless they are ignored."""
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in ours.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -26,7 +26,7 @@ from pipeedge.metrics import Tally
 from pipeedge.transport.base import Packet, Receiver, Sender, Shipment
 from pipeedge.transport.channel import Channel, Closed
 
-__all__ = ["Activity", "Crew", "Outgoing", "StageLoop"]
+__all__ = ["Activity", "Crew", "Outgoing", "StageLoop", "receive"]
 
 _WATCH_S = 0.02
 _WATCHED = 4
@@ -38,29 +38,41 @@ class Activity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._busy: dict[int, tuple[str, float]] = {}
+        self._busy: dict[object, tuple[str, float]] = {}
+        self._awaiting: list[int] = []
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
         """This thread is busy with ``what``: it waits for no peer."""
-        thread = threading.get_ident()
+        entry = object()
         with self._lock:
-            self._busy[thread] = (what, self._clock())
+            self._busy[entry] = (what, self._clock())
         try:
             yield
         finally:
             with self._lock:
-                del self._busy[thread]
+                del self._busy[entry]
+
+    @contextmanager
+    def awaiting(self, peer: int) -> Iterator[None]:
+        """This thread waits for a microbatch from ``peer``."""
+        with self._lock:
+            self._awaiting.append(peer)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awaiting.remove(peer)
 
     def sent(self, peer: int) -> None:
-        """One more microbatch was handed to the link to ``peer``."""
+        """One more microbatch, or the end mark, was handed to the link to ``peer``."""
         with self._lock:
             self._sent[peer] = self._sent.get(peer, 0) + 1
 
     def received(self, peer: int) -> None:
-        """One more microbatch has come from ``peer``."""
+        """One more microbatch, or the end mark, has come from ``peer``."""
         with self._lock:
             self._received[peer] = self._received.get(peer, 0) + 1
 
@@ -72,6 +84,7 @@ class Activity:
                 busy=(busy[0], self._clock() - busy[1]) if busy else None,
                 sent=dict(self._sent),
                 received=dict(self._received),
+                awaiting=frozenset(self._awaiting),
             )
 
 
@@ -111,16 +124,20 @@ class Crew:
         for cleanup in cleanups:
             cleanup()
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every thread has ended, or one has failed, or the crew was stopped.
+
+        Returns:
+            Whether that was so within ``timeout_s``.
 
         Raises:
             BaseException: the first failure.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._running == 0 or self._stopped)
+            ended = self._changed.wait_for(lambda: self._running == 0 or self._stopped, timeout_s)
             if self._error is not None:
                 raise self._error
+            return ended
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -133,6 +150,25 @@ class Crew:
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
+
+
+def receive(receiver: Receiver, peer: int | None, activity: Activity) -> Packet | None:
+    """The next packet of ``receiver``, None after the last, and ``activity`` knows who is waited for.
+
+    Args:
+        receiver: the end of a link.
+        peer: the rank at its other end; None where that is this one.
+        activity: of this rank.
+
+    Raises:
+        PeerError: as ``receiver`` does.
+    """
+    if peer is None:
+        return receiver.receive()
+    with activity.awaiting(peer):
+        packet = receiver.receive()
+    activity.received(peer)
+    return packet
 
 
 class Outgoing:
@@ -182,6 +218,8 @@ class Outgoing:
 
     def finish(self) -> None:
         """Nothing follows; waits until everything has arrived."""
+        if self._peer is not None:
+            self._activity.sent(self._peer)
         self._sender.finish()
         self._watched.finish()
 
@@ -242,9 +280,7 @@ class StageLoop:
     def run(self) -> None:
         """Compute until the link ends."""
         began = waiting_since = self._clock()
-        while (packet := self._receiver.receive()) is not None:
-            if self._peer is not None:
-                self._activity.received(self._peer)
+        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
             started = self._clock()
             self.wait_seconds.add(started - waiting_since)
             try:

@@ -146,23 +146,54 @@ def busy(seconds: float, what: str = "computing microbatch 3") -> RankStatus:
             id="long at work: the longest",
         ),
         pytest.param(
-            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 3})}, {}, 9, Stuck(0, 1, 3, 9), id="stuck"
+            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 3}, awaiting=frozenset({0}))},
+            {},
+            9,
+            Stuck(0, 1, 3, 9),
+            id="stuck",
         ),
-        pytest.param({0: RankStatus(sent={1: 1}), 1: WAITING}, {}, 9, Stuck(0, 1, 0, 9), id="nothing came"),
-        pytest.param({0: RankStatus(sent={1: 1})}, {}, 9, Stuck(0, 1, 0, 9), id="nobody there"),
+        pytest.param(
+            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({0}))},
+            {},
+            9,
+            Stuck(0, 1, 0, 9),
+            id="nothing came",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({7}))},
+            {},
+            9,
+            Stalled(9),
+            id="waiting for nobody",
+        ),
         pytest.param(
             {
-                0: RankStatus(sent={1: 5}, received={2: 3}),
-                1: RankStatus(sent={2: 5}, received={0: 5}),
-                2: RankStatus(sent={0: 3}, received={1: 3}),
+                0: RankStatus(sent={1: 9}, received={2: 3}, awaiting=frozenset({2})),
+                1: RankStatus(sent={2: 5}, received={0: 7}),
+                2: RankStatus(sent={0: 3}, received={1: 3}, awaiting=frozenset({1})),
             },
             {},
             9,
             Stuck(1, 2, 3, 9),
-            id="the link that is dead, not those that wait for it",
+            id="the link that is dead, not the one that is full",
         ),
         pytest.param(
-            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 4})}, {}, 9, Stalled(9), id="stalled"
+            {
+                0: RankStatus(sent={1: 9}, received={2: 1}, awaiting=frozenset({2})),
+                1: RankStatus(sent={2: 7}, received={0: 8}),
+                2: RankStatus(sent={0: 3}, received={1: 4}),
+            },
+            {},
+            9,
+            Stuck(2, 0, 1, 9),
+            id="the last link, behind which all others are full",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 4}, awaiting=frozenset({0}))},
+            {},
+            9,
+            Stalled(9),
+            id="stalled",
         ),
     ],
 )
@@ -183,7 +214,7 @@ def test_every_failure_is_found_and_told_before_the_timeout(timeout: float) -> N
 
 
 def test_a_status_survives_the_wire() -> None:
-    status = RankStatus(busy=("reading", 1.25), sent={0: 3}, received={7: 0})
+    status = RankStatus(busy=("reading", 1.25), sent={0: 3}, received={7: 0}, awaiting=frozenset({7, 2}))
     assert RankStatus.from_body(json.loads(json.dumps(status.to_body()))) == status
     assert RankStatus.from_body(RankStatus().to_body()) == RankStatus()
     assert status.progress == 3
@@ -401,7 +432,7 @@ HARMFUL: list[Any] = [
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("beat", ("busy", "sent", "received")),
+        ("beat", ("busy", "sent", "received", "awaiting")),
         ("facts", ("facts",)),
         ("failed", ("line",)),
         ("lost", ("rank", "line")),
@@ -541,9 +572,9 @@ def test_a_dead_link_is_named_by_both_its_ends() -> None:
     play.pass_time(
         10,
         beats={
-            0: RankStatus(sent={1: 9}, received={2: 6}),
-            1: RankStatus(sent={2: 7}, received={0: 9}),
-            2: RankStatus(sent={0: 6}, received={1: 6}),
+            0: RankStatus(sent={1: 11}, received={2: 6}, awaiting=frozenset({2})),
+            1: RankStatus(sent={2: 8}, received={0: 9}),
+            2: RankStatus(sent={0: 6}, received={1: 6}, awaiting=frozenset({1})),
         },
     )
     assert "rank 2 (stage 2, on pi2) has waited" in play.line()
@@ -645,31 +676,29 @@ def test_a_member_that_vanishes_is_noticed_at_once() -> None:
 
 def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
     for closes in (True, False):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            with member(listener.getsockname(), 1, timeout=1.0) as self:
-                self.know_hub("stage 0")
-                server_end, _ = listener.accept()
-                aborted = threading.Event()
-                self.on_end(aborted.set)
-                if closes:
-                    server_end.close()
-                began = time.monotonic()
-                kind = PeerFailedError if closes else DeadlineError
-                with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)"):
-                    self.wait("plan")
-                assert time.monotonic() - began < 1.0
-                assert aborted.wait(1)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            self = stack.enter_context(member(listener.getsockname(), 1, timeout=1.0))
+            server_end = stack.enter_context(listener.accept()[0])
+            self.know_hub("stage 0")
+            aborted = threading.Event()
+            self.on_end(aborted.set)
+            if closes:
                 server_end.close()
+            began = time.monotonic()
+            kind = PeerFailedError if closes else DeadlineError
+            with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)"):
+                self.wait("plan")
+            assert time.monotonic() - began < 1.0
+            assert aborted.wait(1)
 
 
 def test_another_program_on_the_port_is_recognised() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with member(listener.getsockname(), 1, timeout=5.0) as self:
-            server_end, _ = listener.accept()
-            server_end.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            with pytest.raises(PeerFailedError, match="another program on this port"):
-                self.wait("plan")
-            server_end.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, member(listener.getsockname(), 1, timeout=5.0) as self, listener.accept()[0] as server_end:
+        server_end.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        with pytest.raises(PeerFailedError, match="another program on this port"):
+            self.wait("plan")
 
 
 def test_a_hub_that_never_appears_is_named_with_its_address() -> None:

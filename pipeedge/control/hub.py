@@ -396,9 +396,7 @@ class Hub:
     ) -> None:
         self._listener = listener
         self._clock = clock
-        self._state = HubState(
-            world_size=world_size, timeout_s=timeout_s, now=clock(), appear_s=appear_s
-        )
+        self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock(), appear_s=appear_s)
         self._interval_s = beat_interval_s(timeout_s) / 2
         self._parting_s = min(_PARTING_S, timeout_s / 5)
         self._max_connections = world_size + _MAX_STRANGERS

@@ -1,8 +1,8 @@
 """Who is silent, who is stuck, who is only slow. Pure: statuses and ages in, a finding out.
 
 no beat for a while                          -> Silent: stopped, or its network is cut
-beats, nobody busy, no count moves anywhere  -> Stuck: the link that was sent more than arrived;
-                                                Stalled where there is no such link
+beats, nobody busy, no count moves anywhere  -> Stuck: the link that was sent more than arrived, and
+                                                whose other end waits for it; Stalled without one
 beats, somebody busy for long                -> Slow: a notice, not a failure
 """
 
@@ -52,6 +52,8 @@ class RankStatus:
     """Per peer, microbatches handed to the network, and the end mark after them."""
     received: Mapping[int, int] = field(default_factory=dict)
     """Per peer, microbatches that have come, and the end mark after them."""
+    awaiting: frozenset[int] = frozenset()
+    """Peers that it waits for, with nothing else to do until a microbatch comes from them."""
 
     def to_body(self) -> dict[str, Any]:
         """As a message body."""
@@ -59,6 +61,7 @@ class RankStatus:
             "busy": list(self.busy) if self.busy else None,
             "sent": {str(peer): count for peer, count in self.sent.items()},
             "received": {str(peer): count for peer, count in self.received.items()},
+            "awaiting": sorted(self.awaiting),
         }
 
     @classmethod
@@ -70,7 +73,12 @@ class RankStatus:
             if not isinstance(what, str) or not isinstance(seconds, int | float) or len(what) > _MAX_WHAT:
                 raise TypeError(f"{type(busy).__name__} where something to do and for how long was due")
             busy = ("".join(char if char.isprintable() else " " for char in what), float(seconds))
-        return cls(busy=busy, sent=_counts(body["sent"]), received=_counts(body["received"]))
+        return cls(
+            busy=busy,
+            sent=_counts(body["sent"]),
+            received=_counts(body["received"]),
+            awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
+        )
 
     @property
     def progress(self) -> int:
@@ -157,11 +165,11 @@ def diagnose(
         if status.busy and seconds > limits.stall_s:
             return Slow(rank, status.busy[0], seconds)
         return None
-    for source in sorted(statuses):
-        for destination in sorted(statuses[source].sent):
-            sent = statuses[source].sent[destination]
-            peer = statuses.get(destination)
-            arrived = peer.received.get(source, 0) if peer else 0
-            if sent > arrived:
+    # Behind a dead link everybody is stuck with more sent than arrived; but only at its end does
+    # somebody wait for what was sent.
+    for destination in sorted(statuses):
+        for source in sorted(statuses[destination].awaiting & statuses.keys()):
+            arrived = statuses[destination].received.get(source, 0)
+            if statuses[source].sent.get(destination, 0) > arrived:
                 return Stuck(source, destination, arrived, stalled_s)
     return Stalled(stalled_s)

@@ -21,6 +21,7 @@ then: memory fresh from the allocator costs more, in page faults, than copying a
 from __future__ import annotations
 
 import datetime
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -58,7 +59,10 @@ class P2PTransport:
                 "gloo", store=store, rank=self._index[rank], world_size=len(members), timeout=_FOREVER
             )
         except (RuntimeError, ValueError) as error:
-            raise PeerFailedError(f"rank {rank} could not connect to its peers: {error}") from error
+            peers = ", ".join(str(member) for member in members if member != rank)
+            raise PeerFailedError(
+                f"the links of rank {rank} to {peers} could not be opened: {_brief(error)}"
+            ) from error
         self._group: Any = dist.group.WORLD
 
     def sender(self, link: Link) -> P2PSender:
@@ -94,7 +98,7 @@ class P2PShipment:
             except RuntimeError as error:
                 raise _lost_sending(self._link, error) from error
             self._work = None
-        self._arrived()
+            self._arrived()  # before the lock is left: whoever else waits here needs the memory at once
 
 
 @dataclass(frozen=True)
@@ -171,8 +175,20 @@ class P2PSender:
 
 def _lost_sending(link: Link, error: RuntimeError) -> PeerFailedError:
     return PeerFailedError(
-        f"the connection to rank {link.destination} was lost while sending: {error}", peer=link.destination
+        f"the connection to rank {link.destination} was lost while sending: {_brief(error)}",
+        peer=link.destination,
     )
+
+
+def _lost_receiving(link: Link, error: RuntimeError) -> PeerFailedError:
+    return PeerFailedError(
+        f"the connection to rank {link.source} was lost while receiving: {_brief(error)}", peer=link.source
+    )
+
+
+def _brief(error: Exception) -> str:
+    """What gloo says, without the place in its source that it says first."""
+    return re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", str(error))
 
 
 class P2PReceiver:
@@ -204,10 +220,7 @@ class P2PReceiver:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerFailedError(
-                f"the connection to rank {self._link.source} was lost while receiving: {error}",
-                peer=self._link.source,
-            ) from error
+            raise _lost_receiving(self._link, error) from error
         frame = self._read(buffer)
         self._received += 1
         return buffer, frame
@@ -217,7 +230,10 @@ class P2PReceiver:
             buffer = self._free.popleft()
         except IndexError:
             buffer = FrameBuffer(self._capacity)
-        self._posted.append((buffer, self._group.recv([buffer.memory], self._peer, 0)))
+        try:
+            self._posted.append((buffer, self._group.recv([buffer.memory], self._peer, 0)))
+        except RuntimeError as error:
+            raise _lost_receiving(self._link, error) from error
 
     def _read(self, buffer: FrameBuffer) -> Frame:
         try:

@@ -1,0 +1,69 @@
+"""What all tests share: the offline switch, markers, and small models on disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before anything imports the hub's library, here or in a process that a test starts.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the long campaigns too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a long campaign, run with --slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="a long campaign: run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Hugging Face directories of one small random model of each family."""
+    import transformers
+    from models_oracle import save, scramble
+
+    image = {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 40,
+        "image_size": 16,
+        "patch_size": 4,
+        "num_labels": 7,
+    }
+    text = {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 40,
+        "vocab_size": len(VOCABULARY),
+        "max_position_embeddings": 24,
+        "num_labels": 3,
+    }
+    models = {
+        "vit": transformers.ViTForImageClassification(transformers.ViTConfig(**image)),
+        "deit": transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**image)),
+        "bert": transformers.BertForSequenceClassification(transformers.BertConfig(**text)),
+    }
+    root = tmp_path_factory.mktemp("models")
+    directories = {}
+    for seed, (name, model) in enumerate(models.items()):
+        scramble(model, seed)
+        directories[name] = save(model, root / name)
+    (directories["bert"] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    return directories
+
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept", "all", "day")
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS)
