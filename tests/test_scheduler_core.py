@@ -101,7 +101,7 @@ def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
     def draw() -> Case:
         return random_case(rng, types=(2, 4), hosts_per_type=(1, 3), layers=(9, 18), named_hosts=6)
 
-    compare(500 * SCALE, draw, schedule_dynamic.best_schedules)
+    compare(1000 * SCALE, draw, schedule_dynamic.best_schedules)
 
 
 def test_the_oracles_agree() -> None:
