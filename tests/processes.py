@@ -3,12 +3,18 @@
 A world is a context manager. Each rank is the leader of a process group of its own, its output goes to
 files (a pipe that nobody reads would stop it), every wait has a limit, and what is left at the end is
 killed, children too.
+
+Importing torch takes a rank longer than all else that these tests ask of it, so a rank is by default
+forked from a server that has imported it already. Where the start itself matters, or a rank is to run
+under another command, ``fresh`` starts the script in a new interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
@@ -20,6 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import torch
+
+from pipeedge.runtime import main
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime.py"
 DEADLINE_S = 60.0
@@ -59,6 +69,65 @@ class Ended:
         return lines[0]
 
 
+class _Fresh:
+    """A rank in an interpreter of its own."""
+
+    def __init__(self, command: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
+        with (directory / f"{name}.out").open("wb") as out, (directory / f"{name}.err").open("wb") as err:
+            self._process = subprocess.Popen(
+                command,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**environment(), **env},
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def status(self, within: float) -> int | None:
+        """Its exit status, once it has one; None if it still runs after ``within`` seconds."""
+        try:
+            return self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class _Forked:
+    """A rank forked from the server."""
+
+    # Starting one looks at all of them, and their states must not be read by two threads at once.
+    _lock = threading.Lock()
+
+    def __init__(self, arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        with self._lock:
+            context.set_forkserver_preload(["pipeedge.pipeline", "rich.console"])
+            self._process = context.Process(target=_become_a_rank, args=(arguments, directory, env, name))
+            self._process.start()
+        self.pid = self._process.pid
+
+    def status(self, within: float) -> int | None:
+        """Its exit status, once it has one; None if it still runs after ``within`` seconds."""
+        if not multiprocessing.connection.wait([self._process.sentinel], within):
+            return None
+        with self._lock:
+            return self._process.exitcode
+
+
+def _become_a_rank(arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
+    os.setsid()
+    os.chdir(directory)
+    for stream, target in ((sys.stdout, f"{name}.out"), (sys.stderr, f"{name}.err")):
+        stream.flush()
+        os.dup2(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream.fileno())
+    os.environ.clear()
+    os.environ.update({**environment(), **env})
+    torch.set_num_threads(1)
+    sys.argv = [str(RUNTIME), *arguments]
+    main()
+
+
 class World:
     """Ranks that belong together.
 
@@ -69,6 +138,8 @@ class World:
         own: further options of single ranks.
         env: further environment variables.
         prefix: what stands before each rank's command (``ip netns exec ...``).
+        port: of the hub; by default a free one.
+        fresh: start a new interpreter for each rank.
     """
 
     def __init__(
@@ -78,8 +149,9 @@ class World:
         *options: object,
         own: Mapping[int, Sequence[object]] | None = None,
         env: Mapping[str, str] | None = None,
-        prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+        prefix: Callable[[int], Sequence[str]] | None = None,
         port: int | None = None,
+        fresh: bool = False,
     ) -> None:
         self.directory = directory
         self.size = size
@@ -88,8 +160,8 @@ class World:
         self._own = own or {}
         self._env = env or {}
         self._prefix = prefix
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended_at: dict[int, float] = {}
+        self._fresh = fresh or prefix is not None
+        self._ranks: dict[int, _Fresh | _Forked] = {}
 
     def __enter__(self) -> World:
         return self
@@ -97,62 +169,56 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes.values():
+        for rank in self._ranks.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+                os.killpg(rank.pid, signal.SIGKILL)
+        for rank in self._ranks.values():
+            rank.status(within=10)
 
     def start(self, *ranks: int) -> World:
         """Start ``ranks``; all of them without any."""
         for rank in ranks or range(self.size):
             options = [*self._options, *self._own.get(rank, ())]
-            command = [str(RUNTIME), str(rank), str(self.size), "--port", str(self.port), *map(str, options)]
-            with (
-                (self.directory / f"{rank}.out").open("wb") as out,
-                (self.directory / f"{rank}.err").open("wb") as err,
-            ):
-                self._processes[rank] = subprocess.Popen(
-                    [*self._prefix(rank), sys.executable, *command],
-                    cwd=self.directory,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env={**environment(), **self._env},
-                    start_new_session=True,
-                )
+            arguments = [str(rank), str(self.size), "--port", str(self.port), *map(str, options)]
+            if self._fresh:
+                prefix = self._prefix(rank) if self._prefix is not None else ()
+                command = [*prefix, sys.executable, str(RUNTIME), *arguments]
+                self._ranks[rank] = _Fresh(command, self.directory, self._env, str(rank))
+            else:
+                self._ranks[rank] = _Forked(arguments, self.directory, self._env, str(rank))
         return self
 
     def signal(self, rank: int, number: int) -> float:
         """Send a signal to a rank; the time of that."""
-        os.killpg(self._processes[rank].pid, number)
+        os.killpg(self._ranks[rank].pid, number)
         return time.monotonic()
 
     def wait(self, *ranks: int, within: float = DEADLINE_S) -> dict[int, Ended]:
         """How ``ranks`` (all that were started without any) ended; fails if they do not in time."""
         deadline = time.monotonic() + within
         ended = {}
-        for rank in ranks or self._processes:
-            process = self._processes[rank]
-            try:
-                process.wait(max(0.01, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                said = self._text(rank, "err")
-                raise AssertionError(f"rank {rank} still runs after {within:g} s; it said: {said}") from None
-            ended[rank] = Ended(
-                process.returncode, self._text(rank, "out"), self._text(rank, "err"), time.monotonic()
-            )
-        return ended
+        waiting = list(ranks or self._ranks)
+        while waiting:
+            for rank in tuple(waiting):
+                status = self._ranks[rank].status(within=0.02)
+                if status is not None:
+                    out, err = self._text(rank, "out"), self._text(rank, "err")
+                    ended[rank] = Ended(status, out, err, time.monotonic())
+                    waiting.remove(rank)
+            if waiting and time.monotonic() > deadline:
+                said = self._text(waiting[0], "err")
+                raise AssertionError(f"rank {waiting[0]} still runs after {within:g} s; it said: {said}")
+        return dict(sorted(ended.items()))
 
     def until(self, happened: Callable[[], bool], what: str, within: float = DEADLINE_S) -> None:
         """Look, every few milliseconds, until ``happened``; fails if it does not, or a rank ends before."""
         deadline = time.monotonic() + within
         while not happened():
-            gone = [rank for rank, process in self._processes.items() if process.poll() is not None]
-            if gone:
-                raise AssertionError(f"rank {gone[0]} ended before {what}: {self._text(gone[0], 'err')}")
+            for rank, process in self._ranks.items():
+                if process.status(within=0.01) is not None:
+                    raise AssertionError(f"rank {rank} ended before {what}: {self._text(rank, 'err')}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {within:g} s")
-            time.sleep(0.01)
 
     def until_connected(self, count: int) -> None:
         """Wait until ``count`` connections to the hub stand: those ranks have begun to say hello."""
@@ -163,10 +229,6 @@ class World:
         self.until(
             lambda: any(path.stat().st_size > 4096 for path in self.directory.glob(".*.part")), "results come"
         )
-
-    def leftovers(self) -> list[str]:
-        """Temporary files that should not be there any more."""
-        return sorted(path.name for path in self.directory.iterdir() if path.name.startswith("."))
 
     def _text(self, rank: int, kind: str) -> str:
         return (self.directory / f"{rank}.{kind}").read_text(errors="replace")

@@ -1,0 +1,672 @@
+"""``runtime.py`` from outside: real ranks, real signals, every failure within its deadline.
+
+Ranks mostly wait: for torch to be imported, and for one another. So the worlds of these tests run three
+at a time in a pool, and each test waits for its own (``scenario``). What needs only one rank runs inside
+this process, further below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import VOCABULARY, WORDS
+from processes import DEADLINE_S, RUNTIME, Ended, World, environment, free_port, run_world
+
+ASSETS = RUNTIME.parent / "pipeedge" / "assets"
+DIGITS = ("-m", "vit-digits")
+ENDLESS = (*DIGITS, "-b", 10_000_000, "--output", "rows.csv", "--report", "report.json")
+EVEN = 8
+"""An uneven batch: 50 items in microbatches of 8 leave one of 2."""
+
+Scenario = Callable[[Path, "Inputs"], None]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+class Inputs:
+    """Files that several worlds read."""
+
+    def __init__(self, root: Path, model_dirs: dict[str, Path]) -> None:
+        self.models = model_dirs
+        self.collected: dict[str, bytes] = {}
+        """The outputs of every split, which must be the same."""
+        with np.load(ASSETS / "digits.npz") as arrays:
+            pixels = (arrays["images_heldout"][:50, None].astype(np.float32) / 16 - 0.5) / 0.5
+            labels = arrays["labels_heldout"][:50].astype(np.int64)
+        self.digits = root / "digits.npz"
+        np.savez(self.digits, pixel_values=pixels, labels=labels)
+        chance = np.random.default_rng(1)
+        self.images = root / "images.npz"
+        np.savez(self.images, pixel_values=chance.standard_normal((7, 3, 16, 16), dtype=np.float32))
+        self.sentences = root / "sentences.txt"
+        lengths = [1, 9, 3, 14, 2, 5, 7]
+        words = random.Random(3)
+        self.sentences.write_text(
+            "".join(" ".join(words.choice(WORDS) for _ in range(length)) + "\n" for length in lengths)
+        )
+        self.damaged = root / "damaged"
+        shutil.copytree(model_dirs["vit"], self.damaged)
+        weights = self.damaged / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        self.other = root / "other"
+        shutil.copytree(model_dirs["vit"], self.other)
+        _change_a_weight(self.other / "model.safetensors")
+
+
+def _change_a_weight(path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    name = max(tensors, key=lambda key: tensors[key].numel())
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, path)
+
+
+def scenario(run: Scenario) -> Scenario:
+    """A test that takes a directory and the inputs, and spends its time waiting for ranks."""
+    SCENARIOS[run.__name__] = run
+    return run
+
+
+def scenarios(**variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One scenario for each keyword; its value goes to the function as a further argument."""
+
+    def register(run: Callable[..., None]) -> Callable[..., None]:
+        for name, value in variants.items():
+            SCENARIOS[f"{run.__name__}_{name}"] = functools.partial(run, variant=value)
+        return run
+
+    return register
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory, model_dirs: dict[str, Path]) -> Inputs:
+    return Inputs(tmp_path_factory.mktemp("inputs"), model_dirs)
+
+
+@pytest.fixture(scope="module")
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, inputs: Inputs
+) -> Iterator[dict[str, Future[None]]]:
+    """The scenarios that were selected, under way."""
+    wanted = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_ranks"
+    ]
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        yield {name: pool.submit(SCENARIOS[name], tmp_path_factory.mktemp(name), inputs) for name in wanted}
+
+
+def outputs(path: Path) -> np.ndarray:
+    with np.load(path) as arrays:
+        return arrays["outputs"]
+
+
+def succeeded(ended: dict[int, Ended]) -> None:
+    for rank, end in ended.items():
+        assert end.status == 0, f"rank {rank}: {end.err}"
+        assert end.err == ""
+
+
+# --- what is computed -------------------------------------------------------------------------------
+
+SPLIT = (*DIGITS, "-u", EVEN, "--output", "o.npz", "--report", "r.json")
+SPLITS: dict[str, tuple[int, tuple[object, ...], list[tuple[int, list[int]]]]] = {
+    "one_rank": (1, ("-D", 0), [(0, [1, 16])]),
+    "two_ranks": (2, ("-pt", "1,6,7,16", "-D", 1), [(0, [1, 6]), (1, [7, 16])]),
+    "three_ranks_in_any_order": (
+        3,
+        ("-pt", "1,1,2,11,12,16", "-r", "2,0,1", "-D", 1),
+        [(2, [1, 1]), (0, [2, 11]), (1, [12, 16])],
+    ),
+    "four_ranks": (
+        4,
+        ("-pt", "1,3,4,5,6,14,15,16", "-D", 2),
+        [(0, [1, 3]), (1, [4, 5]), (2, [6, 14]), (3, [15, 16])],
+    ),
+    "more_ranks_than_stages": (4, ("-pt", "1,7,8,16", "-r", "1,0", "-D", 3), [(1, [1, 7]), (0, [8, 16])]),
+}
+
+
+@scenarios(**SPLITS)
+def the_split(
+    directory: Path, inputs: Inputs, variant: tuple[int, tuple[object, ...], list[tuple[int, list[int]]]]
+) -> None:
+    size, options, stages = variant
+    ended = run_world(directory, size, *SPLIT, "--input", inputs.digits, *options)
+    succeeded(ended)
+    for rank, end in ended.items():
+        assert bool(end.out) == (rank == options[-1]), "the data rank alone prints the table"
+    with np.load(inputs.digits) as arrays, np.load(directory / "o.npz") as results:
+        assert results["outputs"].shape == (50, 10)
+        assert results["outputs"].dtype == np.float32
+        assert results["labels"].tolist() == arrays["labels"].tolist()
+    check_report(json.loads((directory / "r.json").read_text()), stages)
+    inputs.collected[str(options)] = outputs(directory / "o.npz").tobytes()
+
+
+def check_report(report: dict[str, Any], stages: Sequence[tuple[int, list[int]]]) -> None:
+    """Everything DESIGN 4.1 asks for, and that the numbers can be."""
+    assert report["model"] == "vit-digits"
+    assert [(stage["rank"], stage["layers"]) for stage in report["schedule"]] == list(stages)
+    assert [stage["stage"] for stage in report["schedule"]] == list(range(len(stages)))
+    assert {(stage["host"], stage["quant_bits"]) for stage in report["schedule"]} == {(None, 0)}
+    assert (report["items"], report["microbatches"], report["ubatch_size"]) == (50, 7, EVEN)
+    assert report["startup_s"] > 0.1
+    assert report["throughput_items_per_s"] == pytest.approx(50 / report["elapsed_s"])
+    latency = report["latency_s"]
+    assert 0 < latency["p50"] <= latency["p95"] <= latency["max"] <= report["elapsed_s"] + 1e-6
+    accuracy = report["accuracy"]
+    assert accuracy["labelled"] == 50
+    assert 48 <= accuracy["correct"] <= 50
+    assert accuracy["top1"] == pytest.approx(accuracy["correct"] / 50)
+    assert report["predicted"] == {"throughput_items_per_s": None}
+    assert report["skipped"] == []
+    assert [stage["rank"] for stage in report["stages"]] == [rank for rank, _ in stages]
+    for stage in report["stages"]:
+        assert stage["compute_s_mean"] > 0
+        assert stage["send_s_mean"] >= 0
+        assert stage["recv_wait_s_mean"] >= 0
+        assert 0 < stage["busy_fraction"] <= 1
+        assert 50 < stage["rss_peak_mb"] < 2000
+    assert all(stage["bytes_out_mean"] > 8 * 65 * 4 for stage in report["stages"][:-1])
+
+
+@scenarios(vit="vit", deit="deit")
+def the_pipeline_is_the_model(directory: Path, inputs: Inputs, variant: str) -> None:
+    import transformers
+
+    options = ("-m", inputs.models[variant], "--input", inputs.images, "--output", "o.npz")
+    succeeded(run_world(directory, 3, *options, "-u", 3, "-pt", "1,3,4,9,10,12", "-D", 2, "-r", "1,2,0"))
+    classes = {
+        "vit": transformers.ViTForImageClassification,
+        "deit": transformers.DeiTForImageClassificationWithTeacher,
+    }
+    reference = classes[variant].from_pretrained(inputs.models[variant]).eval()
+    with np.load(inputs.images) as arrays, torch.inference_mode():
+        expected = reference(torch.from_numpy(arrays["pixel_values"])).logits
+    np.testing.assert_allclose(outputs(directory / "o.npz"), expected, atol=1e-5, rtol=0)
+
+
+@scenario
+def sentences_of_any_length_are_padded_and_masked_at_every_stage(directory: Path, inputs: Inputs) -> None:
+    import transformers
+
+    model = inputs.models["bert"]
+    options = ("-m", model, "--input", inputs.sentences, "--output", "o.npz", "-u", 3)
+    succeeded(run_world(directory, 3, *options, "-pt", "1,1,2,6,7,12", "-D", 1))
+    reference = transformers.BertForSequenceClassification.from_pretrained(model).eval()
+    expected = []
+    for line in inputs.sentences.read_text().splitlines():  # each alone, so without padding
+        ids = [VOCABULARY.index(token) for token in ("[CLS]", *line.split(), "[SEP]")]
+        with torch.inference_mode():
+            expected.append(reference(torch.tensor([ids])).logits[0])
+    np.testing.assert_allclose(outputs(directory / "o.npz"), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+def write_cluster(directory: Path, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The scheduler's three files for vit-digits, for one slow and two fast hosts."""
+    layers = 16
+    models = {
+        "vit-digits": {
+            "layers": layers,
+            "parameters_in": 64,
+            "parameters_out": [2080, 1040, 5200, 1040] * 4,
+            "mem_MB": [1.0] * layers,
+        }
+    }
+    profile = {"dtype": "torch.float32", "batch_size": 8}
+    kinds = {
+        kind: {
+            "bw_Mbps": 1000,
+            "mem_MB": 1024,
+            "model_profiles": {"vit-digits": [{**profile, "time_s": [seconds] * layers}]},
+        }
+        for kind, seconds in (("slow", 0.02), ("fast", 0.01))
+    }
+    documents = {"m.yml": models, "t.yml": kinds, "d.yml": {"slow": [hosts[0]], "fast": [*hosts[1:]]}}
+    for name, document in documents.items():
+        (directory / name).write_text(yaml.safe_dump(document))
+    return ("-sm", "m.yml", "-sdt", "t.yml", "-sd", "d.yml")
+
+
+@scenarios(by_rank=("0", "1", "2"), by_name=("turtle", "hare", "greyhound"))
+def the_scheduler_decides(directory: Path, inputs: Inputs, variant: Sequence[str]) -> None:
+    files = write_cluster(directory, variant)
+    named = variant[0] != "0"
+    # The files are rank 0's alone: the others are given none.
+    hosts = ("-H", ",".join(variant)) if named else ()
+    options = (*DIGITS, "-b", 24, "--output", "o.npz", "--report", "r.json", *hosts)
+    succeeded(run_world(directory, 3, *options, own={0: files}))
+    report = json.loads((directory / "r.json").read_text())
+    layers = {stage["rank"]: stage["layers"][1] - stage["layers"][0] + 1 for stage in report["schedule"]}
+    assert sum(layers.values()) == 16
+    assert layers[0] <= 4
+    assert min(layers[1], layers[2]) >= 6
+    assert report["predicted"]["throughput_items_per_s"] == pytest.approx(8 / 0.06, rel=0.2)
+    assert {stage["host"] for stage in report["schedule"]} == (set(variant) if named else {None})
+
+
+@scenarios(with_its_own_port=(), with_our_port=("--master-port", "{port}"))
+def torchrun_starts_it_as_it_is(directory: Path, inputs: Inputs, variant: Sequence[str]) -> None:
+    launcher = [part.format(port=free_port()) for part in variant] or ["--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *launcher]
+    done = subprocess.run(
+        [*command, str(RUNTIME), *DIGITS, "-b", "16", "--output", "o.npz"],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert outputs(directory / "o.npz").shape == (16, 10)
+    assert "Traceback" not in done.stderr
+
+
+# --- what fails -------------------------------------------------------------------------------------
+
+KILL_S = 10.0
+"""How soon after a death the others must have ended."""
+
+
+def nothing_is_left(directory: Path) -> None:
+    names = {path.name for path in directory.iterdir()}
+    assert not any(name.startswith(".") for name in names), names
+    assert not names & {"rows.csv", "report.json", "o.npz"}
+
+
+def others_name(ended: dict[int, Ended], culprit: int, *, says: str, since: float, within: float) -> None:
+    """Every other rank has ended with code 4, in time, with one line that names the culprit."""
+    for rank, end in ended.items():
+        if rank == culprit:
+            continue
+        assert end.status == 4, f"rank {rank} ended with {end.status}: {end.err}"
+        assert re.search(rf"rank {culprit}\b.*{says}", end.line), f"rank {rank} said: {end.line}"
+        assert end.at - since < within, f"rank {rank} took {end.at - since:.1f} s"
+
+
+@scenarios(first=0, middle=1, last=2)
+def a_rank_is_killed_in_full_swing(directory: Path, inputs: Inputs, variant: int) -> None:
+    data_rank = (variant + 1) % 3
+    with World(directory, 3, *ENDLESS, "-D", data_rank) as world:
+        world.start().until_rows()
+        since = world.signal(variant, signal.SIGKILL)
+        ended = world.wait(within=2 * KILL_S)
+    assert ended[variant].status == -signal.SIGKILL
+    others_name(ended, variant, says=rf"\(stage {variant}, layers .* is gone", since=since, within=KILL_S)
+    nothing_is_left(directory)
+
+
+@scenario
+def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
+    """It has no stage, and its own half file is all that it leaves behind."""
+    with World(directory, 3, *ENDLESS, "-pt", "1,8,9,16", "-D", 2) as world:
+        world.start().until_rows()
+        since = world.signal(2, signal.SIGKILL)
+        ended = world.wait(within=2 * KILL_S)
+    others_name(ended, 2, says=r"\(data rank.*is gone", since=since, within=KILL_S)
+    assert not (directory / "rows.csv").exists()
+
+
+@scenarios(hub=0, member=1)
+def a_rank_is_killed_before_all_are_there(directory: Path, inputs: Inputs, variant: int) -> None:
+    with World(directory, 3, *ENDLESS) as world:
+        world.start(0, 1).until_connected(2)
+        since = world.signal(variant, signal.SIGKILL)
+        ended = world.wait(within=2 * KILL_S)
+    others_name(ended, variant, says="is gone", since=since, within=KILL_S)
+    nothing_is_left(directory)
+
+
+@scenario
+def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs) -> None:
+    """Moments that nobody has chosen: while torch is imported, weights are read, links are made."""
+    chance = random.Random(7)
+    for number in range(3):
+        part = directory / str(number)
+        part.mkdir()
+        culprit = chance.randrange(2)
+        with World(part, 2, *ENDLESS, "--timeout", 8, fresh=True) as world:
+            world.start()
+            time.sleep(chance.uniform(1.0, 4.5))
+            since = world.signal(culprit, signal.SIGKILL)
+            ended = world.wait(within=2 * KILL_S)
+        # It may not have been there yet, and then it never appears.
+        others_name(ended, culprit, says="(is gone|never appeared)", since=since, within=KILL_S + 8)
+        assert not (part / "rows.csv").exists()
+
+
+@scenarios(hub=0, middle=1, last=2)
+def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: int) -> None:
+    timeout = 6
+    with World(directory, 3, *ENDLESS, "--timeout", timeout, "-D", (variant + 2) % 3) as world:
+        world.start().until_rows()
+        since = world.signal(variant, signal.SIGSTOP)
+        others = [rank for rank in range(3) if rank != variant]
+        ended = world.wait(*others, within=3 * timeout)
+    others_name(
+        ended, variant, says=rf"\(stage {variant}, .*has been silent for", since=since, within=timeout
+    )
+    nothing_is_left(directory)
+
+
+@scenario
+def a_rank_stops_before_all_are_there(directory: Path, inputs: Inputs) -> None:
+    timeout = 5
+    with World(directory, 3, *ENDLESS, "--timeout", timeout) as world:
+        world.start(0, 1, 2).until_connected(2)
+        since = world.signal(2, signal.SIGSTOP)
+        ended = world.wait(0, 1, within=3 * timeout)
+    others_name(ended, 2, says="(has been silent for|never appeared)", since=since, within=timeout + 3)
+    nothing_is_left(directory)
+
+
+@scenarios(the_hub=0, a_member=1)
+def a_rank_never_appears(directory: Path, inputs: Inputs, variant: int) -> None:
+    with World(directory, 2, *ENDLESS, "--timeout", 3) as world:
+        present = 1 - variant
+        since = time.monotonic()
+        ended = world.start(present).wait(within=25)
+    assert ended[present].at - since < 8
+    assert ended[present].status == 4
+    assert f"rank {variant}" in ended[present].line
+    assert "never appeared" in ended[present].line
+    nothing_is_left(directory)
+
+
+@scenario
+def bad_weights_on_one_rank_end_all(directory: Path, inputs: Inputs) -> None:
+    options = ("-b", 64, "--output", "o.npz")
+    own = {0: ("-m", inputs.models["vit"]), 1: ("-m", inputs.damaged)}
+    ended = run_world(directory, 2, *options, own=own)
+    assert ended[1].status == 2
+    assert "model.safetensors" in ended[1].line
+    assert ended[0].status == 4
+    assert re.search(
+        r"rank 1 \(stage 1, layers 5-12, on .*\) failed: .*model.safetensors", ended[0].line
+    ) or (re.search(r"rank 1 \(.*\) failed: .*model.safetensors", ended[0].line))
+    nothing_is_left(directory)
+
+
+@scenario
+def an_input_that_breaks_half_way_ends_all(directory: Path, inputs: Inputs) -> None:
+    pictures = directory / "pictures"
+    write_pictures(pictures, 200)
+    (pictures / "150.png").write_bytes(b"no picture")
+    options = ("-m", inputs.models["vit"], "--input", "pictures", "-u", 1, "--output", "o.npz")
+    ended = run_world(directory, 2, *options, "-D", 1)
+    assert ended[1].status == 2
+    assert "150.png" in ended[1].line
+    assert ended[0].status == 4
+    assert re.search(r"rank 1 \(stage 1, .*\) failed: .*150\.png", ended[0].line)
+    nothing_is_left(directory)
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    from PIL import Image
+
+    folder.mkdir()
+    pixels = np.random.default_rng(5)
+    for number in range(count):
+        Image.fromarray(pixels.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
+            folder / f"{number:03}.png"
+        )
+
+
+DISAGREEMENTS: dict[str, tuple[Callable[[Inputs], dict[int, Sequence[object]]], str]] = {
+    "on_the_model": (
+        lambda inputs: {0: DIGITS, 1: ("-m", inputs.models["vit"])},
+        "disagree on the (model|configuration)",
+    ),
+    "on_the_weights": (
+        lambda inputs: {0: ("-m", inputs.models["vit"]), 1: ("-m", inputs.other)},
+        "disagree on the weights",
+    ),
+    "on_the_microbatch": (
+        lambda inputs: {0: (*DIGITS, "-u", 4), 1: (*DIGITS, "-u", 8)},
+        "disagree on the microbatch size.*4 and 8",
+    ),
+}
+
+
+@scenarios(**DISAGREEMENTS)
+def ranks_that_disagree_all_hear_it(
+    directory: Path, inputs: Inputs, variant: tuple[Callable[[Inputs], dict[int, Sequence[object]]], str]
+) -> None:
+    own, says = variant
+    ended = run_world(directory, 2, "--output", "o.npz", own=own(inputs))
+    for end in ended.values():
+        assert end.status == 2
+        assert re.search(rf"ranks 0 and 1 {says}", end.line)
+    nothing_is_left(directory)
+
+
+@scenario
+def ranks_that_disagree_on_the_world_all_hear_it(directory: Path, inputs: Inputs) -> None:
+    port = free_port()
+    (directory / "a").mkdir()
+    (directory / "b").mkdir()
+    with World(directory / "a", 2, *ENDLESS, port=port) as two:
+        with World(directory / "b", 3, *ENDLESS, port=port) as three:
+            two.start(0)
+            three.start(1)
+            ended = {0: two.wait(within=30)[0], 1: three.wait(within=30)[1]}
+    for end in ended.values():
+        assert end.status == 2
+        assert re.search("rank 1 on .* says the world has 3 ranks, rank 0 says 2", end.line)
+
+
+@scenarios(ctrl_c=signal.SIGINT, terminated=signal.SIGTERM)
+def it_is_interrupted(directory: Path, inputs: Inputs, variant: int) -> None:
+    """As by Ctrl-C in a terminal, which every process in it hears."""
+    with World(directory, 2, *ENDLESS) as world:
+        world.start().until_rows()
+        since = time.monotonic()
+        for rank in range(2):
+            world.signal(rank, variant)
+        ended = world.wait(within=KILL_S)
+    for end in ended.values():
+        assert (end.status, end.out, end.err) == (130, "", "")
+        assert end.at - since < 5
+    nothing_is_left(directory)
+
+
+@scenario
+def one_rank_is_interrupted(directory: Path, inputs: Inputs) -> None:
+    with World(directory, 2, *ENDLESS) as world:
+        world.start().until_rows()
+        since = world.signal(1, signal.SIGINT)
+        ended = world.wait(within=KILL_S)
+    assert (ended[1].status, ended[1].err) == (130, "")
+    others_name(ended, 1, says="was interrupted", since=since, within=5)
+    nothing_is_left(directory)
+
+
+@scenario
+def it_is_interrupted_at_any_moment(directory: Path, inputs: Inputs) -> None:
+    """Quiet even while torch is imported, or while nobody else is there."""
+    with World(directory, 2, *ENDLESS, "--timeout", 30, fresh=True) as world:
+        for delay in (0.4, 0.9, 1.6):
+            world.start(1)
+            time.sleep(delay)
+            world.signal(1, signal.SIGINT)
+            end = world.wait(1, within=KILL_S)[1]
+            assert end.err == "", f"after {delay} s"
+            assert end.status in (130, -signal.SIGINT)  # -SIGINT: by the system, before it could answer
+
+
+# A network of its own for each rank. ----------------------------------------------------------------
+
+
+class Network:
+    """Hosts in network namespaces, joined by a bridge; needs root."""
+
+    def __init__(self, name: str, hosts: int) -> None:
+        self._name = name
+        self._hosts = hosts
+
+    def __enter__(self) -> Network:
+        bridge = f"{self._name}b"
+        self._ip("link", "add", bridge, "type", "bridge")
+        self._ip("link", "set", bridge, "up")
+        for host in range(self._hosts):
+            space = self.space(host)
+            self._ip("netns", "add", space)
+            self._ip("link", "add", self._outer(host), "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._ip("link", "set", self._outer(host), "master", bridge, "up")
+            inside = ("netns", "exec", space, "ip")
+            self._ip(*inside, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            self._ip(*inside, "link", "set", "eth0", "up")
+            self._ip(*inside, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for host in range(self._hosts):
+            self._ip("netns", "del", self.space(host), check=False)
+        self._ip("link", "del", f"{self._name}b", check=False)
+
+    def space(self, host: int) -> str:
+        return f"{self._name}-{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.213.7.{host + 1}"
+
+    def run(self, host: int) -> Sequence[str]:
+        return ("ip", "netns", "exec", self.space(host))
+
+    def cut(self, host: int) -> float:
+        """Pull the cable of ``host``; the time of that."""
+        self._ip("link", "set", self._outer(host), "down")
+        return time.monotonic()
+
+    def black_hole(self, host: int, other: int) -> float:
+        """Whatever ``host`` sends to ``other`` is lost without a word: it goes to a card that nobody has."""
+        nobody = ("lladdr", "02:00:00:00:00:fe", "dev", "eth0")
+        inside = ("netns", "exec", self.space(host), "ip")
+        self._ip(*inside, "neigh", "replace", self.address(other), *nobody, "nud", "permanent")
+        return time.monotonic()
+
+    def _outer(self, host: int) -> str:
+        return f"{self._name}v{host}"
+
+    @staticmethod
+    def _ip(*arguments: str, check: bool = True) -> None:
+        done = subprocess.run(
+            ["ip", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if check and done.returncode:
+            raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def network(name: str, hosts: int, stack: contextlib.ExitStack) -> Network:
+    """A network for the rest of ``stack``, or the test is skipped."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        return stack.enter_context(Network(f"{name}{os.getpid() % 10000}", hosts))
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+
+
+@scenarios(of_a_member=2, of_the_hub=0)
+def a_cable_is_cut(directory: Path, inputs: Inputs, variant: int) -> None:
+    timeout = 6
+    with contextlib.ExitStack() as stack:
+        net = network(f"pc{variant}", 3, stack)
+        options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0), "-D", 1)
+        world = stack.enter_context(World(directory, 3, *options, prefix=net.run))
+        world.start().until_rows()
+        since = net.cut(variant)
+        ended = world.wait(within=3 * timeout)
+    silent = rf"\(stage {variant}, .*has been silent for"
+    if variant == 0:
+        others_name(ended, 0, says=silent, since=since, within=timeout)
+        assert ended[0].status == 4
+    else:
+        others = {rank: end for rank, end in ended.items() if rank != variant}
+        others_name(others, variant, says=silent, since=since, within=timeout)
+        # The one that is cut off knows only that it hears nothing.
+        assert ended[variant].status == 4
+        assert "rank 0 (stage 0, " in ended[variant].line
+    nothing_is_left(directory)
+
+
+@scenario
+def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
+    """Both its ends go on talking to the hub, so neither is silent: the link is to blame."""
+    timeout = 6
+    with contextlib.ExitStack() as stack:
+        net = network("pl", 3, stack)
+        options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0))
+        world = stack.enter_context(World(directory, 3, *options, prefix=net.run))
+        world.start().until_rows()
+        since = net.black_hole(1, 2)
+        net.black_hole(2, 1)
+        ended = world.wait(within=3 * timeout)
+    for end in ended.values():
+        assert end.status == 4
+        assert re.search(
+            r"rank 2 \(stage 2, .*waited .* for microbatch \d+ from rank 1 \(stage 1, .*link", end.line
+        )
+        assert end.at - since < timeout
+    nothing_is_left(directory)
+
+
+@scenario
+def links_that_never_open_are_named(directory: Path, inputs: Inputs) -> None:
+    """A firewall between two ranks, which both reach rank 0."""
+    timeout = 6
+    with contextlib.ExitStack() as stack:
+        net = network("pf", 3, stack)
+        net.black_hole(1, 2)
+        net.black_hole(2, 1)
+        options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0))
+        world = stack.enter_context(World(directory, 3, *options, prefix=net.run))
+        since = time.monotonic()
+        ended = world.start().wait(within=5 * timeout)
+    for end in ended.values():
+        assert end.status == 4
+        assert re.search(r"the links of rank \d to \d, \d over eth0 do not open", end.line)
+        assert end.at - since < timeout + 20
+    nothing_is_left(directory)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks(name: str, running: dict[str, Future[None]]) -> None:
+    running[name].result(timeout=230)
+
+
+def test_every_split_gives_the_same_bits(running: dict[str, Future[None]], inputs: Inputs) -> None:
+    for name in SPLITS:
+        future = running.get(f"the_split_{name}")
+        if future is not None:
+            future.result(timeout=100)
+    assert len(set(inputs.collected.values())) <= 1
+    if len(running) == len(SCENARIOS):
+        assert len(inputs.collected) == len(SPLITS)
