@@ -55,7 +55,7 @@ pytest: $(ready) lint types native
 
 bench: $(ready)
 	@$(python) benchmarks/throughput.py
-	@$(python) benchmarks/memory.py
+	@$(python) benchmarks/memory.py --run
 
 clean:
 	rm -rf .venv build demo-out bench-out src-native/build-* pipeedge/_native*.so *.egg-info \
