@@ -69,9 +69,15 @@ def check_addr(addr: str, resolved: str, *, rank: int, world_size: int, own: Seq
         return problem(
             "name",
             f"--addr {said}, which is no address of this machine, where rank 0 must listen; "
-            f"its addresses: {', '.join(own)}",
+            f"its addresses: {', '.join(address for address in own if _is_reachable(address)) or 'none'}",
         )
     return ok("name", f"--addr {said}")
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether other machines may reach ``address`` without naming an interface."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def check_interface(chosen: str, routed: str | None, addr: str) -> Finding:
@@ -454,4 +460,5 @@ def check_promises(
 
 
 def _speed(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / BYTES_PER_SECOND_PER_MBPS:,.4g} Mbps"
+    mbps = bytes_per_s / BYTES_PER_SECOND_PER_MBPS
+    return f"{mbps:,.0f} Mbps" if mbps >= 100 else f"{mbps:.3g} Mbps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -35,7 +36,7 @@ __all__ = ["examine"]
 
 _LEAST_LIVENESS_S = 30.0
 """Importing torch can keep a small board from beating for seconds."""
-_CONNECT_S = 5.0
+_CONNECT_S = 4.0
 """For connecting the links."""
 _LINK_S = 1.0
 """For measuring one link, before the slowest sizes are left out."""
@@ -125,18 +126,16 @@ class _Examination:
             )
             raise _Over
         try:
-            address = socket.getaddrinfo(world.addr, world.port, type=socket.SOCK_STREAM)[0][4]
-        except (socket.gaierror, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or str(error)
+            resolved = _resolve(world.addr, world.port, world.timeout_s)
+        except OSError as error:
             self._note(
                 problem(
                     "name",
-                    f"--addr {world.addr} cannot be resolved ({why}): correct it, add it to /etc/hosts, or "
-                    "give the IP address",
+                    f"--addr {world.addr} cannot be resolved ({error.strerror or error}): correct it, add it "
+                    "to /etc/hosts, or give the IP address",
                 ).of(self._rank)
             )
             raise _Over from None
-        resolved = str(address[0]).split("%")[0]
         finding = checks.check_addr(
             world.addr, resolved, rank=self._rank, world_size=world.size, own=_own_addresses()
         )
@@ -373,12 +372,13 @@ class _Examination:
         # gloo reads its interface from the environment, when the group is created.
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface or ""
         stats: dict[str, Any] = {}
-        over = threading.Event()
+        connected, over = threading.Event(), threading.Event()
 
         def work() -> None:
             try:
                 store = connect_store(self._world.addr, body["store_port"], timeout_s=self._world.timeout_s)
                 transport = P2PTransport(store=store, rank=self._rank, members=tuple(body["members"]))
+                connected.set()
                 for number, (source, destination) in enumerate(pairs):
                     if source == self._rank:
                         samples = measure_link(transport, source, destination, budget_s=_LINK_S)
@@ -396,12 +396,17 @@ class _Examination:
             except Exception as error:  # told to all, by the thread that waits for this one
                 stats["error"] = one_line(error)[:_MAX_ERROR]
             finally:
-                over.set()
+                end()
 
-        member.on_end(over.set)
+        def end() -> None:
+            connected.set()
+            over.set()
+
+        member.on_end(end)
         # In a thread of its own: gloo cannot be told to stop waiting, so it is left behind instead.
         threading.Thread(target=work, name="links", daemon=True).start()
-        over.wait(_CONNECT_S + len(pairs) * (_LINK_S + _LINK_SLACK_S))
+        if connected.wait(_CONNECT_S):
+            over.wait(len(pairs) * (_LINK_S + _LINK_SLACK_S))
         error = member.error
         if error is not None:
             raise error
@@ -441,6 +446,30 @@ _MAX_ERROR = 400
 
 def _texts(findings: Sequence[Finding]) -> list[str]:
     return [finding.to_text() for finding in findings]
+
+
+def _resolve(addr: str, port: int, timeout_s: float) -> str:
+    """The IP address of ``addr``; OSError where there is none, or the name server says nothing in time."""
+    answers: queue.Queue[str | OSError] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            address = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM)[0][4]
+            answers.put(str(address[0]).split("%")[0])
+        except UnicodeError:
+            answers.put(OSError("no host name"))
+        except OSError as error:
+            answers.put(error)
+
+    # In a thread, which is left behind: the system's resolver takes no deadline.
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise OSError("no name server answers") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _own_addresses() -> list[str]:

@@ -42,6 +42,9 @@ def choose_interface(wanted: str | None, addr: str, port: int) -> str:
     for name, found in addresses.items():
         if source in found:
             return name
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.split("%")[0] == source for entry in entries):
+            raise RequestError(f"the interface {name}, which leads to --addr {addr}, is down or unplugged")
     raise RequestError(f"no interface has the address {source} that routes to {addr}; name one with -s")
 
 

@@ -1,0 +1,794 @@
+"""pipeedge-doctor: pure findings by table, injected faults in process, links and firewalls for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from pipeedge.config import Environment
+from pipeedge.doctor import checks
+from pipeedge.doctor.checks import Need, SchedulerFiles
+from pipeedge.doctor.examine import examine
+from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
+from pipeedge.doctor.links import Sample, answer_link, fit_link, measure_link
+from pipeedge.doctor.probe import MachineFacts, Probe
+from pipeedge.doctor.review import planned_needs
+from pipeedge.models import DIGITS, find_model
+from pipeedge.options import parse_doctor
+from pipeedge.planning import Plan
+from pipeedge.schedule import Schedule
+from pipeedge.specs import (
+    BYTES_PER_MB,
+    BYTES_PER_SECOND_PER_MBPS,
+    DeviceType,
+    Link,
+    ModelProfile,
+    ModelSpec,
+    load_neighbors,
+    save_device_types,
+    save_devices,
+    save_models,
+    save_neighbors,
+)
+from pipeedge.transport.loopback import LoopbackTransport
+
+WITHIN_S = 10.0
+"""Each diagnosis is to be there by then."""
+WEIGHTS = find_model(DIGITS).default_weights
+
+_ports = itertools.count(23000 + os.getpid() % 500 * 10)
+
+
+def free_port() -> int:
+    for port in _ports:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port is free")
+
+
+# --- findings ---------------------------------------------------------------------------------------
+
+
+def test_a_finding_is_one_line_with_level_check_and_rank() -> None:
+    assert problem("port", "is taken").line() == "problem  port      is taken"
+    assert warning("clock", "is late").of(3).line() == "warning  clock     rank 3: is late"
+
+
+@given(st.text(max_size=50), st.integers(0, 4), st.none() | st.integers(0, 9), st.sampled_from(Level))
+@settings(max_examples=50, deadline=None)
+def test_findings_survive_the_journey(what: str, code: int, rank: int | None, level: Level) -> None:
+    finding = Finding(level, "check", what, code, rank)
+    assert Finding.from_text(finding.to_text()) == finding
+
+
+@pytest.mark.parametrize(
+    ("findings", "status"),
+    [
+        ([], 0),
+        ([ok("a", ""), warning("b", "")], 0),
+        ([problem("a", "", 4)], 4),
+        ([problem("a", "", 4), problem("b", "", 2)], 2),
+        ([problem("a", "", 4), problem("b", "", 3)], 3),
+        ([problem("a", "", 1), problem("b", "", 4), warning("c", "")], 4),
+        ([problem("a", "", 1)], 1),
+    ],
+)
+def test_the_status_is_that_of_what_must_be_solved_first(findings: list[Finding], status: int) -> None:
+    assert exit_status(findings) == status
+
+
+# --- the network ------------------------------------------------------------------------------------
+
+OWN = ["10.0.0.1", "127.0.0.1", "fe80::1"]
+
+
+@pytest.mark.parametrize(
+    ("addr", "resolved", "rank", "world", "level", "said"),
+    [
+        ("10.0.0.1", "10.0.0.1", 0, 2, Level.OK, "--addr 10.0.0.1"),
+        ("pi1", "10.0.0.1", 0, 2, Level.OK, "--addr pi1 is 10.0.0.1"),
+        ("10.0.0.9", "10.0.0.9", 0, 2, Level.PROBLEM, "no address of this machine"),
+        ("10.0.0.9", "10.0.0.9", 1, 2, Level.OK, ""),
+        ("127.0.0.1", "127.0.0.1", 0, 2, Level.OK, ""),
+        ("localhost", "127.0.0.1", 1, 2, Level.OK, ""),
+        ("pi1", "127.0.1.1", 0, 2, Level.WARNING, "/etc/hosts"),  # Debian's own name
+        ("pi1", "127.0.1.1", 0, 1, Level.OK, ""),
+    ],
+)
+def test_what_addr_stands_for(
+    addr: str, resolved: str, rank: int, world: int, level: Level, said: str
+) -> None:
+    finding = checks.check_addr(addr, resolved, rank=rank, world_size=world, own=OWN)
+    assert finding.level is level
+    assert said in finding.what
+    assert "fe80" not in finding.what
+
+
+@pytest.mark.parametrize(
+    ("cause", "resolved", "said"),
+    [
+        (ConnectionRefusedError(), "10.0.0.2", "start it there"),
+        (ConnectionRefusedError(), "127.0.0.1", "give that machine's address as --addr"),
+        (ConnectionRefusedError(), "10.0.0.1", "give that machine's address as --addr"),
+        (TimeoutError("timed out"), "10.0.0.2", "firewall"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "10.0.0.2", "machine is off"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "10.0.0.2", "machine is off"),
+        (OSError(errno.ECONNRESET, "Connection reset by peer"), "10.0.0.2", "Connection reset by peer"),
+        (None, "10.0.0.2", "check --addr"),
+    ],
+)
+def test_why_rank_0_cannot_be_reached(cause: OSError | None, resolved: str, said: str) -> None:
+    finding = checks.diagnose_dial("pi1", 29500, cause, resolved=resolved, timeout_s=6, own=OWN)
+    assert said in finding.what
+    assert (finding.level, finding.code) == (Level.PROBLEM, 4)
+    assert ("firewall" in finding.what) == isinstance(cause, TimeoutError)
+
+
+def test_links_beside_the_route_are_a_warning() -> None:
+    assert checks.check_interface("eth0", "eth0", "pi1").level is Level.OK
+    finding = checks.check_interface("wlan0", "eth0", "pi1")
+    assert finding.level is Level.WARNING
+    assert "wlan0" in finding.what
+    assert "eth0" in finding.what
+
+
+# --- the ranks --------------------------------------------------------------------------------------
+
+GB = 1 << 30
+
+
+def rank_facts(**changes: Any) -> dict[str, Any]:
+    return {
+        "machine": "one",
+        "free_bytes": 4 * GB,
+        "limit_free_bytes": None,
+        "process_bytes": GB // 4,
+        "device": "cpu",
+        "device_free_bytes": None,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "needs", "who"),
+    [
+        ({0: rank_facts()}, {0: Need(4 * GB, 0)}, None),  # the doctor's own memory comes free
+        ({0: rank_facts()}, {0: Need(4 * GB, 1)}, 0),
+        ({0: rank_facts(), 1: rank_facts()}, {0: Need(3 * GB, 0), 1: Need(3 * GB, 0)}, 0),
+        ({0: rank_facts(), 1: rank_facts(machine="two")}, {0: Need(3 * GB, 0), 1: Need(3 * GB, 0)}, None),
+        ({0: rank_facts(), 1: rank_facts(limit_free_bytes=GB)}, {0: Need(0, 0), 1: Need(GB, 1)}, 1),
+        ({0: rank_facts(limit_free_bytes=GB)}, {0: Need(GB, 0)}, None),
+        ({0: rank_facts(device="cuda:0", device_free_bytes=2 * GB)}, {0: Need(2 * GB, 1)}, 0),
+        ({0: rank_facts(device="cuda:0", device_free_bytes=9 * GB)}, {0: Need(8 * GB, 0)}, None),
+    ],
+)
+def test_memory_against_the_plan(
+    facts: Mapping[int, dict[str, Any]], needs: Mapping[int, Need], who: int | None
+) -> None:
+    found = checks.check_memory(facts, needs)
+    problems = [finding.rank for finding in found if finding.level is Level.PROBLEM]
+    assert problems == ([] if who is None else [who])
+    assert len(found) == 1
+
+
+def test_the_planned_memory_is_the_weights_and_the_frames_of_the_shard() -> None:
+    model = find_model(DIGITS)
+    plan = Plan(Schedule.from_partition([1, 8, 9, 16]), 0, 64, 8, None, None, None)
+    needs = planned_needs(plan, model)
+    total = sum(parameter.numel() for parameter in model.load().parameters()) * 4
+    assert total <= sum(need.weights_bytes for need in needs.values()) <= 1.05 * total
+    tokens = 17  # 4x4 patches and the class token, 64 values each
+    frame = 8 * tokens * 64 * 4
+    assert all(need.buffers_bytes >= 3 * frame for need in needs.values())
+    assert all(need.buffers_bytes <= 40 * frame for need in needs.values())
+
+
+def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
+    facts = {0: {"weights_error": "no weights at x"}, 1: {"weights_error": None}}
+    assert checks.check_weights(facts, {1: "1-16"}) == []
+    (finding,) = checks.check_weights(facts, {0: "1-16"})
+    assert finding.rank == 0
+    assert "no weights at x" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("clocks", "late"), [({0: 5.0}, []), ({0: 5.0, 1: 5.2}, []), ({0: 5.0, 1: 9.0, 2: 4.0}, [1, 2])]
+)
+def test_clocks(clocks: dict[int, float], late: list[int]) -> None:
+    found = checks.check_clocks(clocks)
+    assert [finding.rank for finding in found if finding.level is Level.WARNING] == late
+    assert exit_status(found) == 0
+
+
+# --- the scheduler's files --------------------------------------------------------------------------
+
+
+def files(
+    devices: Mapping[str, Sequence[str]], *, layers: int = 16, batch: int = 8, times: int = 16
+) -> SchedulerFiles:
+    profile = ModelProfile(batch, "torch.float32", (0.1,) * times)
+    return SchedulerFiles(
+        {"m": ModelSpec((1.0,) * layers, 1, (1,) * layers)},
+        {"board": DeviceType(2 * GB, 1000 * BYTES_PER_SECOND_PER_MBPS, {"m": (profile,)})},
+        {name: tuple(hosts) for name, hosts in devices.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_files", "hosts", "model", "levels", "said"),
+    [
+        (files({"board": ["a", "b"]}), ["a", "b"], "m", [], "fit each other"),
+        (files({"board": ["0", "1"]}), None, "m", [], "fit each other"),
+        (files({"board": ["a", "b"]}), None, "m", [2], "say with -H"),
+        (files({"board": ["a", "b"], "bord": ["c"]}), ["a", "b", "c"], "m", [1], "did you mean board?"),
+        (files({"bord": ["a"]}), ["a"], "m", [1, 2], "no host of the devices file has a profile"),
+        (files({"board": ["a"]}), ["a", "bee"], "m", [1], "rank 1 will have nothing to do"),
+        (files({"board": ["a", "b"]}), ["a"], "m", [1], "start a rank there"),
+        (files({"board": ["a"]}, batch=4), ["a"], "m", [1, 2], "it has -u 4 float32"),
+        (files({"board": ["a"]}, times=12), ["a"], "m", [2, 2], "12 times for 16 layers"),
+        (files({"board": ["a"]}, layers=12), ["a"], "m", [2], "gives m 12 layers, the model has 16"),
+        (files({"board": ["a"]}), ["a"], "n", [2, 1, 2], "has no n"),
+        (files({"board": ["a"], "unused": []}), ["a"], "m", [], "fit each other"),
+    ],
+)
+def test_names_and_numbers_of_the_files_against_each_other(
+    given_files: SchedulerFiles, hosts: list[str] | None, model: str, levels: list[int], said: str
+) -> None:
+    found = checks.check_files(
+        given_files,
+        model_name=model,
+        n_layers=16,
+        batch_size=8,
+        dtype="float32",
+        hosts=hosts,
+        world_size=2,
+    )
+    assert [int(finding.level) for finding in found if finding.level is not Level.OK] == levels
+    assert said in " | ".join(finding.what for finding in found)
+
+
+# --- links ------------------------------------------------------------------------------------------
+
+
+@given(
+    bandwidth=st.floats(1e4, 1e10),
+    latency=st.floats(0, 0.2),
+    noise=st.lists(st.floats(-0.02, 0.02), min_size=7, max_size=7),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_fit_agrees_with_a_general_least_squares_solver(
+    bandwidth: float, latency: float, noise: list[float]
+) -> None:
+    sizes = np.array([1024.0 * 4**power for power in range(7)])
+    times = (2 * latency + sizes / bandwidth) * (1 + np.array(noise))
+    link = fit_link([Sample(int(n), float(t)) for n, t in zip(sizes, times, strict=True)])
+    matrix = np.stack([np.ones(7), sizes], axis=1) / times[:, None]
+    scale = np.array([times.min(), times.max() / sizes.max()])
+    intercept, slope = np.linalg.lstsq(matrix * scale, np.ones(7), rcond=None)[0] * scale
+    if intercept > 0 and slope > 0:
+        assert link.latency_s == pytest.approx(intercept / 2, rel=1e-4, abs=1e-3 * times.min())
+        assert link.bw_bytes_per_s == pytest.approx(1 / slope, rel=1e-3)
+    assert link.latency_s >= 0
+    assert 0 < link.bw_bytes_per_s < float("inf")
+
+
+def test_the_fit_of_exact_times_is_exact_and_of_two_equal_sizes_refused() -> None:
+    samples = [Sample(size, 0.004 + size / 1e6) for size in (1000, 10000, 100000, 500000, 1000000)]
+    link = fit_link(samples)
+    assert link.latency_s == pytest.approx(0.002)
+    assert link.bw_bytes_per_s == pytest.approx(1e6)
+    with pytest.raises(ValueError, match="two sizes"):
+        fit_link(samples[:1] * 5)
+
+
+def test_a_link_is_measured_through_the_transport_with_at_least_five_sizes() -> None:
+    transport = LoopbackTransport()
+    answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
+    answering.start()
+    samples = measure_link(transport, 0, 1, budget_s=0.0)
+    answering.join(5)
+    assert not answering.is_alive()
+    assert len(samples) == 5
+    transport = LoopbackTransport()
+    answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
+    answering.start()
+    assert len(measure_link(transport, 0, 1, budget_s=5.0)) == 7
+    answering.join(5)
+
+
+def test_the_first_link_without_a_figure_is_the_one_that_is_named() -> None:
+    pairs = [(0, 1), (1, 2), (2, 0)]
+    found = checks.check_links(pairs, {0: Link(1e6, 0.001)}, "it broke")
+    assert [finding.level for finding in found] == [Level.OK, Level.PROBLEM]
+    assert "rank 1 -> rank 2" in found[1].what
+    assert "it broke" in found[1].what
+    assert exit_status(found) == 4
+
+
+def test_a_link_far_below_its_promise_is_a_warning() -> None:
+    promised = files({"board": ["a", "b"]})
+    pairs = [(0, 1), (1, 0)]
+    measured = {0: Link(100 * BYTES_PER_SECOND_PER_MBPS), 1: Link(900 * BYTES_PER_SECOND_PER_MBPS)}
+    (finding,) = checks.check_promises(pairs, measured, promised, ["a", "b"])
+    assert finding.level is Level.WARNING
+    assert "rank 0 -> rank 1 carries 100 Mbps" in finding.what
+    assert "1,000 Mbps" in finding.what
+
+
+# --- the probe --------------------------------------------------------------------------------------
+
+
+def test_control_groups_limit_the_memory(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert Probe(tmp_path).machine().limit_free_bytes is None
+    write("proc/self/cgroup", "0::/outer/inner\n")
+    write("sys/fs/cgroup/outer/inner/memory.max", "max\n")
+    write("sys/fs/cgroup/outer/inner/memory.current", "100\n")
+    assert Probe(tmp_path).machine().limit_free_bytes is None
+    write("sys/fs/cgroup/outer/memory.max", "1000\n")
+    write("sys/fs/cgroup/outer/memory.current", "700\n")
+    assert Probe(tmp_path).machine().limit_free_bytes == 300
+    write("sys/fs/cgroup/outer/memory.stat", "anon 600\ninactive_file 50\n")
+    assert Probe(tmp_path).machine().limit_free_bytes == 350
+    write("proc/self/cgroup", "4:memory:/old\n")
+    write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "5000\n")
+    write("sys/fs/cgroup/memory/old/memory.usage_in_bytes", "6000\n")
+    assert Probe(tmp_path).machine().limit_free_bytes == 0
+
+
+def test_this_machine_has_memory_and_a_name() -> None:
+    here = Probe().machine()
+    assert 1 << 20 < here.process_bytes < here.free_bytes
+    assert here.host == socket.gethostname()
+
+
+# --- injected faults, in process --------------------------------------------------------------------
+
+
+class FakeProbe(Probe):
+    """A machine with faults of its own."""
+
+    def __init__(
+        self, *, offset_s: float = 0.0, free_bytes: int | None = None, software: Mapping[str, Any] = {}
+    ) -> None:
+        super().__init__()
+        self._offset_s = offset_s
+        self._free_bytes = free_bytes
+        self._software = software
+
+    def clock(self) -> float:
+        return super().clock() + self._offset_s
+
+    def software(self) -> Mapping[str, Any]:
+        return self._software
+
+    def machine(self) -> MachineFacts:
+        real = super().machine()
+        if self._free_bytes is None:
+            return real
+        return dataclasses.replace(
+            real, machine=f"small {id(self)}", free_bytes=self._free_bytes, process_bytes=0
+        )
+
+
+@dataclasses.dataclass
+class Examined:
+    """What one rank's doctor said."""
+
+    lines: list[str]
+    status: int = -1
+
+    def found(self, level: str, check: str) -> list[str]:
+        return [line for line in self.lines if line.split()[:2] == [level, check]]
+
+
+def examine_all(
+    *ranks: Sequence[object], probes: Mapping[int, Probe] | None = None, timeout: float = 3.0
+) -> list[Examined]:
+    """Each rank's examination in a thread; all over within the limit."""
+    port = free_port()
+    examined = [Examined([]) for _ in ranks]
+
+    def run(number: int) -> None:
+        own = [str(argument) for argument in ranks[number]]
+        extra = [] if "--port" in own else ["--port", str(port)]
+        model = [] if "-m" in own else ["-m", DIGITS]
+        argv = [*own, *extra, *model, "--timeout", str(timeout)]
+        command = parse_doctor(argv, Environment())
+        probe = (probes or {}).get(number)
+        examined[number].status = examine(command, examined[number].lines.append, probe)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(ranks))]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, began + WITHIN_S - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), [entry.lines for entry in examined]
+    return examined
+
+
+def only_problem(examined: Examined, check: str, *said: str) -> None:
+    problems = [line for line in examined.lines if line.startswith("problem")]
+    assert len(problems) == 1, examined.lines
+    assert problems[0].split()[1] == check
+    for words in said:
+        assert words in problems[0]
+    assert "\n" not in problems[0]
+
+
+def test_alone_and_well() -> None:
+    (alone,) = examine_all((0, 1))
+    assert alone.status == 0
+    assert alone.lines[-1] == "fit to run"
+    assert not [line for line in alone.lines if line.startswith(("problem", "warning"))]
+
+
+def test_fault_wrong_interface() -> None:
+    (alone,) = examine_all((0, 1, "-s", "nosuch0"))
+    only_problem(alone, "interface", "nosuch0", "does not exist", "lo")
+    assert alone.status == 2
+
+
+def test_fault_a_name_that_does_not_resolve() -> None:
+    (alone,) = examine_all((1, 2, "--addr", "no-such-host.invalid"))
+    only_problem(alone, "name", "no-such-host.invalid", "cannot be resolved", "/etc/hosts")
+    assert alone.status == 2
+
+
+def test_fault_addr_of_another_machine() -> None:
+    (alone,) = examine_all((0, 2, "--addr", "198.51.100.7"))
+    only_problem(alone, "name", "198.51.100.7", "no address of this machine")
+    assert alone.status == 2
+
+
+def test_fault_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (alone,) = examine_all((0, 1, "--port", port))
+    only_problem(alone, "port", f"{port} is in use", "choose another --port")
+    assert alone.status == 2
+
+
+def test_fault_rank_0_absent() -> None:
+    (alone,) = examine_all((1, 2), timeout=0.6)
+    only_problem(alone, "port", "rank 1", "rank 0 does not listen there", "start it")
+    assert alone.status == 4
+
+
+def test_fault_another_rank_absent_is_named() -> None:
+    first, last = examine_all((0, 3), (2, 3), timeout=1)
+    for examined in (first, last):
+        only_problem(examined, "ranks", "rank 1 of 3 never appeared")
+        assert examined.status == 4
+
+
+def test_fault_two_processes_with_one_rank() -> None:
+    examined = examine_all((0, 3), (1, 3), (1, 3), timeout=1.5)
+    refused = [entry for entry in examined if any("already there" in line for line in entry.lines)]
+    assert len(refused) == 1
+    only_problem(refused[0], "ranks", "rank 1 is already there", "start each rank once")
+    assert refused[0].status == 2
+    assert sum(any("rank 2 of 3 never appeared" in line for line in entry.lines) for entry in examined) == 2
+
+
+def test_fault_worlds_differ() -> None:
+    first, second = examine_all((0, 2), (1, 3))
+    assert (first.status, second.status) == (2, 2)
+    for examined in (first, second):
+        only_problem(examined, "ranks", "rank 1", "the world has 3 ranks, rank 0 says 2")
+
+
+def test_fault_wrong_weights(tmp_path: Path) -> None:
+    tensors = load_file(WEIGHTS)
+    name = next(iter(sorted(tensors)))
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, tmp_path / "other.safetensors")
+    first, second = examine_all((0, 2), (1, 2, "-M", tmp_path / "other.safetensors"))
+    for examined in (first, second):
+        only_problem(examined, "agreement", "ranks 0 and 1 disagree on the weights", "copy the same file")
+        assert examined.status == 2
+
+
+def test_fault_different_model(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(WEIGHTS.parent, other)
+    config = (other / "config.json").read_text()
+    (other / "config.json").write_text(config.replace('"num_attention_heads": 4', '"num_attention_heads": 2'))
+    assert (other / "config.json").read_text() != config
+    first, second = examine_all((0, 2), (1, 2, "-m", other))
+    for examined in (first, second):
+        problems = examined.found("problem", "agreement")
+        assert any("disagree on the configuration of the model" in line for line in problems)
+        assert examined.status == 2
+
+
+def test_fault_different_version() -> None:
+    first, second = examine_all((0, 2), (1, 2), probes={1: FakeProbe(software={"version": "9.9.9"})})
+    for examined in (first, second):
+        only_problem(examined, "agreement", "version of PipeEdge", "9.9.9", "install the same")
+        assert examined.status == 2
+
+
+def test_fault_too_little_memory() -> None:
+    first, second = examine_all((0, 2), (1, 2), probes={1: FakeProbe(free_bytes=100_000)})
+    for examined in (first, second):
+        only_problem(examined, "memory", "rank 1", "fewer layers")
+        assert examined.status == 2
+
+
+def test_fault_missing_weights(tmp_path: Path) -> None:
+    first, second = examine_all((0, 2), (1, 2, "-M", tmp_path / "nowhere.npz"))
+    for examined in (first, second):
+        only_problem(examined, "weights", "rank 1", "9-16", "nowhere.npz")
+        assert examined.status == 2
+
+
+def test_fault_clock_offset_is_a_warning() -> None:
+    # Two stages on one rank need no link, so gloo, of which a process has one, is not needed.
+    first, second = examine_all(
+        (0, 2, "-pt", "1,16"), (1, 2, "-pt", "1,16"), probes={1: FakeProbe(offset_s=30)}
+    )
+    for examined in (first, second):
+        (line,) = examined.found("warning", "clock")
+        assert "rank 1: is 30.0 s ahead of rank 0's" in line
+        assert examined.status == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--output", "missing/out.csv", "does not exist; create it first"),
+        ("--output", "out.txt", "unknown suffix"),
+        ("--neighbors-file", "missing/links.yml", "cannot be written"),
+    ],
+)
+def test_fault_unwritable_output(tmp_path: Path, option: str, name: str, said: str) -> None:
+    (alone,) = examine_all((0, 1, option, tmp_path / name))
+    only_problem(alone, "output", said)
+    assert alone.status == 2
+
+
+@pytest.mark.parametrize(("device", "said"), [("tpu", "use cpu, cuda"), ("cuda:99", "CUDA device")])
+def test_fault_unsupported_device(device: str, said: str) -> None:
+    (alone,) = examine_all((0, 1, "-d", device))
+    only_problem(alone, "device", device, said)
+    assert alone.status == 2
+
+
+def test_fault_unreadable_input(tmp_path: Path) -> None:
+    (alone,) = examine_all((0, 1, "--input", tmp_path / "nothing.png"))
+    only_problem(alone, "input", "nothing.png")
+    assert alone.status == 2
+
+
+@pytest.fixture
+def scheduler_files(tmp_path: Path) -> list[object]:
+    model = find_model(DIGITS)
+    profile = ModelProfile(8, "torch.float32", (0.01,) * 16)
+    spec = ModelSpec((0.05 * BYTES_PER_MB,) * 16, 64, (1088,) * 15 + (10,))
+    save_models(tmp_path / "m.yml", {model.name: spec})
+    board = DeviceType(GB, 1e8, {model.name: (profile,)})
+    save_device_types(tmp_path / "t.yml", {"board": board})
+    save_devices(tmp_path / "d.yml", {"board": ["a"], "oddity": ["b"]})
+    return ["-sm", tmp_path / "m.yml", "-sdt", tmp_path / "t.yml", "-sd", tmp_path / "d.yml"]
+
+
+def test_fault_a_device_without_type(scheduler_files: list[object]) -> None:
+    (alone,) = examine_all((0, 1, "-H", "a", *scheduler_files))
+    assert any("oddity" in line and "will not be used" in line for line in alone.found("warning", "files"))
+    assert alone.status == 0
+    assert alone.found("ok", "schedule")
+
+
+def test_fault_a_host_that_the_devices_lack(scheduler_files: list[object]) -> None:
+    (alone,) = examine_all((0, 1, "-H", "elsewhere", *scheduler_files))
+    assert any("-H names elsewhere" in line for line in alone.found("warning", "files"))
+    assert any("no rank" in line for line in alone.found("problem", "schedule"))
+    assert alone.status == 2
+
+
+def test_fault_a_broken_devices_file(scheduler_files: list[object]) -> None:
+    Path(str(scheduler_files[-1])).write_text("board: {a: 1}\n")
+    (alone,) = examine_all((0, 1, *scheduler_files))
+    assert any("d.yml:1: board: is a map" in line for line in alone.found("problem", "files"))
+    assert alone.status == 2
+
+
+def test_no_feasible_schedule_has_its_own_status(scheduler_files: list[object], tmp_path: Path) -> None:
+    profile = ModelProfile(8, "torch.float32", (0.01,) * 16)
+    save_device_types(tmp_path / "t.yml", {"board": DeviceType(1.0, 1e8, {DIGITS: (profile,)})})
+    (alone,) = examine_all((0, 1, "-H", "a", *scheduler_files))
+    assert alone.found("problem", "schedule")
+    assert alone.status == 3
+
+
+def test_it_takes_the_options_of_the_runtime_and_refuses_others() -> None:
+    command = parse_doctor(["1", "3", "-pt", "1,8,9,16", "--neighbors-file", "n.yml"], Environment())
+    assert (command.request.world.rank, command.request.schedule.partition) == (1, (1, 8, 9, 16))
+    assert command.neighbors_file == Path("n.yml")
+    assert command.request.world.timeout_s <= 6
+
+
+# --- for real ---------------------------------------------------------------------------------------
+
+
+def doctor(*arguments: object, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "pipeedge.doctor", *map(str, arguments), "-m", DIGITS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def outcome(process: subprocess.Popen[str], limit_s: float = 25.0) -> tuple[str, int]:
+    try:
+        out, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate(timeout=5)
+        raise
+    return out, process.returncode
+
+
+def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
+    target = tmp_path / "links.yml"
+    save_neighbors(target, {"x": {"y": Link(1e6)}, "a": {"b": Link(1.0)}})
+    arguments = ("--port", free_port(), "-H", "a,b,c", "--neighbors-file", target, "--timeout", "15")
+    ranks = [doctor(rank, 3, *arguments) for rank in range(3)]
+    answers = [outcome(rank) for rank in ranks]
+    assert [status for _, status in answers] == [0, 0, 0], answers
+    assert answers[0][0].count("ok       link ") == 3
+    links = load_neighbors(target)
+    assert {(host, name) for host, near in links.items() for name in near} == {
+        ("a", "b"),
+        ("b", "c"),
+        ("c", "a"),
+        ("x", "y"),
+    }
+    for host, name in (("a", "b"), ("b", "c"), ("c", "a")):
+        # Between 100 Mbit/s and 100 GB/s: it is the memory of this machine.
+        assert 1e7 < links[host][name].bw_bytes_per_s < 1e11
+        assert 0 <= links[host][name].latency_s < 0.1
+    assert links["x"]["y"] == Link(1e6)
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the program ip")
+    names = (f"pedoc{os.getpid()}a", f"pedoc{os.getpid()}b")
+
+    def ip(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(["ip", *arguments], capture_output=True, timeout=10, check=False)
+
+    try:
+        for name in names:
+            if ip("netns", "add", name).returncode:
+                pytest.skip("network namespaces are not permitted here")
+        made = ip(
+            *("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "eth0", "netns", names[1])
+        )
+        if made.returncode:
+            pytest.skip("virtual cables are not permitted here")
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        for name in names:
+            wait_until_running(name)
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def wait_until_running(name: str) -> None:
+    """The kernel takes up to a second to notice that both ends of a cable are up."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        shown = subprocess.run(
+            ["ip", "-n", name, "-br", "link", "show", "eth0"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        if shown.stdout.split()[1] == "UP":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"eth0 of {name} did not come up")
+
+
+def inside(name: str) -> list[str]:
+    return ["ip", "netns", "exec", name]
+
+
+def drop(name: str, *rule: str) -> None:
+    """Let the namespace ``name`` drop what ``rule`` matches."""
+    if shutil.which("iptables") is None:
+        pytest.skip("a firewall needs the program iptables")
+    done = subprocess.run(
+        [*inside(name), "iptables", "-A", "INPUT", "-i", "eth0", *rule, "-j", "DROP"],
+        capture_output=True,
+        timeout=10,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"no firewall here: {done.stderr.decode().strip()[:80]}")
+
+
+def test_fault_firewalled_port(cable: tuple[str, str]) -> None:
+    drop(cable[0], "-p", "tcp", "--dport", "29500")
+    began = time.monotonic()
+    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.1", prefix=inside(cable[1])))
+    assert time.monotonic() - began < WITHIN_S
+    assert "problem  port      rank 1: nothing answers at 10.77.0.1:29500" in out
+    assert "firewall" in out
+    assert status == 4
+
+
+def test_fault_no_machine_there(cable: tuple[str, str]) -> None:
+    began = time.monotonic()
+    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.99", prefix=inside(cable[1])))
+    assert time.monotonic() - began < WITHIN_S
+    assert "problem  port      rank 1:" in out
+    assert "no machine has this address" in out or "machine is off" in out
+    assert status == 4
+
+
+def test_fault_interface_down(cable: tuple[str, str]) -> None:
+    subprocess.run(["ip", "-n", cable[0], "link", "set", "eth0", "down"], timeout=10, check=True)
+    out, status = outcome(doctor(0, 1, "-s", "eth0", prefix=inside(cable[0])))
+    assert "problem  interface rank 0: -s/--socket-ifname eth0: the interface is down" in out
+    assert status == 2
+
+
+def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
+    # Rank 0's port alone is open; the links, which use any port, are not.
+    drop(cable[0], "-p", "tcp", "!", "--dport", "29500", "--syn")
+    drop(cable[1], "-p", "tcp", "--syn")
+    began = time.monotonic()
+    arguments = (2, "--addr", "10.77.0.1")
+    ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
+    answers = [outcome(rank) for rank in ranks]
+    assert time.monotonic() - began < 20
+    for out, status in answers:
+        assert "problem  link      rank 0 -> rank 1 carries nothing" in out, answers
+        assert "firewall" in out
+        assert status == 4
+
+
+def test_over_a_cable_the_links_use_its_interface(cable: tuple[str, str]) -> None:
+    arguments = (2, "--addr", "10.77.0.1", "--timeout", "15")
+    ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
+    answers = [outcome(rank) for rank in ranks]
+    assert [status for _, status in answers] == [0, 0], answers
+    assert all("links go over eth0" in out for out, _ in answers)
