@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,34 +43,34 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    wanted, world = request.schedule, request.world
     planned = _requested_schedule(request, model)
     if planned is None:
-        ranks = min(world.size, model.n_layers)
-        planned = PlannedSchedule(Schedule.from_partition(_even_partition(model.n_layers, ranks)))
-        if wanted.rank_order is not None:
-            planned = PlannedSchedule(
-                Schedule.from_partition(planned.schedule.partition(), ranks=wanted.rank_order)
-            )
-    planned.schedule.check(n_layers=model.n_layers, world_size=world.size)
+        order = request.schedule.rank_order
+        ranks = request.world.size if order is None else len(order)
+        planned = _partitioned(_even_partition(model.n_layers, min(ranks, model.n_layers)), request)
+    planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
     return planned
+
+
+def _partitioned(partition: Sequence[int], request: RunRequest) -> PlannedSchedule:
+    """The stages of ``partition`` on the ranks and hosts that were asked for."""
+    wanted = request.schedule
+    hosts = None
+    if wanted.hosts is not None:
+        order = wanted.rank_order or range(len(partition) // 2)
+        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
+        if outside:
+            raise ScheduleError(
+                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
+            )
+        hosts = [wanted.hosts[rank] for rank in order]
+    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
 
 
 def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
-        hosts = None
-        if wanted.hosts is not None:
-            order = wanted.rank_order or range(len(wanted.partition) // 2)
-            outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
-            if outside:
-                raise ScheduleError(
-                    f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
-                )
-            hosts = [wanted.hosts[rank] for rank in order]
-        return PlannedSchedule(
-            Schedule.from_partition(wanted.partition, ranks=wanted.rank_order, hosts=hosts)
-        )
+        return _partitioned(wanted.partition, request)
     if wanted.schedule_file is not None:
         return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
@@ -86,6 +86,20 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         hosts=wanted.hosts,
     )
     return PlannedSchedule(found.schedule, found.throughput_items_per_s, found.warnings)
+
+
+def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedule:
+    """A partition, with the ranks and hosts that were named for it."""
+    wanted, hosts = request.schedule, None
+    if wanted.hosts is not None:
+        order = wanted.rank_order or range(len(partition) // 2)
+        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
+        if outside:
+            raise ScheduleError(
+                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
+            )
+        hosts = [wanted.hosts[rank] for rank in order]
+    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
 
 
 def _even_partition(n_layers: int, stages: int) -> list[int]:

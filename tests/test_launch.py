@@ -1,0 +1,603 @@
+"""pipeedge-launch: commands by table, processes with small programs, ssh with a stand-in and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.errors import RequestError
+from pipeedge.launching.commands import (
+    DOCTOR_MODULE,
+    RUNTIME_MODULE,
+    Host,
+    RankCommand,
+    Remote,
+    local_commands,
+    parse_host,
+    remote_commands,
+    threads_each,
+)
+from pipeedge.launching.main import parse_launch, plan_launch
+from pipeedge.launching.supervisor import Ending, Supervisor, status_of
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 40.0
+
+
+@contextmanager
+def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill ``process`` if it is still there then."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cores", "ranks", "each"), [(8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
+def test_threads_are_shared_out(cores: int, ranks: int, each: int) -> None:
+    assert threads_each(cores, ranks) == each
+
+
+def test_local_ranks_get_rank_world_port_and_threads() -> None:
+    commands = local_commands(2, ["-u", "4"], python="py", module=RUNTIME_MODULE, port=4000, cores=8)
+    assert [command.argv for command in commands] == [
+        ("py", "-u", "-m", RUNTIME_MODULE, str(rank), "2", "--port", "4000", "-u", "4") for rank in range(2)
+    ]
+    assert commands[1].shown() == f"OMP_NUM_THREADS=4 py -u -m {RUNTIME_MODULE} 1 2 --port 4000 -u 4"
+
+
+def test_remote_ranks_get_the_first_host_as_address_and_all_as_names() -> None:
+    hosts = [parse_host("a"), parse_host("me@b")]
+    remote = Remote("/srv", "python3", user="you", ssh=("ssh", "-p", "22"))
+    first, second = remote_commands(
+        hosts, ["-b", "9"], remote, module=RUNTIME_MODULE, name_addr=True, name_hosts=True
+    )
+    assert first.argv[:3] == ("ssh", "-p", "22")
+    assert "BatchMode=yes" in first.argv
+    assert first.argv[-4:-1] == ("-l", "you", "a")
+    assert second.argv[-4:-1] == ("-l", "me", "b")
+    assert f"python3 -u -m {RUNTIME_MODULE} 1 2 --addr a -H a,b -b 9" in second.argv[-1]
+    (plain,) = remote_commands(hosts[:1], [], remote, module=DOCTOR_MODULE, name_addr=False, name_hosts=False)
+    assert "--addr" not in plain.argv[-1]
+    assert DOCTOR_MODULE in plain.argv[-1]
+
+
+@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "a b", "@a", "me@", "-x@a", "a'b", "a\nb"])
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(RequestError, match="is no host"):
+        parse_host(text)
+
+
+def test_a_host_runs_one_rank() -> None:
+    with pytest.raises(RequestError, match="a is named twice"):
+        remote_commands(
+            [Host("a"), Host("a")], [], Remote(".", "py"), module="m", name_addr=True, name_hosts=True
+        )
+
+
+@given(
+    arguments=st.lists(
+        st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12), max_size=3
+    ),
+    directory=st.text(st.sampled_from("ab '\"$`\\;&|*~"), min_size=1, max_size=8).filter(
+        lambda text: text.strip("~ ") != ""
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_arguments_cross_both_shells_unharmed(
+    tmp_path_factory: pytest.TempPathFactory, arguments: list[str], directory: str
+) -> None:
+    place = tmp_path_factory.mktemp("there") / directory
+    place.mkdir(parents=True)
+    shower = "import os, sys; print(repr([os.getcwd(), *sys.argv[1:]]))"
+    (place / "shower.py").write_text(shower)
+    (command,) = remote_commands(
+        [Host("a")],
+        arguments,
+        Remote(str(place), sys.executable),
+        module="shower",
+        name_addr=False,
+        name_hosts=False,
+    )
+    done = subprocess.Popen(
+        ["bash", "-c", command.argv[-1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    # Its input stays open, as ssh's does: where that ends, the command is ended.
+    with done, ended_after(done, 20):
+        assert done.stdout is not None
+        shown = done.stdout.read()
+        assert done.wait(timeout=20) == 0
+    assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
+
+
+def test_a_tilde_is_the_home_there(tmp_path: Path) -> None:
+    (tmp_path / "it's").mkdir()
+    (command,) = remote_commands(
+        [Host("a")], [], Remote("~/it's", "pwd; #"), module="m", name_addr=False, name_hosts=False
+    )
+    line = command.argv[-1].replace("pwd; #", "pwd")
+    assert '"$HOME"/' in line
+
+
+# --- the command line -------------------------------------------------------------------------------
+
+
+def test_options_of_the_runtime_follow_with_or_without_a_separator() -> None:
+    for separator in (["--"], []):
+        request = parse_launch(["--local", "2", *separator, "-s", "lo", "-m", "vit-digits"])
+        assert request.local == 2
+        assert request.arguments == ("-s", "lo", "-m", "vit-digits")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--", "-u", "4"], "where?"),
+        (["--local", "0", "--"], "at least 1"),
+        (["--local", "2", "--hosts", "a,b", "--"], "give one of them"),
+        (["--local", "two", "--"], "invalid int"),
+        (["--hosts", "a,,b", "--"], "is no host"),
+        (["--local", "2", "--", "-pt", "1,8,9"], "pairs"),
+        (["--local", "2", "--", "--nonsense"], "--nonsense"),
+        (["--local", "2", "--", "--addr", "198.51.100.7"], "no address of this machine"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(argv: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        plan_launch(parse_launch(argv))
+
+
+def test_the_hosts_of_a_devices_file_are_the_ranks_in_its_order(tmp_path: Path) -> None:
+    devices = tmp_path / "devices.yml"
+    devices.write_text("B:\n- mb-1\n- mb-0\nA:\n- rcc-0\n")
+    for argv in (
+        ["-sd", str(devices), "--", "-sm", "m.yml", "-sdt", "t.yml"],
+        ["-sm", "m.yml", "-sdt", "t.yml", "-sd", str(devices)],
+        ["--", "-sm", "m.yml", "-sdt", "t.yml", f"--sched-dev-file={devices}"],
+    ):
+        request = parse_launch(argv)
+        assert [host.name for host in request.hosts] == ["mb-1", "mb-0", "rcc-0"]
+        commands = plan_launch(request)
+        assert all("-H mb-1,mb-0,rcc-0" in command.argv[-1] for command in commands)
+        assert all("--addr mb-1" in command.argv[-1] for command in commands)
+        assert all(str(devices) in command.argv[-1] for command in commands)
+    alone = parse_launch(["-sd", str(devices), "--", "-m", "vit-digits"])
+    assert "-sd" not in alone.arguments
+    assert alone.world_size == 3
+
+
+def test_print_shows_commands_that_a_shell_takes() -> None:
+    done = launch("--local", "2", "--print", "--", "-m", "vit-digits", "--input", "a b.png")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    options = ["-m", "vit-digits", "--input", "a b.png"]
+    assert [shlex.split(line)[-4:] for line in lines] == [options, options]
+    ports = {shlex.split(line)[shlex.split(line).index("--port") + 1] for line in lines}
+    assert len(ports) == 1
+
+
+# --- the supervisor ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codes", "rank", "status"),
+    [
+        ([(0, 0), (1, 0)], None, 0),
+        ([(1, 2), (0, 4)], 1, 2),
+        ([(0, 4), (1, 2)], 1, 2),  # rank 0 only tells what rank 1 said
+        ([(0, 4), (1, 4)], 0, 4),
+        ([(2, -9), (0, 4)], 2, 137),
+        ([(0, 130), (1, 1)], 1, 1),
+        ([(0, 0), (1, 130)], 1, 130),
+    ],
+)
+def test_whose_end_decides(codes: list[tuple[int, int]], rank: int | None, status: int) -> None:
+    decisive = status_of([Ending(number, code) for number, code in codes])
+    assert (decisive.rank if decisive else None) == rank
+    assert (decisive.status if decisive else 0) == status
+
+
+def test_an_ssh_that_fails_is_a_missing_peer() -> None:
+    assert Ending(1, 255, remote=True).status == 4
+    assert Ending(1, 255).status == 255
+
+
+def python(rank: int, program: str, *, remote: bool = False) -> RankCommand:
+    return RankCommand(rank, (sys.executable, "-u", "-c", program), remote=remote)
+
+
+class Output:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, bool]] = []
+        self.said: list[str] = []
+
+    def __call__(self, text: str, *, error: bool) -> None:
+        self.lines.append((text, error))
+
+    def supervise(self, *commands: RankCommand, **limits: float) -> int:
+        return Supervisor(
+            commands, environment=dict(os.environ), lines=self, say=self.said.append, **limits
+        ).run()
+
+
+def test_output_is_forwarded_by_rank_and_stream() -> None:
+    output = Output()
+    program = "import sys; print('out', {0}); print('err', {0}, file=sys.stderr); print('no end', end='')"
+    assert output.supervise(*(python(rank, program.format(rank)) for rank in range(2))) == 0
+    assert sorted(output.lines) == sorted(
+        entry
+        for rank in range(2)
+        for entry in (
+            (f"[{rank}] out {rank}\n", False),
+            (f"[{rank}] err {rank}\n", True),
+            (f"[{rank}] no end\n", False),
+        )
+    )
+    assert output.said == []
+
+
+def test_when_one_fails_all_end_and_its_status_is_the_one() -> None:
+    output = Output()
+    began = time.monotonic()
+    status = output.supervise(
+        python(0, "import time; print('waiting'); time.sleep(60)"),
+        python(1, "import sys; sys.exit(3)"),
+        settle_s=0.2,
+        grace_s=5,
+    )
+    assert status == 3
+    assert time.monotonic() - began < 5
+    assert output.said == ["rank 1 ended with exit status 3"]
+
+
+def test_one_that_ignores_the_request_is_killed() -> None:
+    output = Output()
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
+    )
+    began = time.monotonic()
+    status = output.supervise(
+        python(0, stubborn),
+        python(1, "import time; time.sleep(1); raise SystemExit(2)"),
+        settle_s=0.1,
+        grace_s=0.5,
+    )
+    assert status == 2
+    assert time.monotonic() - began < 8
+
+
+def test_the_others_may_say_why_they_end() -> None:
+    output = Output()
+    output.supervise(
+        python(0, "import time; time.sleep(0.7); print('rank 1 failed'); raise SystemExit(4)"),
+        python(1, "raise SystemExit(2)"),
+        settle_s=5,
+    )
+    assert ("[0] rank 1 failed\n", False) in output.lines
+
+
+def test_a_program_that_does_not_start_ends_those_that_did() -> None:
+    output = Output()
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="no-such-program does not start"):
+        output.supervise(python(0, "import time; time.sleep(60)"), RankCommand(1, ("no-such-program",)))
+    assert time.monotonic() - began < 5
+
+
+def test_a_reader_that_has_gone_ends_all() -> None:
+    def closed(text: str, *, error: bool) -> None:
+        raise BrokenPipeError
+
+    began = time.monotonic()
+    command = python(0, "import time; print('x'); time.sleep(60)")
+    supervisor = Supervisor([command], environment=dict(os.environ), lines=closed, say=print, grace_s=3)
+    assert supervisor.run() == 130
+    assert time.monotonic() - began < 8
+
+
+# --- for real ---------------------------------------------------------------------------------------
+
+
+def environment(**changes: str) -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **changes}
+
+
+def launcher(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "pipeedge.launching.main", *map(str, arguments)]
+
+
+def launch(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        launcher(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(**changes),
+        cwd=ROOT,
+    )
+
+
+def test_two_local_ranks_run_the_shipped_model() -> None:
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360")
+    assert done.returncode == 0, done.stderr
+    assert "[0] accuracy    0.9889 (356/360)" in done.stdout
+
+
+def test_the_cause_decides_and_nothing_is_left(tmp_path: Path) -> None:
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-M", tmp_path / "none.npz")
+    assert done.returncode == 2
+    assert "none.npz" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_ctrl_c_ends_all_quietly() -> None:
+    process = subprocess.Popen(
+        launcher("--local", 2, "--", "-m", "vit-digits", "-b", 10_000_000, "-u", 1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while len(ranks := children(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.5)  # anywhere between the imports and the run
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert (out, err) == ("", "")
+    assert gone(ranks, 2)
+
+
+FAKE_SSH = """#!/bin/sh
+# Runs the command here, as sshd would with the login shell there.
+while [ $# -gt 2 ]; do echo "$1" >> "$FAKE_SSH_LOG"; shift; done
+[ "$1" = unreachable ] && { echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }
+exec ${SHELL:-sh} -c "$2"
+"""
+
+
+@pytest.fixture
+def fake_ssh(tmp_path: Path) -> dict[str, str]:
+    """An ssh on the PATH that stays on this machine."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    (directory / "ssh").write_text(FAKE_SSH)
+    (directory / "ssh").chmod(0o755)
+    return {
+        "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}",
+        "FAKE_SSH_LOG": str(tmp_path / "log"),
+        "SHELL": "/bin/bash",
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path) -> None:
+    done = launch(
+        *(
+            "--hosts",
+            "pi1,you@pi2",
+            "--user",
+            "me",
+            "--python",
+            sys.executable,
+            "--directory",
+            tmp_path,
+            "--",
+        ),
+        *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 16, "--output", "out.csv"),
+        **fake_ssh,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0]" in done.stdout
+    assert "pi2" in done.stdout  # -H names the hosts in the report
+    assert (tmp_path / "out.csv").read_text().count("\n") == 17
+    log = (tmp_path / "log").read_text().split()
+    assert [log[index + 1] for index, word in enumerate(log) if word == "-l"] in (
+        ["me", "you"],
+        ["you", "me"],
+    )
+    assert log.count("BatchMode=yes") == 2
+
+
+def test_a_host_that_ssh_cannot_reach_ends_all(fake_ssh: dict[str, str]) -> None:
+    began = time.monotonic()
+    done = launch(
+        *("--hosts", "pi1,unreachable", "--python", sys.executable, "--"),
+        *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits"),
+        **fake_ssh,
+    )
+    assert time.monotonic() - began < 20
+    assert done.returncode == 4
+    assert "[1] ssh: connect to host unreachable" in done.stderr
+    assert "rank 1 is gone: ssh could not connect" in done.stderr
+
+
+def test_a_rank_at_the_other_end_ends_with_its_connection(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'up')\ntime.sleep(60)\n"
+    )
+    (command,) = remote_commands(
+        [Host("a")],
+        [],
+        Remote(str(tmp_path), sys.executable),
+        module="sleeper",
+        name_addr=False,
+        name_hosts=False,
+    )
+    process = subprocess.Popen(["sh", "-c", command.argv[-1]], stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "up").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        sleeper = int((tmp_path / "up").read_text())
+        assert alive(sleeper)
+        process.communicate(timeout=15)  # closes its input, as the end of a connection does
+    finally:
+        process.kill()
+    assert gone([sleeper], 5)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[list[str]]:
+    """A real sshd on the loopback interface; the ssh command that reaches it."""
+    server, keygen = shutil.which("sshd") or "/usr/sbin/sshd", shutil.which("ssh-keygen")
+    if os.geteuid() != 0 or not Path(server).exists() or keygen is None or shutil.which("ssh") is None:
+        pytest.skip("a real sshd needs root and OpenSSH")
+    for key in ("host", "user"):
+        subprocess.run(
+            [keygen, "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], timeout=20, check=True
+        )
+    authorized = tmp_path / "authorized"
+    shutil.copy(tmp_path / "user.pub", authorized)
+    port = free_port()
+    (tmp_path / "sshd.conf").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {tmp_path / 'host'}\nAuthorizedKeysFile {authorized}\n"
+        f"PidFile {tmp_path / 'pid'}\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "PasswordAuthentication no\n"
+    )
+    (tmp_path / "ssh.conf").write_text(
+        f"Host *\n HostName 127.0.0.1\n Port {port}\n User root\n IdentityFile {tmp_path / 'user'}\n"
+        f" StrictHostKeyChecking no\n UserKnownHostsFile {tmp_path / 'known'}\n LogLevel ERROR\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    process = subprocess.Popen([server, "-D", "-e", "-f", tmp_path / "sshd.conf"], stderr=subprocess.DEVNULL)
+    try:
+        command = ["ssh", "-F", str(tmp_path / "ssh.conf")]
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            tried = subprocess.run(
+                [*command, "x", "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=10,
+                check=False,
+            )
+            if tried.returncode == 0:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.skip(f"sshd does not serve here: {tried.stderr.decode().strip()[:100]}")
+        yield command
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def test_over_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
+    done = launch(
+        *(
+            "--hosts",
+            "h1,h2",
+            "--ssh",
+            shlex.join(sshd),
+            "--python",
+            sys.executable,
+            "--directory",
+            ROOT,
+            "--",
+        ),
+        *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 64),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0] accuracy    1.0000 (64/64)" in done.stdout
+
+
+def test_killing_the_launcher_ends_the_ranks_behind_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(
+        "import os, sys, time\nopen(f'up{sys.argv[1]}', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    commands = remote_commands(
+        [Host("h1"), Host("h2")],
+        [],
+        Remote(str(tmp_path), sys.executable, ssh=tuple(sshd)),
+        module="sleeper",
+        name_addr=False,
+        name_hosts=False,
+    )
+    starter = (
+        "import json, os, sys\n"
+        "from pipeedge.launching.commands import RankCommand\n"
+        "from pipeedge.launching.supervisor import Supervisor\n"
+        "def lines(text, error): pass\n"
+        "argvs = json.loads(sys.argv[1])\n"
+        "ranks = [RankCommand(n, tuple(argv), remote=True) for n, argv in enumerate(argvs)]\n"
+        "Supervisor(ranks, environment=dict(os.environ), lines=lines, say=print).run()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", starter, json.dumps([command.argv for command in commands])],
+        env=environment(),
+        cwd=ROOT,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        marks = [tmp_path / "up0", tmp_path / "up1"]
+        while time.monotonic() < deadline and not all(mark.exists() and mark.read_text() for mark in marks):
+            time.sleep(0.05)
+        pids = [int(mark.read_text()) for mark in marks]
+        assert all(alive(pid) for pid in pids)
+    finally:
+        process.kill()
+        process.wait(timeout=5)
+    assert gone(pids, 8)
+
+
+def test_the_supervisor_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    Output().supervise(python(0, "print(1)"))
+    deadline = time.monotonic() + 3
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() == before
