@@ -47,30 +47,15 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
     if planned is None:
         order = request.schedule.rank_order
         ranks = request.world.size if order is None else len(order)
-        planned = _partitioned(_even_partition(model.n_layers, min(ranks, model.n_layers)), request)
+        planned = _partitioned(request, _even_partition(model.n_layers, min(ranks, model.n_layers)))
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
     return planned
-
-
-def _partitioned(partition: Sequence[int], request: RunRequest) -> PlannedSchedule:
-    """The stages of ``partition`` on the ranks and hosts that were asked for."""
-    wanted = request.schedule
-    hosts = None
-    if wanted.hosts is not None:
-        order = wanted.rank_order or range(len(partition) // 2)
-        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
-        if outside:
-            raise ScheduleError(
-                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
-            )
-        hosts = [wanted.hosts[rank] for rank in order]
-    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
 
 
 def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
-        return _partitioned(wanted.partition, request)
+        return _partitioned(request, wanted.partition)
     if wanted.schedule_file is not None:
         return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
@@ -86,20 +71,6 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         hosts=wanted.hosts,
     )
     return PlannedSchedule(found.schedule, found.throughput_items_per_s, found.warnings)
-
-
-def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedule:
-    """A partition, with the ranks and hosts that were named for it."""
-    wanted, hosts = request.schedule, None
-    if wanted.hosts is not None:
-        order = wanted.rank_order or range(len(partition) // 2)
-        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
-        if outside:
-            raise ScheduleError(
-                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
-            )
-        hosts = [wanted.hosts[rank] for rank in order]
-    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
 
 
 def _even_partition(n_layers: int, stages: int) -> list[int]:
