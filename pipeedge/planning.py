@@ -73,6 +73,20 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
     return PlannedSchedule(found.schedule, found.throughput_items_per_s, found.warnings)
 
 
+def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedule:
+    """The stages of ``partition`` on the ranks and hosts that were named for it."""
+    wanted, hosts = request.schedule, None
+    if wanted.hosts is not None:
+        order = wanted.rank_order or range(len(partition) // 2)
+        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
+        if outside:
+            raise ScheduleError(
+                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
+            )
+        hosts = [wanted.hosts[rank] for rank in order]
+    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
+
+
 def _even_partition(n_layers: int, stages: int) -> list[int]:
     """Layers split evenly, on whole blocks (four layers) where there are enough: those cuts are cheapest."""
     unit = 4 if n_layers // 4 >= stages else 1
