@@ -67,9 +67,10 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     except Exception as error:
         if verbose:
             traceback.print_exc()
-        elif not isinstance(error, PipeEdgeError):
-            print(f"{program}: internal error; run again with --verbose to see where", file=sys.stderr)
-        print(f"{program}: {one_line(error)}", file=sys.stderr, flush=True)
+        line = one_line(error)
+        if not isinstance(error, PipeEdgeError) and not verbose:
+            line = f"internal error: {line} (run again with --verbose to see where)"
+        print(f"{program}: {line}", file=sys.stderr, flush=True)
         return exit_code(error)
     return 0
 

@@ -1,0 +1,148 @@
+"""Channels: bounded, in order, and nobody waits on one for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pipeedge.transport.channel import Channel, Closed
+
+LIMIT_S = 5.0
+
+
+class Thread(threading.Thread):
+    """Runs ``work``; ``outcome`` is what it returned, or the exception it raised."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self.outcome: object = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._work()
+        except BaseException as error:
+            self.outcome = error
+
+    def ended(self) -> object:
+        self.join(LIMIT_S)
+        assert not self.is_alive(), "still waiting"
+        return self.outcome
+
+    def waits(self) -> bool:
+        self.join(0.05)
+        return self.is_alive()
+
+
+def test_values_come_in_order_and_never_more_than_the_capacity_wait() -> None:
+    channel: Channel[int] = Channel(2)
+    produced: list[int] = []
+
+    def produce() -> None:
+        for number in range(500):
+            channel.put(number)
+            produced.append(number)
+        channel.finish()
+
+    thread = Thread(produce)
+    taken: list[int] = []
+    while (value := channel.get()) is not None:
+        taken.append(value)
+        assert len(produced) <= len(taken) + 2 + 1  # two queued, one just handed over
+    assert taken == list(range(500))
+    assert thread.ended() is None
+
+
+def test_a_full_channel_holds_its_producer() -> None:
+    channel: Channel[str] = Channel(1)
+    channel.put("a")
+    thread = Thread(lambda: channel.put("b"))
+    assert thread.waits()
+    assert channel.get() == "a"
+    assert thread.ended() is None
+    assert channel.get() == "b"
+    assert channel.empty
+
+
+def test_finish_lets_what_is_queued_out() -> None:
+    channel: Channel[int] = Channel(2)
+    channel.put(1)
+    channel.put(2)
+    channel.finish()
+    assert [channel.get(), channel.get(), channel.get(), channel.get()] == [1, 2, None, None]
+    with pytest.raises(Closed):
+        channel.put(3)
+
+
+def test_finish_wakes_a_waiting_consumer() -> None:
+    channel: Channel[int] = Channel(1)
+    thread = Thread(channel.get)
+    assert thread.waits()
+    channel.finish()
+    assert thread.ended() is None
+
+
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_close_wakes_everybody_and_for_good(side: str) -> None:
+    channel: Channel[int] = Channel(1)
+    if side == "put":
+        channel.put(0)
+    threads = [Thread(channel.get if side == "get" else lambda: channel.put(1)) for _ in range(3)]
+    assert all(thread.waits() for thread in threads)
+    channel.close()
+    assert all(isinstance(thread.ended(), Closed) for thread in threads)
+    with pytest.raises(Closed):
+        channel.get()
+    with pytest.raises(Closed):
+        channel.put(2)
+
+
+def test_a_close_after_finish_still_says_closed() -> None:
+    channel: Channel[int] = Channel(1)
+    channel.put(1)
+    channel.finish()
+    channel.close()
+    with pytest.raises(Closed):
+        channel.get()
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    channel: Channel[int] = Channel(3)
+    taken: list[int] = []
+
+    def consume() -> None:
+        while (value := channel.get()) is not None:
+            taken.append(value)
+
+    consumers = [Thread(consume) for _ in range(4)]
+    producers = [
+        Thread(lambda first=first: [channel.put(value) for value in range(first, 400, 4)])
+        for first in range(4)
+    ]
+    for thread in producers:
+        thread.ended()
+    channel.finish()
+    for thread in consumers:
+        thread.ended()
+    assert sorted(taken) == list(range(400))
+
+
+def test_a_channel_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Channel(0)
+
+
+def test_waiting_costs_no_processor_time() -> None:
+    channel: Channel[int] = Channel(1)
+    threads = [Thread(channel.get) for _ in range(4)]
+    began, used = time.monotonic(), time.process_time()
+    while time.monotonic() - began < 0.3:
+        time.sleep(0.1)
+    assert time.process_time() - used < 0.1
+    channel.close()
+    for thread in threads:
+        thread.ended()

@@ -1,0 +1,232 @@
+"""Command lines of the runtime: what is understood, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.config import Environment, RunRequest
+from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.options import guard, parse_runtime
+
+NOTHING = Environment()
+TORCHRUN = Environment(
+    rank=1, world_size=3, master_addr="10.0.0.1", master_port=29400, agent_store=True, agent_run="none/0"
+)
+
+
+def parse(line: str, environment: Environment = NOTHING) -> RunRequest:
+    return parse_runtime(line.split(), environment).request
+
+
+def test_the_defaults_are_the_originals() -> None:
+    request = parse("0 2")
+    assert (request.world.rank, request.world.size) == (0, 2)
+    assert (request.world.addr, request.world.port) == ("127.0.0.1", 29500)
+    assert request.world.socket_ifname is None
+    assert request.model.name == "google/vit-base-patch16-224"
+    assert (request.model.weights, request.model.device) == (None, "cpu")
+    assert (request.input.batch_size, request.ubatch_size) == (None, 8)
+    assert request.schedule.data_rank == 0
+    assert request.transport.comm == "p2p"
+    assert (request.output.results, request.output.report) == (None, None)
+
+
+def test_every_option_arrives() -> None:
+    request = parse(
+        "1 3 --addr pi1 --port 1234 -s eth0 --timeout 7.5 -m vit-digits -M w.npz -d cuda:1 "
+        "--input a.png b -b 20 -u 4 --skip-bad-input -pt 1,8,9,16 -r 2,1 -D 2 -H a,b,c "
+        "--output o.csv --report r.json"
+    )
+    assert (request.world.addr, request.world.port, request.world.socket_ifname) == ("pi1", 1234, "eth0")
+    assert request.world.timeout_s == 7.5
+    assert (request.model.name, request.model.weights) == ("vit-digits", Path("w.npz"))
+    assert request.model.device == "cuda:1"
+    assert request.input.paths == (Path("a.png"), Path("b"))
+    assert (request.input.batch_size, request.ubatch_size) == (20, 4)
+    assert request.input.skip_bad_input
+    assert (request.schedule.partition, request.schedule.rank_order) == ((1, 8, 9, 16), (2, 1))
+    assert (request.schedule.data_rank, request.schedule.hosts) == (2, ("a", "b", "c"))
+    assert (request.output.results, request.output.report) == (Path("o.csv"), Path("r.json"))
+
+
+def test_the_long_names_are_the_same() -> None:
+    short = parse("0 2 -s lo -c p2p -m x -M y -b 1 -u 2 -pt 1,2 -q 0 -r 0 -D 1 -H a,b -d cpu")
+    long = parse(
+        "0 2 --socket-ifname lo --comm p2p --model-name x --model-file y --batch-size 1 --ubatch-size 2 "
+        "--partition 1,2 --quant 0 --rank-order 0 --data-rank 1 --hosts a,b --device cpu"
+    )
+    assert short == long
+    assert parse("0 2 -sm a -sdt b -sd c") == parse(
+        "0 2 --sched-models-file a --sched-dev-types-file b --sched-dev-file c"
+    )
+    data = "0 1 --dataset-name CoLA --dataset-root d --dataset-split test --dataset-shuffle --seed 4"
+    assert parse(data).input.dataset_split == "test"
+
+
+def test_torchrun_says_what_the_command_line_leaves_out() -> None:
+    request = parse("-m vit-digits", TORCHRUN)
+    assert (request.world.rank, request.world.size) == (1, 3)
+    assert (request.world.addr, request.world.port, request.world.agent_store) == ("10.0.0.1", 29400, True)
+    own_port = parse("--port 5", TORCHRUN).world
+    assert (own_port.port, own_port.agent_store) == (5, False)
+    own_place = parse("0 2", TORCHRUN).world
+    assert (own_place.rank, own_place.addr, own_place.agent_store) == (0, "127.0.0.1", False)
+
+
+def test_the_environment_is_read_as_torchrun_writes_it() -> None:
+    assert Environment.read({}) == Environment(agent_run="/0")
+    found = Environment.read(
+        {
+            "RANK": "1",
+            "WORLD_SIZE": "3",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29400",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+    )
+    assert found == TORCHRUN
+    with pytest.raises(RequestError, match="WORLD_SIZE='x' is no whole number"):
+        Environment.read({"WORLD_SIZE": "x"})
+
+
+WRONG = [
+    ("", "which rank of how many"),
+    ("0", "RANK is given without WORLD"),
+    ("0 2 3", "unrecognized arguments: 3"),
+    ("a 2", "RANK.*invalid int"),
+    ("2 2", r"rank 2 is outside the world: with WORLD 2, RANK is 0 to 1"),
+    ("-1 2", "rank -1 is outside the world"),
+    ("0 0", "a world of 0 ranks"),
+    ("0 -3", "a world of -3 ranks"),
+    ("0 2 --port 0", "--port 0: a port is 1 to 65535"),
+    ("0 2 --port 65536", "--port 65536"),
+    ("0 2 --port x", "invalid int value: 'x'"),
+    ("0 2 --addr=", "--addr is empty"),
+    ("0 2 --timeout 0", "--timeout 0: seconds above 0"),
+    ("0 2 --timeout -1", "--timeout -1"),
+    ("0 2 --timeout nan", "--timeout nan"),
+    ("0 2 --timeout inf", "--timeout inf"),
+    ("0 2 --timeout 1e9", r"--timeout 1e\+09"),
+    ("0 2 -b 0", "batch size 0: must be at least 1"),
+    ("0 2 -b -5", "batch size -5"),
+    ("0 2 -b 1.5", "invalid int"),
+    ("0 2 -u 0", "-u/--ubatch-size 0: must be at least 1"),
+    ("0 2 -D 2", r"-D/--data-rank 2 is outside the world: ranks are 0 to 1"),
+    ("0 2 -D -1", "-D/--data-rank -1"),
+    ("0 2 -pt 1,8,9", "pairs of first and last layer; 3 numbers"),
+    ("0 2 -pt 1,8,10,16", "layers 9 to 9 are covered by no stage"),
+    ("0 2 -pt 1,8,8,16", "overlaps"),
+    ("0 2 -pt 2,16", "layers 1 to 1 are covered by no stage"),
+    ("0 2 -pt 0,16", r"\[0, 16\] is no range"),
+    ("0 2 -pt 9,16,1,8", "covered by no stage|out of order"),
+    ("0 2 -pt 8,1", r"\[8, 1\] is no range"),
+    ("0 2 -pt 1,x", "'1,x' is no list of whole numbers"),
+    ("0 2 -pt ,", "no list of whole numbers"),
+    ("0 2 -pt 1,8,9,16 -r 0", "1 ranks for 2 stages"),
+    ("0 2 -pt 1,8,9,16 -r 1,1", "rank 1 is given 2 stages"),
+    ("0 2 -pt 1,8,9,16 -r a,b", "no list of whole numbers"),
+    ("0 2 -r 0,1 --schedule-file s.yml", "-r/--rank-order goes with -pt"),
+    ("0 2 -H a", "names 1 hosts for a world of 2 ranks"),
+    ("0 2 -H a,a", "names a twice"),
+    ("0 2 -H a,", "no list of names"),
+    ("0 2 -sm m.yml", "all three of"),
+    ("0 2 -sm m.yml -sd d.yml", "all three of"),
+    ("0 2 -c tcp", "invalid choice: 'tcp'"),
+    ("0 2 -w 4", "-w/--worker-threads goes with -c rpc"),
+    ("0 2 -c rpc -w 0", "-w/--worker-threads 0"),
+    ("0 2 --dataset-name MNIST", "invalid choice"),
+    ("0 2 --dataset-split val", "--dataset-split needs --dataset-name"),
+    ("0 2 --dataset-shuffle", "--dataset-shuffle needs --dataset-name"),
+    ("0 2 --input a --dataset-name CoLA", "either --input or --dataset-name"),
+    ("0 2 --dataset-name CoLA --seed -1", "seed -1"),
+    ("0 2 --input", "expected at least one argument"),
+    ("0 2 --report r.txt", "FILE.json"),
+    ("0 2 --batch 3", "unrecognized arguments"),
+    ("0 2 --no-such-option", "unrecognized arguments"),
+    ("0 2 -m", "expected one argument"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), WRONG)
+def test_a_wrong_request_is_one_line_with_code_2(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RequestError, match=says):
+        parse(line)
+    assert guard("runtime.py", lambda: parse(line) and None, verbose=False) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("runtime.py: ")
+    assert err.count("\n") == 1
+
+
+def test_schedules_that_cannot_be_are_schedule_errors() -> None:
+    with pytest.raises(ScheduleError):
+        parse("0 2 -pt 1,8,9")
+
+
+WORDS = ("0", "1", "2", "-1", "-pt", "-r", "-D", "-H", "-q", "-u", "-b", "-c", "-w", "-m", "--port", "a")
+WORDS += ("--timeout", "--addr", "--input", "--report", "rpc", "1,8", "1,8,9,16", ",", "nan", "9e9", "x.json")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.sampled_from(WORDS) | st.text(max_size=5),
+        max_size=7,
+    )
+)
+def test_no_command_line_gets_anything_but_a_request_or_a_line(words: list[str]) -> None:
+    with contextlib.suppress(RequestError, SystemExit):  # the latter after --help, which is not asked for
+        parse_runtime(words, NOTHING)
+
+
+def test_help_names_every_option_and_takes_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("--help")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    options = "-d -s --addr --port -c -w -m -M -b -u --dataset-name --dataset-root --dataset-split "
+    options += "--dataset-indices-file --dataset-shuffle -pt -q -r -D -H -sm -sdt -sd --input --output "
+    options += "--report --timeout --dry-run --skip-bad-input --schedule-file --verbose --version"
+    for option in options.split():
+        assert f"{option} " in said or f"{option}," in said or f"{option}\n" in said, option
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (None, 0, ""),
+        (RequestError("no\nsuch   thing"), 2, "p: no such thing\n"),
+        (PeerFailedError("rank 1 is gone"), 4, "p: rank 1 is gone\n"),
+        (PipeEdgeError(""), 1, "p: PipeEdgeError\n"),
+        (ValueError("x"), 1, "p: internal error: ValueError: x (run again with --verbose to see where)\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_the_guard_turns_any_end_into_a_status_and_at_most_a_line(
+    error: BaseException | None, status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        if error is not None:
+            raise error
+
+    assert guard("p", main, verbose=False) == status
+    assert capsys.readouterr() == ("", says)
+
+
+def test_verbose_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise RequestError("wrong")
+
+    assert guard("p", main, verbose=True) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("p: wrong\n")

@@ -1,0 +1,206 @@
+"""What rank 0 decides: which schedule, whether all agree, what each link carries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.config import Environment, RunRequest
+from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
+from pipeedge.models import MODEL_NAMES, Model, find_model
+from pipeedge.options import parse_runtime
+from pipeedge.payload import specs_bytes
+from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.schedule import LayerRange, Schedule, StagePlan
+
+DIGITS = find_model("vit-digits")
+
+
+def request(line: str) -> RunRequest:
+    return parse_runtime(line.split(), Environment()).request
+
+
+def planned(line: str, model: Model = DIGITS) -> list[tuple[int, str]]:
+    schedule = plan_schedule(request(line), model).schedule
+    return [(plan.rank, str(plan.layers)) for plan in schedule.stages]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("0 1", [(0, "1-16")]),
+        ("0 2", [(0, "1-8"), (1, "9-16")]),
+        ("0 3", [(0, "1-4"), (1, "5-12"), (2, "13-16")]),
+        ("0 4", [(0, "1-4"), (1, "5-8"), (2, "9-12"), (3, "13-16")]),
+        ("0 2 -r 1,0", [(1, "1-8"), (0, "9-16")]),
+        ("0 4 -r 3,1", [(3, "1-8"), (1, "9-16")]),
+        ("0 2 -pt 1,3,4,16", [(0, "1-3"), (1, "4-16")]),
+        ("0 5 -pt 1,3,4,16 -r 4,2", [(4, "1-3"), (2, "4-16")]),
+        ("0 3 -pt 1,16", [(0, "1-16")]),
+    ],
+)
+def test_the_schedule_that_is_asked_for(line: str, expected: list[tuple[int, str]]) -> None:
+    assert planned(line) == expected
+
+
+@given(st.integers(1, 60), st.sampled_from(MODEL_NAMES))
+def test_an_even_split_covers_every_layer_and_uses_every_rank_it_can(world: int, name: str) -> None:
+    model = find_model(name)
+    schedule = plan_schedule(request(f"0 {world}"), model).schedule
+    assert schedule.check(n_layers=model.n_layers, world_size=world) is schedule
+    assert len(schedule.stages) == min(world, model.n_layers)
+    lengths = [len(plan.layers) for plan in schedule.stages]
+    assert max(lengths) - min(lengths) <= 4
+
+
+def test_hosts_are_named_whatever_made_the_schedule() -> None:
+    for line in ("0 2 -H a,b -pt 1,8,9,16 -r 1,0", "0 2 -H a,b -r 1,0"):
+        stages = plan_schedule(request(line), DIGITS).schedule.stages
+        assert [(plan.rank, plan.host) for plan in stages] == [(1, "b"), (0, "a")]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("0 2 -pt 1,8,9,17", "9-17 goes beyond the model: its layers are 1 to 16"),
+        ("0 2 -pt 1,8,9,15", "layers 16 to 16 are covered by no stage: the model's layers are 1 to 16"),
+        ("0 1 -pt 1,8,9,16", "2 stages need as many ranks, the world has 1"),
+        ("0 2 -pt 1,8,9,16 -r 0,2", "rank 2 is outside the world: ranks are 0 to 1"),
+        ("0 2 -pt 1,8,9,16 -r 0,-1", "rank -1 is outside the world"),
+        ("0 2 -H a,b -pt 1,8,9,16 -r 0,2", "rank 2 is outside the world"),
+        ("0 2 -r 0,2", "rank 2 is outside the world"),
+        ("0 2 -r 0,0", "rank 0 is given 2 stages"),
+        (
+            "0 2 -r 0,1,2",
+            "3 stages need as many ranks, the world has 2",
+        ),
+        ("0 2 -H a,b -pt 1,5,6,10,11,16", "outside the world|3 stages"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(line: str, says: str) -> None:
+    with pytest.raises(ScheduleError, match=says):
+        planned(line)
+
+
+def test_a_schedule_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.yml"
+    path.write_text("- b: [1, 5]\n- a: [6, 16]\n")
+    assert planned(f"0 2 --schedule-file {path} -H a,b") == [(1, "1-5"), (0, "6-16")]
+    with pytest.raises(ScheduleError, match="no rank"):
+        planned(f"0 2 --schedule-file {path}")
+    with pytest.raises(ScheduleError, match="has no rank"):
+        planned(f"0 2 --schedule-file {path} -H a,c")
+    path.write_text("- 0: [1, 5]\n- 3: [6, 16]\n")
+    with pytest.raises(ScheduleError, match="rank 3 is outside the world"):
+        planned(f"0 2 --schedule-file {path}")
+    path.write_text("- 0: [1, 5\n")
+    with pytest.raises(SpecError):
+        planned(f"0 2 --schedule-file {path}")
+    with pytest.raises(SpecError, match=r"missing\.yml"):
+        planned("0 2 --schedule-file missing.yml")
+
+
+# --- agreement --------------------------------------------------------------------------------------
+
+
+def facts(**changed: Any) -> dict[str, Any]:
+    told = rank_facts(request("0 3 -m vit-digits"), DIGITS, weights="abc", items=None, max_tokens=None)
+    assert set(changed) <= set(told)
+    return {**told, **changed}
+
+
+def test_facts_are_plain_enough_for_the_hub() -> None:
+    for value in facts().values():
+        assert value is None or isinstance(value, str | int)
+
+
+def test_ranks_that_agree_have_nothing_to_say() -> None:
+    assert disagreement({rank: facts() for rank in range(3)}) is None
+    # The data rank alone knows the input; a rank without weights may not need any.
+    assert disagreement({0: facts(items=5, weights=None), 1: facts(), 2: facts(batch_size=None)}) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "what"),
+    [
+        ("version", "9.9", "the version of PipeEdge"),
+        ("torch", "1.0", "the version of torch"),
+        ("model", "bert-base-uncased", "the model"),
+        ("architecture", "vit of 1 blocks", "the configuration of the model"),
+        ("weights", "def", "the weights"),
+        ("ubatch_size", 3, "the microbatch size"),
+        ("data_rank", 2, "the data rank"),
+        ("comm", "rpc", "the transport"),
+    ],
+)
+def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: object, what: str) -> None:
+    same = {"model": "bert-large-uncased"} if key == "model" else {}
+    line = disagreement({0: facts(**same), 1: facts(**same), 2: facts(**{key: other})})
+    assert line is not None
+    assert line.startswith(f"ranks 0 and 2 disagree on {what}")
+    assert str(other) in line
+    assert "; " in line  # and what to do
+
+
+def test_the_batch_is_compared_where_it_was_given() -> None:
+    line = disagreement({0: facts(batch_size=5), 1: facts(), 2: facts(batch_size=6)})
+    assert line == "ranks 0 and 2 disagree on the batch size (-b): 5 and 6; start all with the same"
+
+
+# --- the plan ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    world = draw(st.integers(1, 6))
+    ranks = draw(st.permutations(range(world)))[: draw(st.integers(1, world))]
+    cuts = sorted(draw(st.sets(st.integers(1, 15), min_size=len(ranks) - 1, max_size=len(ranks) - 1)))
+    bounds = [0, *cuts, 16]
+    stages = tuple(
+        StagePlan(LayerRange(bounds[index], bounds[index + 1]), rank, draw(st.none() | st.just("pi")))
+        for index, rank in enumerate(ranks)
+    )
+    return Plan(
+        schedule=Schedule(stages),
+        data_rank=draw(st.integers(0, world - 1)),
+        items=draw(st.integers(1, 100)),
+        ubatch_size=draw(st.integers(1, 20)),
+        max_tokens=None,
+        store_port=draw(st.none() | st.integers(1, 65535)),
+        predicted_items_per_s=draw(st.none() | st.floats(0, 1e6)),
+    )
+
+
+@settings(deadline=None, max_examples=80)
+@given(plans())
+def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
+    assert Plan.from_body(json.loads(json.dumps(plan.to_body()))) == plan
+    links = plan.links(DIGITS)
+    assert len(links) == len(plan.schedule.stages) + 1
+    assert links[0].source == links[-1].destination == plan.data_rank
+    assert [link.destination for link in links[:-1]] == [link.source for link in links[1:]]
+    assert tuple(link.destination for link in links[:-1]) == plan.schedule.ranks
+    items = min(plan.items, plan.ubatch_size)
+    assert all(spec.shape[0] == items for link in links for spec in link.specs)
+    assert specs_bytes(links[0].specs) == items * 64 * 4
+    assert specs_bytes(links[-1].specs) == items * 10 * 4
+    assert set(plan.participants) == {plan.data_rank, *plan.schedule.ranks}
+    # Between two ranks there is at most one link each way: that is what counts per peer rely on.
+    pairs = [(link.source, link.destination) for link in links if link.source != link.destination]
+    assert len(set(pairs)) == len(pairs)
+    for rank in range(8):
+        assert (plan.name(rank) is None) == (rank not in plan.participants)
+
+
+def test_a_plan_of_another_program_is_no_plan() -> None:
+    plan = Plan(Schedule((StagePlan(LayerRange(0, 16), 0),)), 0, 1, 1, None, None, None)
+    for body in ({}, {"schedule": None}, {**plan.to_body(), "extra": 1}, {**plan.to_body(), "schedule": []}):
+        with pytest.raises((PipeEdgeError, KeyError, TypeError, ValueError)):
+            Plan.from_body(body)
+    assert dataclasses.replace(plan, items=5).participants == (0,)

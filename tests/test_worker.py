@@ -1,0 +1,336 @@
+"""A rank's threads: what they measure, how they end, and what they say of themselves."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipeedge.control.liveness import RankStatus
+from pipeedge.errors import PeerFailedError, PipeEdgeError, WeightsError
+from pipeedge.metrics import Latency, Tally
+from pipeedge.transport.base import Link, Packet
+from pipeedge.transport.channel import Closed
+from pipeedge.transport.loopback import LocalLink, LoopbackTransport
+from pipeedge.worker import Activity, Crew, Outgoing, StageLoop, receive
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> object:
+    before = threading.active_count()
+    yield
+    deadline = time.monotonic() + LIMIT_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+# --- activity ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_activity_tells_the_longest_work_also_when_work_is_nested() -> None:
+    clock = Clock()
+    activity = Activity(clock)
+    assert activity.status() == RankStatus()
+    with activity.busy("loading"):
+        clock.now = 3.0
+        with activity.busy("reading"):
+            clock.now = 5.0
+            assert activity.status().busy == ("loading", 5.0)
+        assert activity.status().busy == ("loading", 5.0)
+    assert activity.status().busy is None
+    with pytest.raises(ZeroDivisionError), activity.busy("failing"):
+        raise ZeroDivisionError
+    assert activity.status().busy is None
+
+
+def test_activity_counts_and_says_who_is_waited_for() -> None:
+    activity = Activity()
+    activity.sent(1)
+    activity.sent(1)
+    activity.received(0)
+    with activity.awaiting(4), activity.awaiting(2):
+        assert activity.status() == RankStatus(None, {1: 2}, {0: 1}, frozenset({2, 4}))
+    assert activity.status().awaiting == frozenset()
+
+
+def test_receiving_counts_the_end_mark_too() -> None:
+    activity, link = Activity(), LocalLink()
+    given = packet(0)
+    link.post(given)
+    link.finish()
+    assert receive(link, 3, activity) is given
+    assert receive(link, 3, activity) is None
+    assert activity.status().received == {3: 2}
+    assert receive(link, None, activity) is None
+    assert activity.status().received == {3: 2}
+
+
+# --- the crew ---------------------------------------------------------------------------------------
+
+
+def test_a_crew_ends_when_all_have_ended() -> None:
+    crew, done = Crew(), []
+    for number in range(4):
+        crew.start(f"thread {number}", lambda number=number: done.append(number))
+    assert crew.wait(LIMIT_S)
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_a_crew_says_when_waiting_takes_too_long() -> None:
+    crew, gate = Crew(), threading.Event()
+    crew.start("slow", gate.wait)
+    began = time.monotonic()
+    assert not crew.wait(0.1)
+    assert time.monotonic() - began < 2
+    gate.set()
+    assert crew.wait(LIMIT_S)
+
+
+def test_the_first_error_wins_and_everybody_is_woken() -> None:
+    crew, links = Crew(), [LocalLink() for _ in range(3)]
+    for link in links:
+        crew.on_stop(link.close)
+        crew.start("waiting", link.receive)
+    second = threading.Event()
+
+    def fail_later() -> None:
+        second.wait(LIMIT_S)
+        raise ValueError("second")
+
+    def fail() -> None:
+        raise WeightsError("first")
+
+    crew.start("later", fail_later)
+    crew.start("failing", fail)
+    with pytest.raises(WeightsError, match="first"):
+        crew.wait(LIMIT_S)
+    second.set()
+    for link in links:
+        with pytest.raises(Closed):
+            link.receive()
+    with pytest.raises(WeightsError, match="first"):
+        crew.wait(LIMIT_S)
+
+
+def test_a_crew_that_is_stopped_says_why_once() -> None:
+    crew, link, calls = Crew(), LocalLink(), []
+    crew.on_stop(link.close)
+    crew.on_stop(lambda: calls.append(1))
+    crew.start("waiting", link.receive)
+    crew.stop(PeerFailedError("rank 1 is gone"))
+    crew.stop(PeerFailedError("rank 2 is gone"))
+    with pytest.raises(PeerFailedError, match="rank 1"):
+        crew.wait(LIMIT_S)
+    assert calls == [1]
+
+
+# --- stages -----------------------------------------------------------------------------------------
+
+
+def packet(number: int, value: float = 1.0) -> Packet:
+    return Packet(number, 2, (torch.full((2, 3), value),))
+
+
+def pipeline(
+    crew: Crew, computes: list[Callable[[Packet], Packet]], peer: int | None = None
+) -> tuple[LocalLink, LocalLink, list[StageLoop], list[Activity]]:
+    """Stages in a row in memory: the way in, the way out, and what they measured."""
+    transport = LoopbackTransport()
+    links = [transport.sender(Link(number, number + 1, ())) for number in range(len(computes) + 1)]
+    crew.on_stop(transport.close)
+    loops, activities = [], []
+    for number, compute in enumerate(computes):
+        activity = Activity()
+        outgoing = Outgoing(links[number + 1], peer, activity)
+        crew.on_stop(outgoing.close)
+        loop = StageLoop(compute, links[number], peer, outgoing, activity)
+        crew.start("compute", loop.run)
+        crew.start("watch", outgoing.run)
+        loops.append(loop)
+        activities.append(activity)
+    return links[0], links[-1], loops, activities
+
+
+def plus_one(given: Packet) -> Packet:
+    return Packet(given.number, given.items, (given.payload[0] + 1,))
+
+
+@pytest.mark.parametrize("peer", [None, 7])
+def test_microbatches_pass_all_stages_in_order(peer: int | None) -> None:
+    crew = Crew()
+    way_in, way_out, loops, activities = pipeline(crew, [plus_one] * 3, peer)
+
+    def feed() -> None:
+        for number in range(50):
+            way_in.post(packet(number, number))
+        way_in.finish()
+
+    crew.start("feed", feed)
+    for number in range(50):
+        got = way_out.receive()
+        assert got is not None
+        assert (got.number, got.items) == (number, 2)
+        assert got.payload[0].eq(number + 3).all()
+    assert way_out.receive() is None
+    assert crew.wait(LIMIT_S)
+    for loop in loops:
+        assert loop.compute_seconds.count == loop.wait_seconds.count == 50
+        assert 0 < loop.busy_fraction <= 1
+    if peer is not None:
+        assert activities[0].status().sent == activities[0].status().received == {7: 51}
+
+
+def test_what_is_under_way_is_bounded_by_the_links() -> None:
+    """A stage that is slow stops its predecessors, however much there is to do."""
+    crew, gate = Crew(), threading.Event()
+
+    def slow(given: Packet) -> Packet:
+        gate.wait(LIMIT_S)
+        return given
+
+    way_in, way_out, _, _ = pipeline(crew, [plus_one, slow])
+    posted = itertools.count()
+    last = [0]
+
+    def feed() -> None:
+        for number in range(100):
+            way_in.post(packet(number))
+            last[0] = next(posted)
+        way_in.finish()
+
+    crew.start("feed", feed)
+    time.sleep(0.3)
+    # Two on the way in, one done by the first stage and held, two between the stages, one in the second.
+    assert last[0] < 2 + 1 + 2 + 1
+    gate.set()
+    assert [way_out.receive() is not None for _ in range(101)] == [True] * 100 + [False]
+    assert crew.wait(LIMIT_S)
+
+
+def test_a_stage_that_raises_ends_the_crew_with_its_microbatch_in_the_message() -> None:
+    crew = Crew()
+
+    def fail(given: Packet) -> Packet:
+        if given.number == 3:
+            raise IndexError("index out of range in self")
+        return given
+
+    way_in, way_out, _, _ = pipeline(crew, [plus_one, fail, plus_one])
+
+    def feed() -> None:
+        for number in range(100):
+            way_in.post(packet(number))
+
+    crew.start("feed", feed)
+    crew.start("drain", lambda: [way_out.receive() for _ in range(100)])
+    with pytest.raises(PipeEdgeError, match="microbatch 3 could not be computed: IndexError: index out of"):
+        crew.wait(LIMIT_S)
+
+
+def test_an_error_of_ours_keeps_its_kind() -> None:
+    crew = Crew()
+
+    def fail(given: Packet) -> Packet:
+        raise WeightsError("tensor x is missing")
+
+    way_in, _, _, _ = pipeline(crew, [fail])
+    way_in.post(packet(0))
+    with pytest.raises(WeightsError, match=r"^tensor x is missing$"):
+        crew.wait(LIMIT_S)
+
+
+def test_nothing_to_do_is_done_at_once() -> None:
+    crew = Crew()
+    way_in, way_out, loops, _ = pipeline(crew, [plus_one])
+    way_in.finish()
+    assert way_out.receive() is None
+    assert crew.wait(LIMIT_S)
+    assert loops[0].busy_fraction == 0
+    assert loops[0].compute_seconds.mean == 0
+
+
+class FakeLink:
+    """Takes packets at once; each arrives when told."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[threading.Event] = []
+        self.finished = False
+
+    def post(self, given: Packet) -> FakeShipment:
+        self.arrivals.append(threading.Event())
+        return FakeShipment(self.arrivals[-1])
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeShipment:
+    bytes = 1000
+
+    def __init__(self, arrived: threading.Event) -> None:
+        self._arrived = arrived
+
+    def wait(self) -> None:
+        if not self._arrived.wait(LIMIT_S):
+            raise TimeoutError
+
+
+def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
+    clock = Clock()
+    link = FakeLink()
+    outgoing = Outgoing(link, 1, Activity(), clock)
+    crew = Crew()
+    outgoing.send(packet(0))
+    clock.now = 2.0
+    link.arrivals[0].set()
+    crew.start("watch", outgoing.run)
+    deadline = time.monotonic() + LIMIT_S
+    while outgoing.seconds.count < 1 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    outgoing.finish()
+    assert crew.wait(LIMIT_S)
+    assert link.finished
+    assert (outgoing.seconds.count, outgoing.seconds.mean) == (1, 2.0)
+    assert (outgoing.bytes.count, outgoing.bytes.mean) == (1, 1000)
+    assert outgoing.best_bytes_per_s == 500
+    assert outgoing.send_s_best == 2.0
+
+
+# --- counting ---------------------------------------------------------------------------------------
+
+
+def test_a_tally_of_nothing_has_a_mean_of_nothing() -> None:
+    tally = Tally()
+    assert tally.mean == 0
+    tally.add(2)
+    tally.add(4)
+    assert (tally.count, tally.total, tally.mean) == (2, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([], None),
+        ([3.0], Latency(3, 3, 3)),
+        ([2.0, 1.0], Latency(1, 2, 2)),
+        ([float(number) for number in range(100, 0, -1)], Latency(50, 95, 100)),
+        ([float(number) for number in range(1, 22)], Latency(11, 20, 21)),
+    ],
+)
+def test_percentiles_are_those_of_the_nearest_rank(seconds: list[float], expected: Latency | None) -> None:
+    assert Latency.of(seconds) == expected
