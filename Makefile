@@ -22,7 +22,7 @@ bin := $(VENV)/bin
 python := $(bin)/python
 ready := $(VENV)/.pipeedge-ready
 native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core yaml cli bindings,src-native/$(part)/*.[ch]pp))
-python_sources := pipeedge tests tools benchmarks setup.py $(wildcard *.py) scripts/pin-dependencies
+python_sources := pipeedge tests tools benchmarks $(wildcard *.py) scripts/pin-dependencies
 
 help:
 	@sed -n '/^#   /s/^#   //p' Makefile

@@ -1,0 +1,268 @@
+"""The shape of the package, read from its source: what imports what, and who may touch the world."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pipeedge"
+
+ORDER = (
+    "errors",
+    "schedule",
+    "config",
+    "yamlfile",
+    "specs",
+    "scheduler",
+    "payload",
+    "models",
+    "metrics",
+    "transport",
+    "control",
+    "stage",
+    "worker",
+    "data",
+    "results",
+    "report",
+    "planning",
+    "data_rank",
+    "pipeline",
+    "options",
+    "doctor",
+    "launching",
+    "runtime",
+)
+"""A module imports only what stands above it. A new one needs a place here."""
+
+PURE = (
+    "control.liveness",
+    "control.messages",
+    "errors",
+    "launching.commands",
+    "metrics",
+    "models.activations",
+    "models.architecture",
+    "models.names",
+    "payload",
+    "planning",
+    "schedule",
+    "transport.frame",
+)
+"""Decisions over plain data: values in, values out."""
+
+EFFECTS = {
+    "asyncio",
+    "io",
+    "multiprocessing",
+    "os",
+    "psutil",
+    "queue",
+    "random",
+    "select",
+    "selectors",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+}
+
+READS_ENVIRONMENT = {"config"}
+WRITES_ENVIRONMENT = {"doctor.examine", "pipeline", "runtime"}
+"""gloo's and TensorPipe's interface and torch's log level can be set in no other way."""
+
+UNPICKLES = {"models.download"}
+"""Only what is fetched from a hub, only into tensors, and only to convert it."""
+
+SLEEPS = {"control.member"}
+"""Nothing announces that a remote port has opened."""
+
+
+def module_name(path: Path) -> str:
+    """``pipeedge/models/vit.py`` -> ``models.vit``; a package goes by its own name, the root is ''."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Absolute names of the modules, or of the names within them, that an import statement takes."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"a relative import in line {node.lineno}"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def own(name: str) -> str | None:
+    """The module of this package that an absolute name means or lies in; None for others' modules."""
+    if name != "pipeedge" and not name.startswith("pipeedge."):
+        return None
+    short = name.removeprefix("pipeedge").removeprefix(".")
+    while short not in MODULES:
+        short = short.rpartition(".")[0]
+    return short
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: not functions' bodies, nor what only type checkers see."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from at_import(child)
+
+
+def place(module: str) -> int:
+    return ORDER.index(module.split(".")[0])
+
+
+def test_every_module_has_a_place_in_the_order() -> None:
+    assert {module.split(".")[0] for module in MODULES} - {""} == set(ORDER)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module])
+def test_a_module_imports_only_what_stands_above_it(module: str) -> None:
+    names = [name for node in ast.walk(MODULES[module]) for name in imported(node)]
+    targets = {target for name in names if (target := own(name))}
+    below = sorted(
+        target
+        for target in targets
+        if place(target) >= place(module) and target.split(".")[0] != module.split(".")[0]
+    )
+    assert not below, f"pipeedge.{module} imports {below}, which stand below it"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {
+        module: {target for node in at_import(tree) for name in imported(node) if (target := own(name))}
+        - {module}
+        for module, tree in MODULES.items()
+    }
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError, with the cycle
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_decisions_are_pure(module: str) -> None:
+    tree = MODULES[module]
+    names = {name.split(".")[0] for node in ast.walk(tree) for name in imported(node)}
+    assert not names & EFFECTS
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert not calls & {"open", "print", "input"}
+    assert not {call for call in calls if re.search(r"\.(read|write)_(text|bytes)$|\.open$", call)}
+
+
+def attributes(tree: ast.AST, name: str) -> list[ast.Attribute]:
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == name]
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers, writers = set(), set()
+    for module, tree in MODULES.items():
+        written = [
+            node.value
+            for node in ast.walk(tree)
+            if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+            or (isinstance(node, ast.Attribute) and node.attr == "setdefault")
+        ]
+        for use in attributes(tree, "os.environ") + attributes(tree, "os.environb"):
+            (writers if use in written else readers).add(module)
+        if attributes(tree, "os.getenv"):
+            readers.add(module)
+        from_os = [name for node in ast.walk(tree) for name in imported(node) if name.startswith("os.")]
+        assert not {"os.environ", "os.environb", "os.getenv"} & set(from_os), module
+    assert readers <= READS_ENVIRONMENT
+    assert writers <= WRITES_ENVIRONMENT
+
+
+def test_nothing_checks_input_by_assert() -> None:
+    """``python -O`` removes assertions."""
+    found = [
+        f"{module}:{node.lineno}"
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+    assert not found
+
+
+def test_nothing_is_unpickled() -> None:
+    for module, tree in MODULES.items():
+        names = {name.split(".")[0] for node in ast.walk(tree) for name in imported(node)}
+        unpickles = bool(names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"})
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            assert keywords.get("allow_pickle", "False") == "False", f"{module}:{call.lineno}"
+            if ast.unparse(call.func) == "torch.load":
+                unpickles = True
+                assert keywords.get("weights_only") == "True", f"{module}:{call.lineno}"
+        assert not unpickles or module in UNPICKLES, module
+
+
+def test_nothing_polls() -> None:
+    sleepers = {module for module, tree in MODULES.items() if attributes(tree, "time.sleep")}
+    assert sleepers <= SLEEPS
+
+
+def test_there_is_no_mutable_module_state() -> None:
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            assert not isinstance(node, ast.Global), f"{module}:{node.lineno}"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [module for module, tree in MODULES.items() if not ast.get_docstring(tree)]
+    assert not silent
+
+
+HELP = """
+import runpy, sys
+sys.argv = ["runtime.py", "--help"]
+try:
+    runpy.run_path("runtime.py", run_name="__main__")
+except SystemExit as end:
+    status = end.code
+heavy = {"torch", "numpy", "transformers", "rich", "safetensors", "PIL"} & set(sys.modules)
+print("status", status, "heavy", sorted(heavy))
+"""
+
+
+def test_help_is_there_before_anything_heavy_is_imported() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "--partition" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "status 0 heavy []"
+
+
+def test_the_picture_in_the_readme_is_true() -> None:
+    """Every name in the README's layout exists, and every module of the package is in it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (picture,) = re.findall(r"^## Layout\n.*?```\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
+    named, folder = set(), ROOT
+    for line in picture.splitlines():
+        names = re.split(r"  +", line.strip())[0].split()  # two blanks: here the explanation begins
+        if not line.startswith(" "):
+            folder = ROOT
+        for name in names:
+            assert (folder / name).exists(), f"{name} in the README's layout does not exist"
+            named.add(folder / name)
+        if not line.startswith(" "):
+            folder = ROOT / names[-1]
+    modules = {PACKAGE / name for name in ORDER}
+    missing = sorted(module.name for module in modules if not {module, module.with_suffix(".py")} & named)
+    assert not missing, f"not in the README's layout: {missing}"
