@@ -12,6 +12,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeedge.errors import RequestError
@@ -134,7 +135,7 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
         table.add_row(
             str(stats.stage),
             str(stats.rank),
-            *((plan.host or "",) if named else ()),
+            *((escape(plan.host or ""),) if named else ()),
             str(plan.layers),
             _amount(stats.parameters),
             _seconds(stats.compute_s_mean),
@@ -145,7 +146,9 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
             f"{stats.rss_peak_mb:.0f}MB",
         )
     console.print(
-        f"{report.model}: {report.items} items in {report.microbatches} microbatches", highlight=False
+        f"{report.model}: {report.items} items in {report.microbatches} microbatches",
+        highlight=False,
+        markup=False,
     )
     console.print(table, highlight=False)
     lines = [

@@ -1,0 +1,147 @@
+"""The report: JSON for programs, whole or not there; a table for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeedge.errors import RequestError
+from pipeedge.metrics import Latency, StageStats
+from pipeedge.report import RunReport, check_report_path, print_report, save_report
+from pipeedge.results import Accuracy
+from pipeedge.schedule import Schedule
+
+STATS = {
+    "microbatches": 3,
+    "compute_s_mean": 0.5,
+    "send_s_mean": 0.002,
+    "send_s_best": 0.001,
+    "recv_wait_s_mean": 0.03,
+    "bytes_out_mean": 4.8e6,
+    "busy_fraction": 0.75,
+    "rss_peak_mb": 250.5,
+    "parameters": 101_440,
+}
+
+
+def report(**changed: Any) -> RunReport:
+    values: dict[str, Any] = {
+        "model": "vit-digits",
+        "schedule": Schedule.from_partition([1, 6, 7, 16], ranks=[1, 0]),
+        "items": 20,
+        "microbatches": 3,
+        "ubatch_size": 8,
+        "startup_s": 2.5,
+        "elapsed_s": 4.0,
+        "latency": Latency(0.1, 0.2, 0.3),
+        "accuracy": Accuracy(9, 10),
+        "stages": [StageStats(stage=0, rank=1, **STATS), StageStats(stage=1, rank=0, **STATS)],
+        "skipped": [],
+        "predicted_items_per_s": None,
+    }
+    return RunReport(**{**values, **changed})
+
+
+def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    save_report(report(predicted_items_per_s=6.0), path)
+    body = json.loads(path.read_text())
+    assert body["schedule"][0] == {"stage": 0, "rank": 1, "host": None, "layers": [1, 6], "quant_bits": 0}
+    assert (body["model"], body["items"], body["microbatches"], body["ubatch_size"]) == (
+        "vit-digits",
+        20,
+        3,
+        8,
+    )
+    assert (body["startup_s"], body["elapsed_s"], body["throughput_items_per_s"]) == (2.5, 4.0, 5.0)
+    assert body["latency_s"] == {"p50": 0.1, "p95": 0.2, "max": 0.3}
+    assert body["accuracy"] == {"correct": 9, "labelled": 10, "top1": 0.9}
+    assert body["predicted"] == {"throughput_items_per_s": 6.0}
+    promised = {"stage", "rank", "compute_s_mean", "send_s_mean", "recv_wait_s_mean", "bytes_out_mean"}
+    promised |= {"busy_fraction", "rss_peak_mb"}
+    assert all(promised <= stage.keys() for stage in body["stages"])
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+
+
+def test_what_is_not_known_is_null(tmp_path: Path) -> None:
+    nothing = report(accuracy=Accuracy(), latency=None, elapsed_s=0.0, predicted_items_per_s=None)
+    body = json.loads(json.dumps(nothing.to_body()))
+    assert body["accuracy"] is None
+    assert body["latency_s"] is None
+    assert body["throughput_items_per_s"] == 0
+    assert body["predicted"] == {"throughput_items_per_s": None}
+    assert report(accuracy=None).to_body()["accuracy"] is None
+
+
+def test_an_old_report_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("old")
+    save_report(report(), path)
+    assert json.loads(path.read_text())["items"] == 20
+
+
+@pytest.mark.parametrize("name", ["missing/r.json", "folder.json"])
+def test_a_place_that_cannot_take_a_report_is_refused_early(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(RequestError, match=r"--report .*(does not exist|is a directory)"):
+        check_report_path(tmp_path / name)
+    with pytest.raises(RequestError, match="--report"):
+        save_report(report(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
+
+
+def test_the_disk_may_be_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RequestError, match="No space left"):
+        save_report(report(), tmp_path / "r.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def printed(shown: RunReport, **options: Any) -> str:
+    stream = io.StringIO()
+    options = {"results": None, "saved": None, **options}
+    print_report(shown, Console(file=stream, width=100), **options)
+    return stream.getvalue()
+
+
+def test_the_table_says_what_people_want_to_know() -> None:
+    text = printed(report(), results=Path("out.csv"), saved=Path("r.json"))
+    for expected in (
+        "vit-digits: 20 items in 3 microbatches",
+        "5.00 items/s (4.00 s, after 2.5 s to start)",
+        "100.0ms median, 200.0ms at 95 %, 300.0ms at most",
+        "0.9000 (9/10)",
+        "out.csv",
+        "r.json",
+        "101.4k",
+        "4.8MB",
+        "75%",
+    ):
+        assert expected in text, expected
+    assert "predicted" not in text
+    assert "skipped" not in text
+
+
+def test_the_table_shows_hosts_predictions_and_what_was_skipped() -> None:
+    named = Schedule.from_partition([1, 6, 7, 16], hosts=["[red]pi", "mb-0"])
+    text = printed(
+        report(
+            model="dir[bold]/m", schedule=named, predicted_items_per_s=4.0, skipped=["a[0].png: truncated"]
+        )
+    )
+    assert "mb-0" in text
+    assert "dir[bold]/m: 20 items" in text
+    assert "4.00 items/s (measured +25.0%)" in text
+    assert "skipped     1 inputs" in text
+    assert "a[0].png: truncated" in text
+    assert "[red]pi" in text
