@@ -1,0 +1,130 @@
+"""The links over gloo, with the group replaced: what they do when gloo fails, and with whom memory is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pipeedge.errors import PeerFailedError
+from pipeedge.payload import TensorSpec
+from pipeedge.transport.base import Link, Packet
+from pipeedge.transport.frame import FrameError
+from pipeedge.transport.p2p import P2PReceiver, P2PSender, P2PShipment
+
+LINK = Link(3, 5, (TensorSpec((2, 3), torch.float32),))
+LIMIT_S = 5.0
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.1]:4"
+
+
+class Work:
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
+        self.wait = wait
+
+
+class Wire:
+    """A group of two in which what is sent comes back; it breaks when told."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.posted = 0
+        self.broken = False
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        self._check()
+        self.sent.append(bytes(tensors[0].tolist()))
+        return Work(self._check)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        self._check()
+        place = self.posted
+        self.posted += 1
+
+        def wait() -> None:
+            self._check()
+            data = self.sent[place]
+            tensors[0][: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+
+        return Work(wait)
+
+    def _check(self) -> None:
+        if self.broken:
+            raise RuntimeError(CLOSED)
+
+
+def packet(number: int, value: float = 0.0) -> Packet:
+    return Packet(number, 2, (torch.full((2, 3), value),))
+
+
+def test_packets_arrive_in_order_and_end() -> None:
+    wire = Wire()
+    sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+    for number in range(5):
+        assert sender.post(packet(number, number)).bytes == len(wire.sent[number])
+    sender.finish()
+    for number in range(5):
+        got = receiver.receive()
+        assert got is not None
+        assert (got.number, got.items, got.payload[0].tolist()) == (number, 2, [[number] * 3] * 2)
+        got.lease.release()
+    assert receiver.receive() is None
+    assert wire.posted == len(wire.sent)  # no receive is left behind
+
+
+def test_memory_is_received_into_again_only_when_it_is_released() -> None:
+    wire = Wire()
+    sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+    for number in range(6):
+        sender.post(packet(number, number))
+    kept = [receiver.receive() for _ in range(4)]
+    assert [got.payload[0][0, 0].item() for got in kept if got is not None] == [0, 1, 2, 3]
+
+
+def test_a_packet_out_of_turn_is_no_packet() -> None:
+    wire = Wire()
+    sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+    sender.post(packet(1))
+    with pytest.raises(FrameError, match="from rank 3: microbatch 1 came where 0 was due") as caught:
+        receiver.receive()
+    assert caught.value.peer == 3
+
+
+def test_whatever_gloo_fails_at_is_the_loss_of_the_peer() -> None:
+    for step in ("send", "arrive", "receive", "post"):
+        wire = Wire()
+        sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+        steps: dict[str, Callable[[], Any]] = {
+            "send": lambda sender=sender: sender.post(packet(0)),
+            "arrive": sender.post(packet(0)).wait,
+            "receive": receiver.receive,
+            "post": lambda wire=wire: P2PReceiver(wire, 0, LINK),
+        }
+        wire.broken = True
+        with pytest.raises(PeerFailedError) as caught:
+            steps[step]()
+        assert caught.value.peer == (5 if step in ("send", "arrive") else 3)
+        assert str(caught.value).endswith("ing: Connection closed by peer [10.0.0.1]:4")
+
+
+def test_who_waits_second_finds_the_memory_free() -> None:
+    """One thread measures, another needs the memory: neither goes on before it is given back."""
+    given_back: list[int] = []
+    arrived, giving = threading.Event(), threading.Event()
+
+    def give_back() -> None:
+        giving.set()
+        threading.Event().wait(0.1)  # the other thread is tried hard
+        given_back.append(1)
+
+    shipment = P2PShipment(Work(lambda: arrived.wait(LIMIT_S)), LINK, 10, give_back)
+    first = threading.Thread(target=shipment.wait, daemon=True)
+    first.start()
+    arrived.set()
+    assert giving.wait(LIMIT_S)
+    shipment.wait()
+    assert given_back == [1]
+    first.join(LIMIT_S)
+    assert given_back == [1]
