@@ -21,7 +21,7 @@ TORCH_INDEX ?=
 bin := $(VENV)/bin
 python := $(bin)/python
 ready := $(VENV)/.pipeedge-ready
-native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core yaml cli bindings,src-native/$(part)/*.[ch]pp))
+native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core codec yaml cli bindings,src-native/$(part)/*.[ch]pp) src-native/codec/kernels.inc)
 python_sources := pipeedge tests tools benchmarks $(wildcard *.py) scripts/pin-dependencies
 
 help:

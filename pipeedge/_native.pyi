@@ -90,3 +90,86 @@ def schedule(
     Raises:
         ValueError: shapes that disagree, numbers that are negative or not finite, indices out of range.
     """
+
+# --- codec: the layout of the codes is in src-native/codec/codec.hpp ---
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of ``count`` codes of ``bits`` bits: ``ceil(count * bits / 8)``, and up to 2 more where the
+    last block is not a multiple of 8.
+
+    Raises:
+        ValueError: bits other than 2 to 8 and 16.
+    """
+
+def encode(
+    *,
+    values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    rows: int,
+    bits: int,
+    low: float,
+    high: float,
+    codes: npt.NDArray[np.uint8],
+    ranges: npt.NDArray[np.float32],
+    variant: str | None = None,
+) -> int | None:
+    """Quantise and pack ``values``: ``x' = offset + code * scale``, a scale and an offset for each row.
+
+    The levels of a row run from ``max(min, mean - low * deviation)`` to ``min(max, mean + high *
+    deviation)``, both included; the deviation is the mean absolute one. Infinite factors give the whole
+    range. A row whose values are all the same is exact.
+
+    Args:
+        values: contiguous; float32, or the bits of bfloat16 as uint16.
+        rows: of equal length, into which the values are split.
+        bits: 2 to 8, or 16.
+        low, high: factors, 0 or more.
+        codes: written; ``packed_bytes`` of them.
+        ranges: written; the scales of all rows, then the offsets.
+        variant: one of ``codec_variants``; None for the best. All give the same result.
+
+    Returns:
+        The first row with a NaN or an infinity, where it stopped; None if there is none.
+
+    Raises:
+        ValueError: arrays that do not fit each other, bits or factors outside their range.
+    """
+
+def decode(
+    *,
+    codes: npt.NDArray[np.uint8],
+    ranges: npt.NDArray[np.float32],
+    bits: int,
+    values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    variant: str | None = None,
+) -> None:
+    """The reverse of ``encode``, into ``values``.
+
+    Raises:
+        ValueError: arrays that do not fit each other.
+    """
+
+def row_statistics(
+    values: npt.NDArray[np.float32] | npt.NDArray[np.uint16], rows: int
+) -> npt.NDArray[np.float32]:
+    """Of each row: minimum, maximum, mean, mean absolute deviation from the mean; shape (rows, 4).
+
+    Raises:
+        ValueError: a row with a NaN or an infinity; values that are not that many equal rows.
+    """
+
+def squared_error(
+    *,
+    values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    statistics: npt.NDArray[np.float32],
+    bits: int,
+    low: float,
+    high: float,
+) -> float:
+    """Sum of ``(x - x')**2`` if ``values`` were encoded so; ``statistics`` are those of the rows.
+
+    Raises:
+        ValueError: arrays that do not fit each other, bits or factors outside their range.
+    """
+
+def codec_variants() -> list[str]:
+    """The instruction sets for which the codec is compiled and that this processor has, best first."""

@@ -1,0 +1,162 @@
+// The codec: numpy arrays in and out, in place.
+//
+// The caller's arrays are used where they are, with the interpreter lock released; a caller that changes
+// them meanwhile gets codes of what was there.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../codec/codec.hpp"
+#include "module.hpp"
+
+namespace py = pybind11;
+namespace codec = pipeedge::codec;
+
+namespace {
+
+void require_contiguous(const py::array& array, const char* name) {
+  if (!(array.flags() & py::array::c_style)) throw py::value_error(std::string(name) + " is not contiguous");
+}
+
+template <typename T>
+void require(const py::array& array, const char* name, const char* type, std::size_t size, bool written) {
+  if (!py::isinstance<py::array_t<T>>(array)) throw py::value_error(std::string(name) + " is not " + type);
+  require_contiguous(array, name);
+  if (static_cast<std::size_t>(array.size()) != size) {
+    throw py::value_error(std::string(name) + " has " + std::to_string(array.size()) + " values, not " +
+                          std::to_string(size));
+  }
+  if (written && !array.writeable()) throw py::value_error(std::string(name) + " is read-only");
+}
+
+codec::Element element_of(const py::array& values) {
+  if (py::isinstance<py::array_t<float>>(values)) return codec::Element::kFloat32;
+  if (py::isinstance<py::array_t<std::uint16_t>>(values)) return codec::Element::kBfloat16;
+  throw py::value_error("values are neither float32 nor uint16 (the bits of bfloat16)");
+}
+
+codec::Values rows_of(const py::array& values, py::ssize_t rows) {
+  codec::Values found;
+  found.element = element_of(values);
+  require_contiguous(values, "values");
+  const py::ssize_t size = values.size();
+  if (rows < 0 || (rows == 0 ? size != 0 : size % rows != 0)) {
+    throw py::value_error(std::to_string(size) + " values are not " + std::to_string(rows) + " equal rows");
+  }
+  found.data = values.data();
+  found.rows = static_cast<std::size_t>(rows);
+  found.length = rows == 0 ? 0 : static_cast<std::size_t>(size / rows);
+  return found;
+}
+
+void require_width(int bits) {
+  if (!codec::is_width(bits)) throw py::value_error(std::to_string(bits) + " bits: 2 to 8 and 16 are possible");
+}
+
+codec::Levels levels_of(double low, double high) {
+  if (std::isnan(low) || low < 0 || std::isnan(high) || high < 0) {
+    throw py::value_error("the factors low and high are numbers of 0 or more");
+  }
+  return {low, high};
+}
+
+const codec::Variant& variant_of(const std::optional<std::string>& name) {
+  if (!name) return codec::best_variant();
+  for (const codec::Variant* variant : codec::variants()) {
+    if (variant->name == *name) return *variant;
+  }
+  throw py::value_error("this processor has no variant '" + *name + "' of the codec");
+}
+
+std::optional<std::size_t> row_or_none(std::size_t row) {
+  return row == codec::kNone ? std::nullopt : std::optional<std::size_t>(row);
+}
+
+std::optional<std::size_t> encode(const py::array& values, py::ssize_t rows, int bits, double low, double high,
+                                  py::array& codes, py::array& ranges, const std::optional<std::string>& name) {
+  require_width(bits);
+  const codec::Values input = rows_of(values, rows);
+  const codec::Levels levels = levels_of(low, high);
+  require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(input.rows * input.length, bits), true);
+  require<float>(ranges, "ranges", "float32", 2 * input.rows, true);
+  auto* bytes = static_cast<std::uint8_t*>(codes.mutable_data());
+  auto* scales = static_cast<float*>(ranges.mutable_data());
+  const codec::Variant& variant = variant_of(name);
+  py::gil_scoped_release unlocked;
+  return row_or_none(variant.encode(input, bits, levels, bytes, scales, scales + input.rows));
+}
+
+void decode(const py::array& codes, const py::array& ranges, int bits, py::array& values,
+            const std::optional<std::string>& name) {
+  require_width(bits);
+  const py::ssize_t rows = ranges.size() / 2;
+  const codec::Values output = rows_of(values, rows);
+  require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(output.rows * output.length, bits), false);
+  require<float>(ranges, "ranges", "float32", 2 * output.rows, false);
+  if (!values.writeable()) throw py::value_error("values are read-only");
+  const auto* bytes = static_cast<const std::uint8_t*>(codes.data());
+  const auto* scales = static_cast<const float*>(ranges.data());
+  void* data = values.mutable_data();
+  const codec::Variant& variant = variant_of(name);
+  py::gil_scoped_release unlocked;
+  variant.decode(bytes, scales, scales + output.rows, bits, output.element, output.rows, output.length, data);
+}
+
+py::array_t<float> row_statistics(const py::array& values, py::ssize_t rows) {
+  const codec::Values input = rows_of(values, rows);
+  static_assert(sizeof(codec::Statistics) == 4 * sizeof(float), "rows of four floats");
+  py::array_t<float> found(std::vector<py::ssize_t>{rows, 4});
+  auto* to = reinterpret_cast<codec::Statistics*>(found.mutable_data());
+  std::size_t bad;
+  {
+    py::gil_scoped_release unlocked;
+    bad = codec::best_variant().statistics(input, to);
+  }
+  if (bad != codec::kNone) throw py::value_error("row " + std::to_string(bad) + " holds a NaN or an infinity");
+  return found;
+}
+
+double squared_error(const py::array& values, const py::array& statistics, int bits, double low, double high) {
+  require_width(bits);
+  const codec::Values input = rows_of(values, statistics.size() / 4);
+  require<float>(statistics, "statistics", "float32", 4 * input.rows, false);
+  const codec::Levels levels = levels_of(low, high);
+  const auto* rows = reinterpret_cast<const codec::Statistics*>(statistics.data());
+  py::gil_scoped_release unlocked;
+  return codec::best_variant().squared_error(input, rows, bits, levels);
+}
+
+std::vector<std::string> codec_variants() {
+  std::vector<std::string> names;
+  for (const codec::Variant* variant : codec::variants()) names.emplace_back(variant->name);
+  return names;
+}
+
+std::size_t packed_bytes(py::ssize_t count, int bits) {
+  require_width(bits);
+  if (count < 0) throw py::value_error("a count is not negative");
+  return codec::packed_bytes(static_cast<std::size_t>(count), bits);
+}
+
+}  // namespace
+
+void bind_codec(py::module_& module) {
+  module.def("packed_bytes", &packed_bytes, "Bytes of so many packed codes.", py::arg("count"), py::arg("bits"));
+  module.def("encode", &encode, "Quantise and pack values, a range for each row.", py::kw_only(), py::arg("values"),
+             py::arg("rows"), py::arg("bits"), py::arg("low"), py::arg("high"), py::arg("codes"), py::arg("ranges"),
+             py::arg("variant") = py::none());
+  module.def("decode", &decode, "Values of packed codes.", py::kw_only(), py::arg("codes"), py::arg("ranges"),
+             py::arg("bits"), py::arg("values"), py::arg("variant") = py::none());
+  module.def("row_statistics", &row_statistics, "Minimum, maximum, mean and mean absolute deviation of rows.",
+             py::arg("values"), py::arg("rows"));
+  module.def("squared_error", &squared_error, "What quantisation would lose.", py::kw_only(), py::arg("values"),
+             py::arg("statistics"), py::arg("bits"), py::arg("low"), py::arg("high"));
+  module.def("codec_variants", &codec_variants, "Instruction sets the codec may use here, best first.");
+}

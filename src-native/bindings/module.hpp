@@ -1,0 +1,7 @@
+// The parts of pipeedge._native. The files in this directory alone include pybind11.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+void bind_scheduler(pybind11::module_& module);
+void bind_codec(pybind11::module_& module);

@@ -1,0 +1,3 @@
+#define PIPEEDGE_VARIANT kAvx2
+#define PIPEEDGE_VARIANT_NAME "avx2"
+#include "kernels.inc"

@@ -1,0 +1,3 @@
+#define PIPEEDGE_VARIANT kPortable
+#define PIPEEDGE_VARIANT_NAME "portable"
+#include "kernels.inc"

@@ -1,0 +1,14 @@
+// The same source, kernels.inc, compiled for several instruction sets.
+#pragma once
+
+#include "codec.hpp"
+
+namespace pipeedge::codec {
+
+extern const Variant kPortable;
+#ifdef PIPEEDGE_CODEC_X86
+extern const Variant kAvx2;
+extern const Variant kAvx512;
+#endif
+
+}  // namespace pipeedge::codec
