@@ -9,6 +9,8 @@ import pytest
 
 # Before anything imports the hub's library, here or in a process that a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Ranks are forked from a server that has imported torch, too late for them to say it themselves.
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -236,7 +236,8 @@ class World:
 
 def environment() -> dict[str, str]:
     """The environment of a rank: one thread, no network, and nothing of a surrounding torchrun."""
-    dropped = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "ADAPTIVE_QUANT")
+    launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+    dropped = (*launcher, "ADAPTIVE_QUANT", "TORCH_CPP_LOG_LEVEL")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
