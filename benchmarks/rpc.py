@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -57,6 +58,8 @@ class Ran:
     report: dict[str, Any]
     memory: list[list[tuple[float, float]]]
     """Per rank, ``time.time()`` and resident memory in MB."""
+    cpu_s: float
+    """Processor time of both ranks, start included: what a busy machine disturbs least."""
 
     def windows(self, warm_up: int) -> list[tuple[float, float]]:
         """Per rank, MB when ``warm_up`` microbatches were through, and the most from then on."""
@@ -83,6 +86,12 @@ def free_port() -> int:
     """A port that is free at this moment."""
     with listen("127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
+
+
+def children_cpu_s() -> float:
+    """Processor time of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float, float]]]:
@@ -120,10 +129,10 @@ def run(directory: Path, *options: object) -> Ran:
         )
         for rank in range(2)
     ]
-    created = time.time()
+    created, before = time.time(), children_cpu_s()
     memory = watch(processes)
     body = json.loads(report.read_text())
-    return Ran({**body, "began": created + body["startup_s"]}, memory)
+    return Ran({**body, "began": created + body["startup_s"]}, memory, children_cpu_s() - before)
 
 
 def tiny_model(directory: Path, blocks: int) -> Path:
@@ -146,23 +155,26 @@ def throughput(console: Console, directory: Path, items: int, repetitions: int) 
     write_npz(weights, source.names, source)
     options = ("-m", VIT_BASE, "-M", weights, "-pt", "1,24,25,48", "-u", 8, "-b", items)
     rates: dict[str, list[float]] = {"p2p": [], "rpc": []}
+    cpu: dict[str, list[float]] = {"p2p": [], "rpc": []}
     peaks: dict[str, list[float]] = {"p2p": [0.0, 0.0], "rpc": [0.0, 0.0]}
     for _ in range(repetitions):
         for comm in rates:
-            report = run(directory, *options, "-c", comm).report
-            rates[comm].append(report["throughput_items_per_s"])
-            for stage in report["stages"]:
+            ran = run(directory, *options, "-c", comm)
+            rates[comm].append(ran.report["throughput_items_per_s"])
+            cpu[comm].append(ran.cpu_s)
+            for stage in ran.report["stages"]:
                 peaks[comm][stage["rank"]] = max(peaks[comm][stage["rank"]], stage["rss_peak_mb"])
     ratio = statistics.median(rates["rpc"]) / statistics.median(rates["p2p"])
     growth = max(rpc / p2p for rpc, p2p in zip(peaks["rpc"], peaks["p2p"], strict=True))
     table = Table(title=f"ViT-Base, 24/24, {items} items in eights, {repetitions} runs each, alternating")
-    for name in ("links", "items/s, median", "items/s, all", "peak rank 0", "peak rank 1"):
+    for name in ("links", "items/s, median", "items/s, all", "CPU s, median", "peak rank 0", "peak rank 1"):
         table.add_column(name, justify="right")
     for comm, found in rates.items():
         table.add_row(
             comm,
             f"{statistics.median(found):.2f}",
             " ".join(f"{rate:.2f}" for rate in found),
+            f"{statistics.median(cpu[comm]):.1f}",
             *(f"{peak:.0f} MB" for peak in peaks[comm]),
         )
     console.print(table)

@@ -199,7 +199,10 @@ class _Rank:
             if data_end is not None:
                 data_end.start(self._crew)
             self._crew.wait()
-        if transport is not None:
+        if isinstance(transport, RpcTransport):
+            # All close together: the first waits while the last still computes.
+            self._in_crew("close", transport.close)
+        elif transport is not None:
             with self.activity.busy("closing its links"):
                 self._in_crew("close", transport.close, "the links could not be closed")
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
@@ -271,7 +274,11 @@ class _Rank:
         stage = None
         number = plan.schedule.stage_of(self._rank)
         if number is not None:
-            order = self._in_crew("order", transport.wait_for_order)
+            order = self._in_crew(
+                "order",
+                transport.wait_for_order,
+                f"rank {self._rank} was not told by rank {plan.data_rank} to create its stage",
+            )
             if order.stage != number:
                 raise PeerFailedError(
                     f"rank {plan.data_rank} wants stage {order.stage} here, the plan says {number}",
