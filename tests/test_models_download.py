@@ -225,6 +225,7 @@ def hub_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
     home = tmp_path_factory.mktemp("hub")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the hub is a server of the test's own
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
