@@ -1,0 +1,12 @@
+"""The profiler: what a kind of device needs for each layer of a model, in the scheduler's files.
+
+options    the command line                       -> a request
+measuring  a shard, a payload                     -> seconds and bytes of each layer
+handling   a payload                              -> what taking and passing it on costs
+machine    this machine                           -> its memory, its processors
+network    this machine and another               -> the bandwidth between them
+results    profiler_results.yml                  <-> ProfileResults
+emitting   ProfileResults                         -> models.yml, device_types.yml
+plotting   ProfileResults                         -> a picture
+main       all of it, in order
+"""

@@ -1,0 +1,142 @@
+"""What a stage spends on a microbatch beside its layers: taking it from a link and passing it on.
+
+    wire ──> frame ──read──> (to the GPU) ──> layers ──> (from the GPU) ──write──> frame ──> wire
+    `------- receive -------------------'               `------------- send -------------------'
+
+Reading and writing frames and copying to a GPU are done by the thread that computes. Moving bytes to and
+from the network is done by another, and costs the stage only where no processor is left for it. That
+part is measured through this machine's own network stack, whose work for a real interface is about the
+same.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipeedge.payload import Payload, TensorSpec, specs_bytes
+from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
+
+__all__ = ["Handling", "Wire", "measure_handling", "measure_wire"]
+
+_REPEATS = 7
+_WIRE_BYTES = 4 << 20
+_WIRE_REPEATS = 8
+_WIRE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Handling:
+    """Seconds of a processor, for one microbatch of a payload."""
+
+    receive_s: float
+    send_s: float
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Seconds of a processor that a byte costs on its way in and out."""
+
+    receive_s_per_byte: float = 0.0
+    send_s_per_byte: float = 0.0
+
+
+def measure_handling(
+    specs: tuple[TensorSpec, ...],
+    device: torch.device,
+    wire: Wire,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Handling:
+    """What a payload of ``specs`` costs a stage that receives it, and one that sends it.
+
+    Args:
+        specs: its tensors.
+        device: where the stage computes.
+        wire: what a byte costs beside that.
+        clock: in seconds.
+    """
+    buffer = FrameBuffer(frame_capacity(specs))
+    made: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in specs)
+
+    def send() -> None:
+        payload = tuple(tensor.to("cpu") for tensor in made)
+        buffer.write(kind=Kind.MICROBATCH, number=0, items=1, payload=payload)
+
+    def receive() -> None:
+        for tensor in buffer.read().payload:
+            tensor.to(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    size = specs_bytes(specs)
+    with torch.inference_mode():
+        send_s = _median(send, clock)
+        receive_s = _median(receive, clock)
+    return Handling(
+        receive_s=receive_s + wire.receive_s_per_byte * size, send_s=send_s + wire.send_s_per_byte * size
+    )
+
+
+def _median(work: Callable[[], None], clock: Callable[[], float]) -> float:
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return statistics.median(times)
+
+
+def measure_wire() -> Wire:
+    """What the bytes of a frame cost a processor on their way out and in, over the loopback."""
+    spent: list[float] = []
+    failures: list[OSError] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(_WIRE_TIMEOUT_S)
+        with socket.create_connection(listener.getsockname(), timeout=_WIRE_TIMEOUT_S) as sender:
+            receiver, _ = listener.accept()
+            with receiver:
+                receiver.settimeout(_WIRE_TIMEOUT_S)
+
+                def receive() -> None:
+                    began = time.thread_time()
+                    memory = memoryview(bytearray(_WIRE_BYTES))
+                    try:
+                        for _ in range(_WIRE_REPEATS):
+                            _receive_into(receiver, memory)
+                    except OSError as error:
+                        failures.append(error)
+                    spent.append(time.thread_time() - began)
+
+                thread = threading.Thread(target=receive)
+                thread.start()
+                message = bytes(_WIRE_BYTES)
+                began = time.thread_time()
+                for _ in range(_WIRE_REPEATS):
+                    sender.sendall(message)
+                sending = time.thread_time() - began
+                thread.join()
+    if failures:
+        raise failures[0]
+    moved = _WIRE_BYTES * _WIRE_REPEATS
+    return Wire(receive_s_per_byte=spent[0] / moved, send_s_per_byte=sending / moved)
+
+
+def _receive_into(connection: socket.socket, memory: memoryview) -> None:
+    received = 0
+    while received < len(memory):
+        count = connection.recv_into(memory[received:])
+        if not count:
+            raise ConnectionResetError("the connection closed in the middle of a message")
+        received += count
+
+
+def distinct(specs: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[TensorSpec, ...]]:
+    """Each of ``specs`` once, in order: most cuts of a model are alike."""
+    return list(dict.fromkeys(specs))

@@ -1,0 +1,80 @@
+"""``profiler.py`` and the two converters as programs: arguments, one call, an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from pipeedge.options import guard
+from pipeedge.profiling.options import (
+    LinkCommand,
+    ProfileCommand,
+    ServeCommand,
+    SyntheticCommand,
+    parse_device_types,
+    parse_models,
+    parse_profiler,
+)
+
+__all__ = ["main", "main_device_types", "main_models"]
+
+PROGRAM = "profiler.py"
+MODELS_PROGRAM = "profiler_results_to_models.py"
+DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
+
+
+def main() -> NoReturn:
+    """``profiler.py``."""
+    sys.exit(guard(PROGRAM, _profiler, verbose="--verbose" in sys.argv))
+
+
+def main_models() -> NoReturn:
+    """``profiler_results_to_models.py``."""
+
+    def convert() -> None:
+        command = parse_models(sys.argv[1:])
+        from pipeedge.profiling.session import convert_to_model
+
+        convert_to_model(command, _say)
+
+    sys.exit(guard(MODELS_PROGRAM, convert, verbose="--verbose" in sys.argv))
+
+
+def main_device_types() -> NoReturn:
+    """``profiler_results_to_device_types.py``."""
+
+    def convert() -> None:
+        command = parse_device_types(sys.argv[1:])
+        from pipeedge.profiling.session import convert_to_device_type
+
+        convert_to_device_type(command, _say)
+
+    sys.exit(guard(DEVICE_TYPES_PROGRAM, convert, verbose="--verbose" in sys.argv))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _warn(line: str) -> None:
+    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+
+
+def _profiler() -> None:
+    command = parse_profiler(sys.argv[1:])
+    # torch's own profiler, which tells of allocations, would print a line at each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Only now: torch takes seconds to import, and a mistake is to be answered at once.
+    from pipeedge.profiling import network, session
+
+    if isinstance(command, ServeCommand):
+        network.serve_link(*network.parse_place(command.place), tell=_say)
+    elif isinstance(command, LinkCommand):
+        _say(str(network.measure_link(*network.parse_place(command.place))))
+    elif isinstance(command, SyntheticCommand):
+        session.synthesize(command, _say)
+    elif isinstance(command, ProfileCommand) and command.measure is None:
+        session.use_results(command, _say, _warn)
+    else:
+        session.profile(command, _say, _warn)

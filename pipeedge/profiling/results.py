@@ -1,0 +1,296 @@
+"""``profiler_results.yml``: what was measured, layer by layer, as data and as a file.
+
+    model_name: google/vit-base-patch16-224
+    dtype: torch.float32
+    batch_size: 8
+    layers: 48
+    profile_data:
+    - layer: 1                              # from 1
+      memory: 9.3                           # MB of 2**20 bytes: parameters and buffers, exactly
+      shape_in: [[3, 224, 224]]             # without the microbatch dimension
+      shape_out: [[197, 768], [197, 768]]
+      time: 0.079                           # seconds a microbatch, median
+      time_spread: 0.001                    # between the quartiles
+      memory_activations: 23.2              # MB, the peak while the layer runs; they do not add up
+      receive: 0.001                        # seconds: taking its input from a link, were it the first
+      send: 0.003                           # seconds: passing its output on, were it the last
+
+The last four keys and ``device``, ``threads`` and ``memory_process`` at the top are this tool's own; a
+file without them loads. Other keys are kept. A file is extended by layers that it has not; nothing in
+it is ever replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeedge.errors import SpecError
+from pipeedge.specs import BYTES_PER_MB, short_dtype
+from pipeedge.yamlfile import Field, read_document, write_document
+
+__all__ = [
+    "LayerResult",
+    "ProfileResults",
+    "Shapes",
+    "elements",
+    "load_results",
+    "ranges_text",
+    "save_results",
+]
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def elements(shapes: Shapes) -> int:
+    """Values of one item in a payload of these ``shapes``."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One layer."""
+
+    layer: int
+    """From 1."""
+    memory_bytes: float
+    """Parameters and buffers."""
+    shape_in: Shapes
+    """Of one item of what enters."""
+    shape_out: Shapes
+    """Of one item of what leaves."""
+    time_s: float
+    """For one microbatch; the median."""
+    time_spread_s: float | None = None
+    """Between the quartiles of the repetitions."""
+    activations_bytes: float | None = None
+    """The most that lives beside weights and input while it runs; a stage's is the largest of its layers'."""
+    receive_s: float | None = None
+    """Of taking the layer's input from a link."""
+    send_s: float | None = None
+    """Of passing the layer's output on to a link."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.layer < 1:
+            raise SpecError(f"layer {self.layer}: layers are counted from 1")
+        for name in ("memory_bytes", "time_s", "time_spread_s", "activations_bytes", "receive_s", "send_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise SpecError(f"layer {self.layer}: {name} is {value}; it must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class ProfileResults:
+    """Layers of one model, measured under the same conditions. Valid by construction.
+
+    Raises:
+        SpecError: layers beyond the model, out of order or twice.
+    """
+
+    model_name: str
+    dtype: str
+    batch_size: int
+    """Items of a microbatch."""
+    layers: int
+    """Of the whole model."""
+    profile_data: tuple[LayerResult, ...]
+    """Sorted by layer; need not be all."""
+    device: str | None = None
+    """``cpu`` or ``cuda:N``; None where the file does not say."""
+    threads: int | None = None
+    """Of a computation; None where the file does not say."""
+    process_bytes: float | None = None
+    """Memory of a rank before it holds a shard."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = [result.layer for result in self.profile_data]
+        for before, after in pairwise(numbers):
+            if before == after:
+                raise SpecError(f"layer {after} comes twice")
+            if after < before:
+                raise SpecError(f"layer {after} comes after layer {before}; they must be sorted")
+        if numbers and numbers[-1] > self.layers:
+            raise SpecError(f"layer {numbers[-1]} is beyond the model's {self.layers} layers")
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Layers of the model that were not measured."""
+        known = {result.layer for result in self.profile_data}
+        return tuple(layer for layer in range(1, self.layers + 1) if layer not in known)
+
+    def whole(self, source: str) -> ProfileResults:
+        """Self, or ``SpecError`` where layers are missing."""
+        if self.missing:
+            raise SpecError(
+                f"{source} lacks layers {ranges_text(self.missing)} of {self.layers} of {self.model_name}; "
+                "profile those first (-l, -L)"
+            )
+        return self
+
+    def check_extends(self, old: ProfileResults, source: str) -> None:
+        """Raise ``SpecError`` unless the layers here may join those of ``old``, the content of ``source``."""
+        here = {
+            "model": self.model_name,
+            "dtype": short_dtype(self.dtype),
+            "batch size": self.batch_size,
+            "number of layers": self.layers,
+            "device": self.device,
+            "thread count": self.threads,
+        }
+        there = {
+            "model": old.model_name,
+            "dtype": short_dtype(old.dtype),
+            "batch size": old.batch_size,
+            "number of layers": old.layers,
+            "device": old.device,
+            "thread count": old.threads,
+        }
+        for what, value in here.items():
+            if there[what] is not None and value is not None and there[what] != value:
+                raise SpecError(
+                    f"{source} holds results of another {what}: {there[what]}, now it is {value}; "
+                    "choose another file with -o"
+                )
+        known = {result.layer for result in old.profile_data}
+        twice = [result.layer for result in self.profile_data if result.layer in known]
+        if twice:
+            raise SpecError(
+                f"{source} has layers {ranges_text(twice)} already, and results are never replaced; choose "
+                "other layers (-l, -L) or another file (-o), or use them as they are (--from-results)"
+            )
+
+    def joined(self, old: ProfileResults, source: str) -> ProfileResults:
+        """The layers of ``old``, the content of ``source``, and those here.
+
+        Raises:
+            SpecError: as ``check_extends``.
+        """
+        self.check_extends(old, source)
+        together = sorted((*old.profile_data, *self.profile_data), key=lambda result: result.layer)
+        return replace(
+            old,
+            profile_data=tuple(together),
+            device=old.device or self.device,
+            threads=old.threads or self.threads,
+            process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
+        )
+
+
+def ranges_text(layers: Sequence[int]) -> str:
+    """``1-3, 7`` for 1, 2, 3, 7."""
+    parts: list[list[int]] = []
+    for layer in sorted(layers):
+        if parts and parts[-1][1] == layer - 1:
+            parts[-1][1] = layer
+        else:
+            parts.append([layer, layer])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+
+
+_LAYER_KEYS = {
+    "memory": ("memory_bytes", BYTES_PER_MB),
+    "time": ("time_s", 1),
+    "time_spread": ("time_spread_s", 1),
+    "memory_activations": ("activations_bytes", BYTES_PER_MB),
+    "receive": ("receive_s", 1),
+    "send": ("send_s", 1),
+}
+_NEEDED = {"memory", "time"}
+_TOP_KEYS = {
+    "model_name",
+    "dtype",
+    "batch_size",
+    "layers",
+    "profile_data",
+    "device",
+    "threads",
+    "memory_process",
+}
+
+
+def load_results(path: Path) -> ProfileResults:
+    """The content of a results file.
+
+    Raises:
+        SpecError: with file, line and key.
+    """
+    document = read_document(path)
+    threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
+    try:
+        return ProfileResults(
+            model_name=document.at("model_name").text(),
+            dtype=document.at("dtype").text(),
+            batch_size=document.at("batch_size").whole_number(least=1),
+            layers=document.at("layers").whole_number(least=1),
+            profile_data=tuple(_read_layer(entry) for entry in document.at("profile_data").items()),
+            device=None if device is None else device.text(),
+            threads=None if threads is None else threads.whole_number(least=1),
+            process_bytes=None if process is None else process.number() * BYTES_PER_MB,
+            extra=_rest(document, _TOP_KEYS),
+        )
+    except SpecError as error:
+        where = "" if str(error).startswith(document.file) else f"{document.file}: "
+        raise SpecError(f"{where}{error}") from error
+
+
+def _read_layer(entry: Field) -> LayerResult:
+    numbers = {}
+    for key, (name, unit) in _LAYER_KEYS.items():
+        value = entry.at(key) if key in _NEEDED else entry.find(key)
+        numbers[name] = None if value is None else value.number() * unit
+    return LayerResult(
+        layer=entry.at("layer").whole_number(least=1),
+        shape_in=_read_shapes(entry.at("shape_in")),
+        shape_out=_read_shapes(entry.at("shape_out")),
+        extra=_rest(entry, {"layer", "shape_in", "shape_out", *_LAYER_KEYS}),
+        **numbers,  # type: ignore[arg-type]  # the two that are needed are there
+    )
+
+
+def _read_shapes(entry: Field) -> Shapes:
+    return tuple(tuple(size.whole_number(least=1) for size in shape.items()) for shape in entry.items())
+
+
+def _rest(entry: Field, known: set[str]) -> dict[str, Any]:
+    return {name: value.plain() for name, value in entry.entries().items() if name not in known}
+
+
+def save_results(path: Path, results: ProfileResults) -> None:
+    """Write a results file, whole or not at all.
+
+    Raises:
+        SpecError: it cannot be written.
+    """
+    top = {
+        "model_name": results.model_name,
+        "dtype": results.dtype,
+        "batch_size": results.batch_size,
+        "layers": results.layers,
+        "device": results.device,
+        "threads": results.threads,
+        "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
+    }
+    document = {key: value for key, value in top.items() if value is not None}
+    write_document(
+        path, {**document, **results.extra, "profile_data": [_layer(x) for x in results.profile_data]}
+    )
+
+
+def _layer(result: LayerResult) -> dict[str, Any]:
+    numbers = {key: (getattr(result, name), unit) for key, (name, unit) in _LAYER_KEYS.items()}
+    known = {key: value / unit for key, (value, unit) in numbers.items() if value is not None}
+    return {
+        "layer": result.layer,
+        "memory": known.pop("memory"),
+        "shape_in": [list(shape) for shape in result.shape_in],
+        "shape_out": [list(shape) for shape in result.shape_out],
+        "time": known.pop("time"),
+        **known,
+        **result.extra,
+    }

@@ -1,0 +1,532 @@
+"""The work of the profiler, in order.
+
+    check all that can be wrong ─> bandwidth ─> layers ─> results ─> models, device types ─> plot
+
+Nothing is written before all is measured, and each file is replaced whole: an interruption at any moment
+leaves the files as they were. A model that fits into memory is loaded once and passed through again and
+again; one that does not is taken block by block.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.models import Model, Shard, find_model
+from pipeedge.payload import TensorSpec
+from pipeedge.profiling import emitting
+from pipeedge.profiling.handling import Handling, Wire, distinct, measure_handling, measure_wire
+from pipeedge.profiling.machine import MemoryBudget, available_bytes, processors, resident_bytes
+from pipeedge.profiling.measuring import (
+    Pacing,
+    activation_peaks,
+    made_up_payload,
+    shard_bytes,
+    summary,
+    time_layers,
+)
+from pipeedge.profiling.network import measure_link, parse_place
+from pipeedge.profiling.options import (
+    DeviceTypeCommand,
+    EmitRequest,
+    MeasureRequest,
+    ModelsCommand,
+    ProfileCommand,
+    SyntheticCommand,
+)
+from pipeedge.profiling.plotting import check_plot, save_plot
+from pipeedge.profiling.results import LayerResult, ProfileResults, load_results, save_results
+from pipeedge.schedule import LayerRange
+from pipeedge.specs import BYTES_PER_MB, BYTES_PER_SECOND_PER_MBPS, ModelProfile, load_device_types
+from pipeedge.stage import resolve_device
+
+__all__ = ["convert_to_device_type", "convert_to_model", "profile", "synthesize", "use_results"]
+
+DTYPE = torch.float32
+SEED = 0
+UNSTEADY = 0.1
+"""A spread of the total beyond this part of it is worth a warning."""
+FILLED = 0.9
+"""Of the free memory, the part that a model may take to be loaded whole."""
+
+Tell = Callable[[str], None]
+
+
+def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
+    """Measure layers, write the results, and what is to be made of them.
+
+    Args:
+        command: with something to measure.
+        tell: called with lines for the user.
+        warn: called with lines that end nothing but should be read.
+
+    Raises:
+        PipeEdgeError: one line for the user; no file was touched.
+    """
+    if command.measure is None:
+        raise ValueError("nothing to measure")
+    job = _Job.of(command.measure)
+    emit = command.emit
+    _check_writable(command.results, "-o/--results-yml")
+    old = load_results(command.results) if command.results.exists() else None
+    expected = job.expected()
+    together = expected if old is None else expected.joined(old, str(command.results))
+    _check_emission(emit, together, str(command.results), tell=lambda _line: None)
+    figures = _figures(emit, tell)
+
+    free_bytes = available_bytes() + resident_bytes()
+    process_bytes = _process_bytes()
+    with _progress() as advance:
+        measured = job.measure(advance)
+    measured = replace(measured, process_bytes=process_bytes)
+    results = measured if old is None else measured.joined(old, str(command.results))
+    save_results(command.results, results)
+    for line in _table(measured):
+        tell(line)
+    steady = _steadiness(measured)
+    if steady is not None:
+        warn(steady)
+    tell(f"results      {command.results}, layers {job.layers} of {job.model.n_layers}")
+    _emit(emit, figures, results, str(command.results), free_bytes, tell, warn)
+
+
+def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
+    """Make of a results file what is asked for, without measuring layers.
+
+    Raises:
+        PipeEdgeError: one line for the user; no file was touched.
+    """
+    if not command.results.exists():
+        raise SpecError(f"{command.results}: no such file; profile first, without --from-results")
+    emit = command.emit
+    results = load_results(command.results)
+    if emit.plot is None and emit.type_name is None:
+        raise RequestError("--from-results makes files of results: give -dt/--dev-type or --plot")
+    _check_emission(emit, results, str(command.results), tell=lambda _line: None)
+    figures = _figures(emit, tell)
+    _emit(emit, figures, results, str(command.results), available_bytes() + resident_bytes(), tell, warn)
+
+
+def synthesize(command: SyntheticCommand, tell: Tell) -> None:
+    """Add a device type whose times are a multiple of another's.
+
+    Raises:
+        PipeEdgeError: one line for the user; no file was touched.
+    """
+    emit = command.emit
+    path, factor = emit.dev_types_file, command.factor
+    figures = _figures(emit, tell)
+    type_name = emit.type_name or ""
+    if command.base is None:
+        if not command.results.exists():
+            raise SpecError(
+                f"{command.results}: no such file; name a device type of {path} with --from, or profile first"
+            )
+        results = load_results(command.results)
+        known: dict[str, tuple[ModelProfile, ...]] = {
+            results.model_name: (emitting.model_profile(results, str(command.results)),)
+        }
+        source = str(command.results)
+    else:
+        types = load_device_types(path)
+        if command.base not in types:
+            raise SpecError(f"{path}: there is no device type {command.base}; there are {', '.join(types)}")
+        base = types[command.base]
+        known, source = dict(base.profiles), command.base
+        if type_name not in types:
+            figures = emitting.Figures(
+                base.mem_bytes if figures.mem_bytes is None else figures.mem_bytes,
+                base.bw_bytes_per_s if figures.bw_bytes_per_s is None else figures.bw_bytes_per_s,
+            )
+    if command.model_name is not None:
+        if command.model_name not in known:
+            there = ", ".join(known) or "none"
+            raise SpecError(f"{source} has no profile of {command.model_name}; there are {there}")
+        known = {command.model_name: known[command.model_name]}
+    if not any(known.values()):
+        raise SpecError(f"{path}: {source} has no profile that could be scaled")
+    profiles = [
+        (model, emitting.scaled(profile, factor, source)) for model, each in known.items() for profile in each
+    ]
+    emitting.add_profiles(path, type_name, profiles, figures, overwrite=emit.overwrite)
+    tell(f"device type  {path}: {type_name}, {factor:g} times as long as {source} ({', '.join(known)})")
+
+
+def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
+    """``profiler_results_to_models.py``.
+
+    Raises:
+        SpecError: one line for the user; no file was touched.
+    """
+    results = load_results(command.results)
+    spec = emitting.model_spec(results, str(command.results))
+    path, name = command.models_file, results.model_name
+    written = emitting.add_model(path, name, spec, overwrite=command.overwrite, lenient=False)
+    tell(f"{path}: {name} {'added' if written else 'is there already, the same'}")
+
+
+def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
+    """``profiler_results_to_device_types.py``.
+
+    Raises:
+        SpecError: one line for the user; no file was touched.
+    """
+    results = load_results(command.results)
+    emit = command.emit
+    profiles = [(results.model_name, emitting.model_profile(results, str(command.results)))]
+    type_name = emit.type_name or ""
+    emitting.add_profiles(
+        emit.dev_types_file, type_name, profiles, _given_figures(emit), overwrite=emit.overwrite
+    )
+    tell(f"{emit.dev_types_file}: {type_name} has a profile of {results.model_name} now")
+
+
+# --- what is measured -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request that was found to be possible."""
+
+    request: MeasureRequest
+    model: Model
+    device: torch.device
+    layers: LayerRange
+    tokens: int | None
+    """Sentence length (text only)."""
+
+    @classmethod
+    def of(cls, request: MeasureRequest) -> _Job:
+        model = find_model(request.model.name)
+        device = resolve_device(request.model.device)
+        last = model.n_layers if request.last is None else request.last
+        if max(request.first, last) > model.n_layers:
+            raise ScheduleError(
+                f"layers {request.first}-{last} go beyond {model.name}: its layers are 1 to {model.n_layers}"
+            )
+        layers = LayerRange.inclusive(request.first, last)
+        return cls(request, model, device, layers, _tokens(request, model, layers.start))
+
+    def specs(self, after_layer: int) -> tuple[TensorSpec, ...]:
+        """What crosses the cut after ``after_layer`` layers."""
+        return self.model.payload_specs(after_layer, self.request.batch_size, self.tokens, DTYPE)
+
+    def expected(self) -> ProfileResults:
+        """What the results will be, but for times."""
+        return self._results([0.0] * len(self.layers), _bytes_of(self.model.build(self.layers)))
+
+    def measure(self, advance: Callable[[str, float], None]) -> ProfileResults:
+        """Run it.
+
+        Args:
+            advance: called with what is done and the part, of 1, that has been done.
+        """
+        request = self.request
+        handling = self._handling(advance)
+        pacing = Pacing(request.iterations, request.warmup)
+        groups = self._groups()
+        payload = made_up_payload(
+            self.specs(self.layers.start), self.device, torch.Generator().manual_seed(SEED)
+        )
+        sizes: list[int] = []
+        peaks: list[int] = []
+        times: list[list[float]] = []
+        for number, group in enumerate(groups):
+
+            def progress(part: float, before: int = number) -> None:
+                advance("timing layers", (before + part) / len(groups))
+
+            advance(f"loading layers {group}", number / len(groups))
+            shard = self._load(group)
+            sizes += _bytes_of(shard)
+            # The pass that looks at memory warms the shard up too.
+            if pacing.warmup:
+                peaks += activation_peaks(shard, payload)[0]
+            timed, output = time_layers(shard, payload, replace(pacing, warmup=False), progress)
+            if not pacing.warmup:
+                peaks += activation_peaks(shard, payload)[0]
+            times += timed
+            payload = output
+            del shard, output  # before the next group comes
+        return self._results([0.0] * len(times), sizes, times, peaks, handling)
+
+    def _handling(self, advance: Callable[[str, float], None]) -> list[Handling]:
+        """Of the cut before each layer, and of the one after the last."""
+        advance("measuring what links cost", 0.0)
+        # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
+        spare = self.device.type == "cpu" and processors() > torch.get_num_threads()
+        wire = Wire() if spare else measure_wire()
+        cuts = [self.specs(cut) for cut in range(self.layers.start, self.layers.stop + 1)]
+        found = {specs: measure_handling(specs, self.device, wire) for specs in distinct(cuts)}
+        return [found[specs] for specs in cuts]
+
+    def _groups(self) -> list[LayerRange]:
+        """Ranges of layers that are loaded together: all, or block by block."""
+        needed = self.model.weight_bytes(self.layers, DTYPE)
+        if not self.request.by_block and needed <= FILLED * self._free_bytes():
+            return [self.layers]
+        # Cut where blocks end, whatever the first layer is.
+        inner = range(self.layers.start + 1, self.layers.stop)
+        bounds = [self.layers.start, *(cut for cut in inner if cut % 4 == 0), self.layers.stop]
+        return [LayerRange(*pair) for pair in pairwise(bounds)]
+
+    def _free_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return available_bytes()
+
+    def _load(self, layers: LayerRange) -> Shard:
+        if self.request.random_weights:
+            return self.model.random(layers, SEED, self.device, DTYPE)
+        try:
+            return self.model.load(layers, self.request.model.weights, self.device, DTYPE)
+        except WeightsError as error:
+            raise WeightsError(f"{error}; times need no real weights: --random-weights") from error
+
+    def _results(
+        self,
+        seconds: list[float],
+        sizes: list[int],
+        times: list[list[float]] | None = None,
+        peaks: list[int] | None = None,
+        handling: list[Handling] | None = None,
+    ) -> ProfileResults:
+        data = []
+        for index, layer in enumerate(range(self.layers.start, self.layers.stop)):
+            middle, spread = (seconds[index], None) if times is None else summary(times[index])
+            data.append(
+                LayerResult(
+                    layer=layer + 1,
+                    memory_bytes=sizes[index],
+                    shape_in=_shapes(self.specs(layer)),
+                    shape_out=_shapes(self.specs(layer + 1)),
+                    time_s=middle,
+                    time_spread_s=spread,
+                    activations_bytes=None if peaks is None else peaks[index],
+                    receive_s=None if handling is None else handling[index].receive_s,
+                    send_s=None if handling is None else handling[index + 1].send_s,
+                )
+            )
+        return ProfileResults(
+            model_name=self.model.name,
+            dtype=str(DTYPE),
+            batch_size=self.request.batch_size,
+            layers=self.model.n_layers,
+            profile_data=tuple(data),
+            device=str(self.device),
+            threads=torch.get_num_threads(),
+        )
+
+
+def _tokens(request: MeasureRequest, model: Model, start: int) -> int | None:
+    """The sentence length that the request means; for images None.
+
+    Raises:
+        InputError: shapes that do not fit the layer.
+    """
+    given = request.shapes
+    if not given:
+        return model.max_tokens if model.family == "bert" else None
+    tokens = given[0][0] if model.family == "bert" else None
+    wanted = _shapes(model.payload_specs(start, 1, tokens))
+    enough = [wanted]
+    if model.family == "bert":
+        # The first layer's three inputs are alike, and what follows the hidden state is the mask.
+        enough.append(wanted[:1] if start == 0 else wanted[:-1])
+    if given not in enough:
+        raise InputError(
+            f"-s/--shape-input {_shape_text(given)} does not fit layer {start + 1} of {model.name}, which "
+            f"takes {_shape_text(wanted)}"
+        )
+    return tokens
+
+
+def _shapes(specs: Iterable[TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    return tuple(spec.shape[1:] for spec in specs)
+
+
+def _shape_text(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return " and ".join(",".join(map(str, shape)) for shape in shapes)
+
+
+def _bytes_of(shard: Shard) -> list[int]:
+    return [shard_bytes(shard, layer) for layer in range(shard.layers.start, shard.layers.stop)]
+
+
+def _process_bytes() -> int:
+    """What a rank takes before it holds a shard: this process with all that a rank imports."""
+    importlib.import_module("pipeedge.pipeline")
+    with torch.inference_mode():
+        torch.nn.functional.linear(torch.ones(8, 64), torch.ones(64, 64))  # starts threads and kernels
+    return resident_bytes()
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar with the time left on standard error.
+
+    Drawn between passes only: a thread that draws while layers are timed would take their processor.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def advance(what: str, done: float) -> None:
+            bar.update(task, description=what, completed=done, refresh=True)
+
+        yield advance
+
+
+def _table(results: ProfileResults) -> Iterator[str]:
+    data = results.profile_data
+    total = sum(layer.time_s for layer in data)
+    slowest = max(data, key=lambda layer: layer.time_s)
+    weights = sum(layer.memory_bytes for layer in data) / BYTES_PER_MB
+    peak = max(data, key=lambda layer: layer.activations_bytes or 0.0)
+    yield f"{results.model_name}, microbatches of {results.batch_size}, {_count(results.threads)}"
+    yield (
+        f"time         {total:.4g} s a microbatch ({results.batch_size / total:.4g} items/s); "
+        f"the slowest is layer {slowest.layer}, {1e3 * slowest.time_s:.4g} ms"
+    )
+    yield (
+        f"memory       {weights:.1f} MB of weights; activations up to "
+        f"{(peak.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); a process "
+        f"{(results.process_bytes or 0) / BYTES_PER_MB:.0f} MB without them"
+    )
+
+
+def _count(threads: int | None) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def _steadiness(results: ProfileResults) -> str | None:
+    total = sum(layer.time_s for layer in results.profile_data)
+    spread = sum(layer.time_spread_s or 0.0 for layer in results.profile_data)
+    if not total or spread / total <= UNSTEADY:
+        return None
+    return (
+        f"the times of a layer vary by {spread / total:.0%} between repetitions; is something else running? "
+        "The medians are kept"
+    )
+
+
+# --- what is made of it -----------------------------------------------------------------------------
+
+
+def _given_figures(emit: EmitRequest) -> emitting.Figures:
+    return emitting.Figures(
+        None if emit.mem_mb is None else emit.mem_mb * BYTES_PER_MB,
+        None if emit.bw_mbps is None else emit.bw_mbps * BYTES_PER_SECOND_PER_MBPS,
+    )
+
+
+def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
+    """What is given, and the bandwidth if it is to be measured."""
+    figures = _given_figures(emit)
+    if emit.measure_link is None:
+        return figures
+    link = measure_link(*parse_place(emit.measure_link))
+    tell(f"link         {emit.measure_link}: {link}")
+    return replace(figures, bw_bytes_per_s=link.bw_bytes_per_s)
+
+
+def _check_emission(emit: EmitRequest, results: ProfileResults, source: str, tell: Tell) -> None:
+    """Refuse now what would fail after all has been measured. Tells what will be kept."""
+    if emit.plot is not None:
+        check_plot(emit.plot)
+        _check_writable(emit.plot, "--plot")
+    if emit.type_name is None:
+        return
+    _check_writable(emit.models_file, "-sm/--sched-models-file")
+    _check_writable(emit.dev_types_file, "-sdt/--sched-dev-types-file")
+    spec = emitting.model_spec(results, source)
+    name = results.model_name
+    kept = emitting.check_model(emit.models_file, name, spec, overwrite=emit.overwrite, lenient=True)
+    if kept is not None:
+        tell(kept)
+    old = emitting.check_profile(
+        emit.dev_types_file,
+        emit.type_name,
+        [(name, emitting.model_profile(results, source))],
+        _given_figures(emit),
+        overwrite=emit.overwrite,
+    )
+    if old is None and emit.bw_mbps is None and emit.measure_link is None:
+        raise RequestError(
+            f"{emit.dev_types_file}: the device type {emit.type_name} is new: give its bandwidth (--bw-Mbps) "
+            "or have it measured (--measure-link)"
+        )
+
+
+def _emit(
+    emit: EmitRequest,
+    figures: emitting.Figures,
+    results: ProfileResults,
+    source: str,
+    free_bytes: int,
+    tell: Tell,
+    warn: Tell,
+) -> None:
+    """Write what was checked before."""
+    if emit.type_name is not None:
+        _check_emission(emit, results, source, warn)
+        path, name = emit.models_file, results.model_name
+        spec = emitting.model_spec(results, source)
+        written = emitting.add_model(path, name, spec, overwrite=emit.overwrite, lenient=True)
+        tell(f"model        {path}: {name} {'added' if written else 'was there'}")
+        types = load_device_types(emit.dev_types_file) if emit.dev_types_file.exists() else {}
+        if figures.mem_bytes is None and emit.type_name not in types:
+            budget = MemoryBudget(
+                free_bytes=_free_bytes(results.device, free_bytes),
+                process_bytes=int(results.process_bytes or 0),
+                activations_bytes=int(max(layer.activations_bytes or 0.0 for layer in results.profile_data)),
+            )
+            if not budget.usable_bytes:
+                raise RequestError(f"this machine has no memory to spare ({budget}); give it with --mem-MB")
+            figures = replace(figures, mem_bytes=float(budget.usable_bytes))
+            tell(f"mem_MB       {budget}")
+        profiles = [(name, emitting.model_profile(results, source))]
+        emitting.add_profiles(
+            emit.dev_types_file, emit.type_name, profiles, figures, overwrite=emit.overwrite
+        )
+        tell(f"device type  {emit.dev_types_file}: {emit.type_name}")
+    if emit.plot is not None:
+        save_plot(emit.plot, results)
+        tell(f"plot         {emit.plot}")
+
+
+def _free_bytes(device: str | None, host_bytes: int) -> int:
+    """Memory where the weights of a stage are."""
+    if device is not None and device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0])
+    return host_bytes
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Refuse a file that could not be written later.
+
+    Raises:
+        RequestError: the place does not exist or is not writable.
+    """
+    if path.is_dir():
+        raise RequestError(f"{option} {path}: is a directory")
+    if not path.parent.is_dir():
+        raise RequestError(f"{option} {path}: the directory {path.parent} does not exist; create it first")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RequestError(f"{option} {path}: cannot write to {path.parent} ({error.strerror})") from error
