@@ -132,7 +132,8 @@ def place(module: str) -> int:
 
 
 def test_every_module_has_a_place_in_the_order() -> None:
-    assert {module.split(".")[0] for module in MODULES} - {""} == set(ORDER)
+    found = {module.split(".")[0] for module in MODULES} - {""}
+    assert found == set(ORDER), f"{found ^ set(ORDER)}: give it a place in ORDER and in the README's layout"
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module])
