@@ -297,7 +297,8 @@ class HubState:
         if isinstance(finding, Stuck):
             return self._judge(
                 f"{self.name(finding.destination)} has waited {finding.seconds:.1f} s for microbatch "
-                f"{finding.microbatch} from {self.name(finding.source)}: the link between them is dead",
+                f"{finding.microbatch} from {self.name(finding.source)}: the link between them is dead, "
+                "or needs a longer --timeout",
                 finding.destination,
                 now,
             )
