@@ -673,8 +673,8 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
         ("x", "y"),
     }
     for host, name in (("a", "b"), ("b", "c"), ("c", "a")):
-        # Between 100 Mbit/s and 100 GB/s: it is the memory of this machine.
-        assert 1e7 < links[host][name].bw_bytes_per_s < 1e11
+        # At least 100 Mbit/s: it is the memory of this machine.
+        assert links[host][name].bw_bytes_per_s > 1e7
         assert 0 <= links[host][name].latency_s < 0.1
     assert links["x"]["y"] == Link(1e6)
 
@@ -786,9 +786,32 @@ def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
         assert status == 4
 
 
-def test_over_a_cable_the_links_use_its_interface(cable: tuple[str, str]) -> None:
-    arguments = (2, "--addr", "10.77.0.1", "--timeout", "15")
+def slow_down(name: str, rate: str) -> bool:
+    """Limit what leaves the namespace ``name``; False where the kernel cannot."""
+    if shutil.which("tc") is None:
+        return False
+    for arguments in (
+        "qdisc add dev eth0 root handle 1: htb default 1 r2q 100",
+        f"class add dev eth0 parent 1: classid 1:1 htb rate {rate} burst 16k",
+    ):
+        done = subprocess.run(
+            [*inside(name), "tc", *arguments.split()], capture_output=True, timeout=10, check=False
+        )
+        if done.returncode:
+            return False
+    return True
+
+
+def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
+    cable: tuple[str, str], tmp_path: Path
+) -> None:
+    limited = slow_down(cable[0], "100mbit")
+    arguments = (2, "--addr", "10.77.0.1", "--timeout", "15", "--neighbors-file", tmp_path / "n.yml")
     ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
     answers = [outcome(rank) for rank in ranks]
     assert [status for _, status in answers] == [0, 0], answers
     assert all("links go over eth0" in out for out, _ in answers)
+    links = load_neighbors(tmp_path / "n.yml")
+    if limited:  # bursts after each answer pass a little above it
+        assert 0.9e8 < 8 * links["0"]["1"].bw_bytes_per_s < 1.1e8
+        assert 8 * links["1"]["0"].bw_bytes_per_s > 5e8

@@ -237,6 +237,8 @@ class _Examination:
 
     def _look_at_run(self) -> dict[str, Any]:
         """Device, model, weights, input, output, memory: this rank's findings and facts."""
+        # What torch logs of a broken connection is told in one line here; it reads this on import.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from pipeedge.models import find_model
         from pipeedge.planning import rank_facts
         from pipeedge.stage import resolve_device

@@ -100,7 +100,7 @@ def _plan(
         ubatch_size=request.ubatch_size,
         max_tokens=data["max_tokens"],
         store_port=None,
-        predicted_items_per_s=planned.predicted_items_per_s,
+        prediction=planned.prediction,
     )
 
 
