@@ -8,7 +8,8 @@
 #
 #   PYTHON=...      interpreter to make the environment with, 3.10 or newer
 #   VENV=...        where the environment is; an existing one is completed
-#   TORCH_INDEX=... package index to take torch from, e.g. one with CPU builds, or with a certain CUDA
+#   TORCH_INDEX=... package index to install torch from, e.g. one with CPU builds, or with a certain CUDA;
+#                   name it once, with setup
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -31,6 +32,12 @@ help:
 $(ready): pyproject.toml constraints.txt setup.py CMakeLists.txt scripts/setup $(native_sources)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup "$(VENV)"
 	@touch $@
+
+# Another index for torch means another torch, whatever is there.
+ifneq ($(TORCH_INDEX),)
+.PHONY: other_torch
+$(ready): other_torch
+endif
 
 setup: $(ready)
 
