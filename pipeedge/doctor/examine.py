@@ -211,8 +211,9 @@ class _Examination:
                 member.failed(one_line(error))
             self._note(problem_from("ranks", error))
             raise _Over from error
-        except BaseException:
-            member.failed("its examination was interrupted")
+        except BaseException as error:
+            is_fault = isinstance(error, Exception)
+            member.failed(one_line(error) if is_fault else "it was interrupted")
             raise
 
     # -- together ---------------------------------------------------------------------------------

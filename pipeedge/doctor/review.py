@@ -93,15 +93,9 @@ def _plan(
     data = facts[request.schedule.data_rank]
     if data.get("items") is None:
         return None  # the input cannot be read, which the data rank says
-    return Plan(
-        schedule=planned.schedule,
-        data_rank=request.schedule.data_rank,
-        items=data["items"],
-        ubatch_size=request.ubatch_size,
-        max_tokens=data["max_tokens"],
-        store_port=None,
-        prediction=planned.prediction,
-    )
+    # As far as it says who sends what to whom: no store is served yet, and nothing is predicted.
+    size, tokens = request.ubatch_size, data["max_tokens"]
+    return Plan(planned.schedule, request.schedule.data_rank, data["items"], size, tokens, None, None)
 
 
 def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
