@@ -85,6 +85,16 @@ class Collector:
         self.accuracy = Accuracy()
         self.elapsed_s = 0.0
         """From the first microbatch in to the last result out."""
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._items_after_first = 0
+
+    @property
+    def steady_items_per_s(self) -> float | None:
+        """From the first result to the last, when the pipeline is full; None of a single microbatch."""
+        if self._first_at is None or self._last_at <= self._first_at:
+            return None
+        return self._items_after_first / (self._last_at - self._first_at)
 
     def run(self) -> None:
         """Collect until the last stage has finished."""
@@ -94,6 +104,11 @@ class Collector:
             self.latencies.append(now - sent_at)
             if self._feeder.started_at is not None:
                 self.elapsed_s = now - self._feeder.started_at
+            self._last_at = now
+            if self._first_at is None:
+                self._first_at = now
+            else:
+                self._items_after_first += packet.items
             (outputs,) = packet.payload
             with self._activity.busy(f"writing the results of microbatch {packet.number}"):
                 self._writer.write(packet.number, outputs, batch)

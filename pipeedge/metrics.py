@@ -51,6 +51,10 @@ class StageStats:
     """Peak resident memory of the rank, in MB of 2^20 bytes."""
     parameters: int
     """Weights of the shard, in values."""
+    compute_cpu_s_mean: float = 0.0
+    """Of the computing, the seconds that the computing thread had a processor."""
+    threads: int = 1
+    """That compute."""
 
     def to_body(self) -> dict[str, Any]:
         """As plain data."""

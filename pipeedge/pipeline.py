@@ -69,8 +69,9 @@ def show_schedule(request: RunRequest, console: Console) -> None:
     planned = plan_schedule(request, model)
     for line in planned.schedule.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if planned.predicted_items_per_s is not None:
-        console.print(f"predicted throughput: {planned.predicted_items_per_s:.3f} items/s", highlight=False)
+    predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
+    if predicted is not None:
+        console.print(f"predicted throughput: {predicted:.3f} items/s", highlight=False)
 
 
 def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
@@ -251,7 +252,7 @@ class _Rank:
             ubatch_size=self._request.ubatch_size,
             max_tokens=data["max_tokens"],
             store_port=None,
-            predicted_items_per_s=planned.predicted_items_per_s,
+            prediction=planned.prediction,
         )
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
@@ -427,6 +428,8 @@ class _StageLoops:
             busy_fraction=self._compute.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
             parameters=self._stage.parameters,
+            compute_cpu_s_mean=self._compute.compute_cpu_seconds.mean,
+            threads=torch.get_num_threads(),
         )
 
 
@@ -476,7 +479,8 @@ class _DataEnd:
             accuracy=self._collector.accuracy,
             stages=[StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks],
             skipped=[skipped.reason for skipped in self.source.skipped],
-            predicted_items_per_s=plan.predicted_items_per_s,
+            prediction=plan.prediction,
+            steady_items_per_s=self._collector.steady_items_per_s,
         )
 
 

@@ -21,6 +21,7 @@ from pipeedge.config import RunRequest
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
 from pipeedge.payload import TensorSpec
+from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
 
@@ -32,7 +33,7 @@ class PlannedSchedule:
     """A schedule and what the scheduler promised of it."""
 
     schedule: Schedule
-    predicted_items_per_s: float | None = None
+    prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -70,7 +71,27 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         ),
         hosts=wanted.hosts,
     )
-    return PlannedSchedule(found.schedule, found.throughput_items_per_s, found.warnings)
+    return PlannedSchedule(found.schedule, _prediction(found, request), found.warnings)
+
+
+def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:
+    """What the scheduler promises, with what stages spend on their links beside it."""
+    ranks, data_rank = found.schedule.ranks, request.schedule.data_rank
+    last = len(ranks) - 1
+    return Prediction(
+        tuple(
+            StagePrediction(
+                compute_s=stage.compute_s,
+                # Between the data rank and a stage of its own there is no link to take care of.
+                handling_s=(stage.receive_s if index > 0 or ranks[0] != data_rank else 0.0)
+                + (stage.send_s if index < last or ranks[last] != data_rank else 0.0),
+                link_s=stage.link_out_s,
+                threads=stage.threads,
+            )
+            for index, stage in enumerate(found.stages)
+        ),
+        request.ubatch_size,
+    )
 
 
 def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedule:
@@ -161,7 +182,7 @@ class Plan:
     max_tokens: int | None
     store_port: int | None
     """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
-    predicted_items_per_s: float | None
+    prediction: Prediction | None
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -175,6 +196,7 @@ class Plan:
             [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits]
             for plan in self.schedule.stages
         ]
+        body["prediction"] = None if self.prediction is None else self.prediction.to_body()
         return body
 
     @classmethod
@@ -184,7 +206,8 @@ class Plan:
             StagePlan(LayerRange(start, stop), rank, host, bits)
             for start, stop, rank, host, bits in body["schedule"]
         )
-        return cls(**{**body, "schedule": Schedule(stages)})
+        prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
+        return cls(**{**body, "schedule": Schedule(stages), "prediction": prediction})
 
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back."""

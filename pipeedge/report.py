@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from pipeedge.errors import RequestError
 from pipeedge.metrics import Latency, StageStats
+from pipeedge.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
 
@@ -41,13 +42,28 @@ class RunReport:
     stages: Sequence[StageStats]
     skipped: Sequence[str]
     """Inputs that were left out, and why."""
-    predicted_items_per_s: float | None
+    prediction: Prediction | None
     """What the scheduler promised; None where it was not asked."""
+    steady_items_per_s: float | None
+    """Measured from the first result to the last; None of a single microbatch."""
 
     @property
     def throughput_items_per_s(self) -> float:
         """Items a second, filling and draining the pipeline included."""
         return self.items / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The promise beside what came of it."""
+        if self.prediction is None:
+            return None
+        return compare(
+            self.prediction,
+            self.stages,
+            items=self.items,
+            run_items_per_s=self.throughput_items_per_s,
+            steady_items_per_s=self.steady_items_per_s,
+        )
 
     def to_body(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -78,8 +94,30 @@ class RunReport:
             ),
             "stages": [stats.to_body() for stats in self.stages],
             "skipped": list(self.skipped),
-            "predicted": {"throughput_items_per_s": self.predicted_items_per_s},
+            "predicted": self._predicted(),
         }
+
+    def _predicted(self) -> dict[str, Any]:
+        """Once the pipeline is full; for the whole run, with filling and draining; and stage by stage."""
+        comparison = self.comparison
+        if self.prediction is None or comparison is None:
+            return {"throughput_items_per_s": None}
+        body: dict[str, Any] = {"throughput_items_per_s": self.prediction.throughput_items_per_s}
+        if comparison.steady is not None:
+            body |= comparison.steady.to_body("throughput_items_per_s")
+        if comparison.run is not None:
+            body |= comparison.run.to_body("run_items_per_s")
+        body["stages"] = [
+            {
+                "stage": stage.stage,
+                "rank": stage.rank,
+                **stage.compute.to_body("compute_s"),
+                **(stage.link.to_body("link_s") if stage.link is not None else {"link_s": None}),
+            }
+            for stage in comparison.stages
+        ]
+        body["remarks"] = list(comparison.remarks)
+        return body
 
 
 def check_report_path(path: Path) -> None:
@@ -155,9 +193,10 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
         f"throughput  {report.throughput_items_per_s:.2f} items/s "
         f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
     ]
-    if report.predicted_items_per_s:
-        error = report.throughput_items_per_s / report.predicted_items_per_s - 1
-        lines.append(f"predicted   {report.predicted_items_per_s:.2f} items/s (measured {error:+.1%})")
+    comparison = report.comparison
+    if comparison is not None:
+        console.print(_comparison_table(comparison), highlight=False)
+        lines += _comparison_lines(comparison)
     if report.latency:
         lines.append(
             f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
@@ -175,6 +214,37 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
         lines.append(f"report      {saved}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    """Stages, predicted beside measured."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
+        table.add_column(name, justify="right")
+    for stage in comparison.stages:
+        table.add_row(str(stage.stage), *_beside(stage.compute), *_beside(stage.link))
+    return table
+
+
+def _beside(figures: Beside | None) -> tuple[str, str, str]:
+    if figures is None:
+        return "-", "-", "-"
+    error = "-" if figures.error is None else f"{figures.error:+.1%}"
+    return _seconds(figures.measured), _seconds(figures.predicted), error
+
+
+def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+    for figures, when in (
+        (comparison.steady, "once the pipeline is full"),
+        (comparison.run, "with filling and draining it"),
+    ):
+        if figures is not None:
+            yield (
+                f"predicted   {figures.predicted:.2f} items/s {when}, measured {figures.measured:.2f} "
+                f"({figures.error or 0.0:+.1%})"
+            )
+    for remark in comparison.remarks:
+        yield f"            {remark}"
 
 
 def _seconds(value: float) -> str:

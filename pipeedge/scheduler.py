@@ -28,10 +28,12 @@ from typing import Any
 
 from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.specs import load_device_types, short_dtype
 from pipeedge.yamlfile import Field, read_document, write_text, yaml_name
 
 __all__ = [
     "Plan",
+    "PromisedStage",
     "SchedulerRequest",
     "find_executable",
     "format_schedule",
@@ -101,6 +103,21 @@ class SchedulerRequest:
 
 
 @dataclass(frozen=True)
+class PromisedStage:
+    """What one stage of a schedule is to take, for one microbatch."""
+
+    compute_s: float
+    link_out_s: float
+    """Of its outgoing link; 0 where nothing is counted."""
+    receive_s: float = 0.0
+    """Of taking a microbatch from a link, beside the layers, where the profile says it."""
+    send_s: float = 0.0
+    """Of passing it on."""
+    threads: int | None = None
+    """That its device was profiled with, where the profile says it."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A schedule and what it promises."""
 
@@ -121,6 +138,8 @@ class Plan:
     """Device types that could not take part, one line each."""
     unused_hosts: tuple[tuple[str, str], ...]
     """Host and why it is not used."""
+    stages: tuple[PromisedStage, ...] = ()
+    """In the order of the schedule."""
 
 
 def find_executable() -> Path:
@@ -174,7 +193,7 @@ def plan(
         raise PipeEdgeError(f"{PROGRAM} did not answer within {error.timeout:.0f} s") from error
     if done.returncode != 0:
         raise _failure(done.returncode, done.stderr)
-    return _read_answer(done.stdout, hosts)
+    return _read_answer(done.stdout, hosts, request)
 
 
 def _failure(code: int, stderr: str) -> PipeEdgeError:
@@ -188,7 +207,7 @@ def _failure(code: int, stderr: str) -> PipeEdgeError:
     return PipeEdgeError(f"{PROGRAM} {how}" + (f": {said}" if said else ""))
 
 
-def _read_answer(text: str, hosts: Sequence[str] | None) -> Plan:
+def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerRequest) -> Plan:
     try:
         answer: dict[str, Any] = json.loads(text)
         stages = [(str(stage["host"]), tuple(stage["layers"])) for stage in answer["schedule"]]
@@ -203,11 +222,44 @@ def _read_answer(text: str, hosts: Sequence[str] | None) -> Plan:
             bottleneck=answer["bottleneck"]["words"],
             warnings=tuple(answer["warnings"]),
             unused_hosts=tuple((host["host"], host["why"]) for host in answer["unused_hosts"]),
+            stages=_promised(answer["schedule"], request),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise PipeEdgeError(
             f"{PROGRAM} of another version? its answer is not understood: {error!r}"
         ) from error
+
+
+def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tuple[PromisedStage, ...]:
+    """What the program promises of each stage, and what the profiles say that it does not read."""
+    types = load_device_types(request.dev_types_file)
+    promised = []
+    for stage in stages:
+        profiles = types[stage["type"]].profiles[request.model_name]
+        extra = next(
+            profile.extra
+            for profile in profiles
+            if profile.batch_size == request.batch_size
+            and short_dtype(profile.dtype) == short_dtype(request.dtype)
+        )
+        first, last = stage["layers"]
+        threads = extra.get("threads")
+        promised.append(
+            PromisedStage(
+                compute_s=stage["compute_s"],
+                link_out_s=stage["link_out_s"],
+                receive_s=_number_at(extra.get("receive_s"), first),
+                send_s=_number_at(extra.get("send_s"), last),
+                threads=threads if isinstance(threads, int) else None,
+            )
+        )
+    return tuple(promised)
+
+
+def _number_at(values: object, layer: int) -> float:
+    """The value of a layer, from 1; 0 where a profile of another tool has something else there."""
+    value = values[layer - 1] if isinstance(values, list) and layer <= len(values) else None
+    return float(value) if isinstance(value, int | float) and 0 <= value < float("inf") else 0.0
 
 
 def _schedule(

@@ -266,8 +266,11 @@ class StageLoop:
         outgoing: Outgoing,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.compute_seconds = Tally()
+        self.compute_cpu_seconds = Tally()
+        """That this thread had a processor while it computed."""
         self.wait_seconds = Tally()
         self.run_seconds = 0.0
         self._compute = compute
@@ -276,6 +279,7 @@ class StageLoop:
         self._outgoing = outgoing
         self._activity = activity
         self._clock = clock
+        self._cpu_clock = cpu_clock
 
     def run(self) -> None:
         """Compute until the link ends."""
@@ -283,6 +287,7 @@ class StageLoop:
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
             started = self._clock()
             self.wait_seconds.add(started - waiting_since)
+            cpu_started = self._cpu_clock()
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
                     result = self._compute(packet)
@@ -294,6 +299,7 @@ class StageLoop:
                 ) from error
             finished = self._clock()
             self.compute_seconds.add(finished - started)
+            self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
             packet = result  # lets go of the input while the link is full
             self._outgoing.send(packet)
             waiting_since = self._clock()

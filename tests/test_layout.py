@@ -25,6 +25,7 @@ ORDER = (
     "payload",
     "models",
     "metrics",
+    "prediction",
     "transport",
     "control",
     "stage",
@@ -37,6 +38,7 @@ ORDER = (
     "pipeline",
     "options",
     "doctor",
+    "profiling",
     "launching",
     "runtime",
 )
@@ -48,11 +50,14 @@ PURE = (
     "errors",
     "launching.commands",
     "metrics",
+    "prediction",
     "models.activations",
     "models.architecture",
     "models.names",
     "payload",
     "planning",
+    "prediction",
+    "profiling.results",
     "schedule",
     "transport.frame",
 )
@@ -77,7 +82,7 @@ EFFECTS = {
 }
 
 READS_ENVIRONMENT = {"config"}
-WRITES_ENVIRONMENT = {"doctor.examine", "pipeline", "runtime"}
+WRITES_ENVIRONMENT = {"doctor.examine", "pipeline", "profiling.main", "runtime"}
 """gloo's and TensorPipe's interface and torch's log level can be set in no other way."""
 
 UNPICKLES = {"models.download"}

@@ -1,0 +1,197 @@
+"""What the scheduler promised, beside what a run measured. Pure.
+
+    stage 0   |handling| layers      |handling|
+    link 0-1                                  |--------|
+    stage 1                                            |handling| layers  |handling|
+
+    period     = the longest of: what a stage spends on a microbatch, what a link does
+    throughput = items of a microbatch / period, once the pipeline is full
+
+Handling is what a stage spends beside its layers: taking a microbatch from a link, passing it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeedge.metrics import StageStats
+
+__all__ = ["Beside", "Comparison", "Prediction", "StageComparison", "StagePrediction", "compare"]
+
+REMARKABLE = 0.15
+"""A stage that is off by more than this part of what was predicted is worth a line."""
+OWN_PROCESSOR = 0.9
+"""Below this part of its time on a processor, a computation was kept from it."""
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """One stage, seconds a microbatch."""
+
+    compute_s: float
+    """Of its layers."""
+    handling_s: float
+    link_s: float
+    """Of its outgoing link; 0 where nothing is counted."""
+    threads: int | None
+    """That its device was profiled with; None where the profile does not say."""
+
+    @property
+    def busy_s(self) -> float:
+        """All that the stage spends."""
+        return self.compute_s + self.handling_s
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A schedule's promise."""
+
+    stages: tuple[StagePrediction, ...]
+    ubatch_size: int
+
+    @property
+    def period_s(self) -> float:
+        """From one microbatch to the next, once the pipeline is full."""
+        return max(max(stage.busy_s, stage.link_s) for stage in self.stages)
+
+    @property
+    def throughput_items_per_s(self) -> float | None:
+        """Once the pipeline is full; None where nothing takes time."""
+        return self.ubatch_size / self.period_s if self.period_s else None
+
+    def run_items_per_s(self, items: int) -> float | None:
+        """Of a run of ``items``, filling and draining the pipeline included."""
+        latency_s = sum(stage.busy_s + stage.link_s for stage in self.stages)
+        microbatches = items / self.ubatch_size
+        elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
+        return items / elapsed_s if elapsed_s else None
+
+    def to_body(self) -> dict[str, Any]:
+        """As a message."""
+        return asdict(self)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Prediction:
+        """From a message."""
+        return cls(tuple(StagePrediction(**stage) for stage in body["stages"]), body["ubatch_size"])
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure that was predicted, beside the one that was measured."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float | None:
+        """How far the measured one is from the predicted, as a part of it; None without a prediction."""
+        return self.measured / self.predicted - 1 if self.predicted else None
+
+    def to_body(self, name: str) -> dict[str, float | None]:
+        """Three entries that begin with ``name``."""
+        error = self.error
+        return {
+            name: self.predicted,
+            f"{name}_measured": self.measured,
+            f"{name}_error_percent": None if error is None else 100 * error,
+        }
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """One stage."""
+
+    stage: int
+    rank: int
+    compute: Beside
+    link: Beside | None
+    """None where no link leaves the stage, or none was counted."""
+    remark: str | None
+    """Why it may be off, where it is."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside its promise."""
+
+    steady: Beside | None
+    """Items a second once the pipeline is full; None where it never was."""
+    run: Beside | None
+    """Items a second of the whole run."""
+    stages: tuple[StageComparison, ...]
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """A line for each stage that is off."""
+        return (stage.remark for stage in self.stages if stage.remark is not None)
+
+
+def compare(
+    prediction: Prediction,
+    stages: Sequence[StageStats],
+    *,
+    items: int,
+    run_items_per_s: float,
+    steady_items_per_s: float | None,
+) -> Comparison:
+    """A run of ``items`` beside its promise.
+
+    Args:
+        prediction: what was promised.
+        stages: what each of them measured, in order.
+        items: of the run.
+        run_items_per_s: measured, from the first microbatch in to the last result out.
+        steady_items_per_s: measured, from the first result to the last; None of one microbatch.
+    """
+    promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)
+    return Comparison(
+        steady=None
+        if promised is None or steady_items_per_s is None
+        else Beside(promised, steady_items_per_s),
+        run=None if whole is None else Beside(whole, run_items_per_s),
+        stages=tuple(
+            _compare_stage(predicted, stats, prediction.period_s)
+            for predicted, stats in zip(prediction.stages, stages, strict=True)
+        ),
+    )
+
+
+def _compare_stage(predicted: StagePrediction, stats: StageStats, period_s: float) -> StageComparison:
+    compute = Beside(predicted.busy_s, stats.compute_s_mean)
+    counted = predicted.link_s > 0 and stats.send_s_best > 0
+    link = Beside(predicted.link_s, stats.send_s_best) if counted else None
+    remark = None
+    if compute.error is not None and abs(compute.error) > REMARKABLE:
+        remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(
+            predicted, stats, slower=compute.error > 0
+        )
+    elif link is not None and link.measured - link.predicted > REMARKABLE * max(link.predicted, period_s):
+        # A link that is fast enough not to be felt may be as slow as it likes.
+        remark = (
+            f"the link from stage {stats.stage} (rank {stats.rank}) is off by {link.error or 0.0:+.0%}: is "
+            "other traffic on it, or is bw_Mbps of its devices too high?"
+        )
+    return StageComparison(stats.stage, stats.rank, compute, link, remark)
+
+
+def _why(predicted: StagePrediction, stats: StageStats, *, slower: bool) -> str:
+    if predicted.threads is not None and predicted.threads != stats.threads:
+        return (
+            f"it computes with {stats.threads} threads and was profiled with {predicted.threads}; set "
+            f"OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
+        )
+    if not slower:
+        return "was it profiled under load, or on slower hardware? profile this device again"
+    on_processor = stats.compute_cpu_s_mean / stats.compute_s_mean
+    if on_processor < OWN_PROCESSOR:
+        return (
+            f"it was kept from its processor for {1 - on_processor:.0%} of the time; is other load there, or "
+            "a CPU quota that was not there when it was profiled?"
+        )
+    return (
+        "it had its processor for itself, so that is slower than when it was profiled: throttling, less "
+        "memory bandwidth, or longer sentences or padding"
+    )
