@@ -16,7 +16,10 @@ from dataclasses import dataclass
 
 from pipeedge.errors import ScheduleError
 
-__all__ = ["LayerRange", "Schedule", "StagePlan"]
+__all__ = ["BIT_WIDTHS", "LayerRange", "Schedule", "StagePlan"]
+
+BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
+"""Bits that a value may have on a compressed link."""
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +66,13 @@ class StagePlan:
     host: str | None = None
     quant_bits: int = 0
     """Bits a value on the link to the next stage; 0: sent as it is."""
+
+    def __post_init__(self) -> None:
+        if self.quant_bits and self.quant_bits not in BIT_WIDTHS:
+            raise ScheduleError(
+                f"{self.quant_bits} bits on the link out of layers {self.layers}: "
+                f"give 0 (as it is) or one of {', '.join(map(str, BIT_WIDTHS))}"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,9 +130,7 @@ class Schedule:
                 f"the model's layers are 1 to {n_layers}"
             )
         if len(self.stages) > world_size:
-            raise ScheduleError(
-                f"{len(self.stages)} stages need as many ranks, the world has {world_size}"
-            )
+            raise ScheduleError(f"{len(self.stages)} stages need as many ranks, the world has {world_size}")
         for rank in self.ranks:
             if not 0 <= rank < world_size:
                 raise ScheduleError(f"rank {rank} is outside the world: ranks are 0 to {world_size - 1}")

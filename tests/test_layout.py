@@ -24,6 +24,7 @@ ORDER = (
     "scheduler",
     "payload",
     "models",
+    "quantization",
     "metrics",
     "prediction",
     "transport",
