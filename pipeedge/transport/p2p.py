@@ -158,7 +158,7 @@ class P2PSender:
             self._under_way.popleft().wait()
 
     def _write(self, kind: Kind, packet: Packet) -> P2PShipment:
-        buffer = self._free.popleft()
+        buffer = self._free.pop()
         message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
         return self._post(message, lambda: self._free.append(buffer))
 
@@ -227,7 +227,7 @@ class P2PReceiver:
 
     def _post(self) -> None:
         try:
-            buffer = self._free.popleft()
+            buffer = self._free.pop()
         except IndexError:
             buffer = FrameBuffer(self._capacity)
         try:
