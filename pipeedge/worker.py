@@ -233,7 +233,8 @@ class Outgoing:
             if watched.number == previous + 1:
                 seconds = now - max(watched.started, free_at)
                 self.seconds.add(seconds)
-                if seconds > 0:
+                # Where the one before it was still under way, its arrival may have been noticed late.
+                if seconds > 0 and free_at <= watched.started:
                     self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
             free_at, previous = now, watched.number
 

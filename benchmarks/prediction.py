@@ -1,0 +1,197 @@
+"""Whether predictions come true: ``python benchmarks/prediction.py``.
+
+For each model: profile one core of this machine, let the scheduler cut the model for two ranks of that
+kind, run them pinned to a core each, and put predicted beside measured. Cuts are moved by the memory
+that the second host is said to have, so that times, and with them predictions, stay those that were
+measured. Wants an idle machine; medians over repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = (
+    "google/vit-base-patch16-224",
+    "facebook/deit-small-distilled-patch16-224",
+    "facebook/deit-tiny-distilled-patch16-224",
+)
+CUTS = (1 / 2, 1 / 3, 1 / 6)
+"""The part of the layers that the second host can hold."""
+TARGET = 0.05
+UBATCH = 8
+LEAST_MICROBATCHES = 8
+RUN_S = 12.0
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Where ranks run."""
+
+    numbers: tuple[int, ...]
+    first: bool
+    """Nearly before all other work: for a machine that cannot be idle. Needs root. Not by a real-time
+    policy, under which the threads of a rank would not share its core."""
+
+    def pinned(self, index: int) -> list[str]:
+        """What stands before a command."""
+        priority = ["nice", "-n", "-20"] if self.first else []
+        return ["taskset", "-c", str(self.numbers[index]), *priority]
+
+
+def environment() -> dict[str, str]:
+    """One thread a rank."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def profile(model: str, directory: Path, cores: Cores, iterations: int) -> None:
+    """Write ``models.yml`` and ``device_types.yml``."""
+    options = ["-m", model, "--random-weights", "-i", str(iterations), "-b", str(UBATCH)]
+    emit = ["-dt", "core", "--mem-MB", "65536", "--bw-Mbps", "8000"]
+    command = [*cores.pinned(1), sys.executable, str(ROOT / "profiler.py"), *options, *emit]
+    subprocess.run(
+        command, cwd=directory, env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S
+    )
+
+
+def write_cluster(model: str, directory: Path, part: float) -> None:
+    """Two hosts of one kind, of which one holds only the last ``part`` of the model's layers, and buffers."""
+    spec = yaml.safe_load((directory / "models.yml").read_text())[model]
+    kind = yaml.safe_load((directory / "device_types.yml").read_text())["core"]
+    layers = int(part * spec["layers"]) // 4 * 4
+    buffered = 2 * (spec["parameters_out"][-layers - 1] + spec["parameters_out"][-1])
+    memory = sum(spec["mem_MB"][-layers:]) + buffered * UBATCH * 4 / 2**20
+    kinds = {"small": {**kind, "mem_MB": memory + 0.001}, "core": kind}
+    (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
+    (directory / "devices.yml").write_text(yaml.safe_dump({"small": ["1"], "core": ["0"]}))
+
+
+def run(model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int) -> dict[str, Any]:
+    """Two ranks, scheduled automatically; the report."""
+    files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
+    common = ["-m", model, "-M", str(weights), "-b", str(items), "-u", str(UBATCH), "--port", str(port)]
+    own = [[*files, "--report", "report.json"], []]
+    ranks = [
+        subprocess.Popen(
+            [
+                *cores.pinned(rank),
+                sys.executable,
+                str(ROOT / "runtime.py"),
+                str(rank),
+                "2",
+                *common,
+                *own[rank],
+            ],
+            cwd=directory,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        if rank.wait(LIMIT_S):
+            raise SystemExit(f"a rank failed with exit status {rank.returncode}")
+    return dict(json.loads((directory / "report.json").read_text()))
+
+
+def errors(reports: Sequence[dict[str, Any]], key: str) -> float:
+    """The median of an error, as a part."""
+    return statistics.median(report["predicted"][f"{key}_error_percent"] for report in reports) / 100
+
+
+def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Table, console: Console) -> float:
+    """One model at all cuts; the worst error."""
+    worst = 0.0
+    name = model.split("/")[-1]
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model, "-o", text]
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S
+        )
+        (weights,) = directory.glob("*.npz")
+        for number, part in enumerate(CUTS):
+            reports = []
+            for repetition in range(arguments.repetitions):
+                # Anew before each run: machines drift, and what is asked is whether a fresh profile holds.
+                shutil.rmtree(directory / "profile", ignore_errors=True)
+                work = directory / "profile"
+                work.mkdir()
+                profile(model, work, cores, arguments.iterations)
+                write_cluster(model, work, part)
+                kind = yaml.safe_load((work / "device_types.yml").read_text())["core"]
+                pass_s = sum(kind["model_profiles"][model][0]["time_s"])
+                count = max(LEAST_MICROBATCHES, int(RUN_S / (pass_s * max(part, 1 - part))))
+                port = arguments.port + repetition + number * arguments.repetitions
+                reports.append(run(model, weights, work, cores, UBATCH * count, port))
+                off = reports[-1]["predicted"]["throughput_items_per_s_error_percent"]
+                console.print(
+                    f"{name}, cut {number + 1}, run {repetition + 1}: {off:+.1f} %", highlight=False
+                )
+            last = reports[-1]
+            layers = last["schedule"][0]["layers"][1]
+            steady, whole = errors(reports, "throughput_items_per_s"), errors(reports, "run_items_per_s")
+            stages = [
+                statistics.median(
+                    report["predicted"]["stages"][stage]["compute_s_error_percent"] for report in reports
+                )
+                for stage in range(2)
+            ]
+            predicted = last["predicted"]
+            table.add_row(
+                name,
+                f"1-{layers} | {layers + 1}-{last['schedule'][1]['layers'][1]}",
+                f"{predicted['throughput_items_per_s']:.2f}",
+                f"{predicted['throughput_items_per_s_measured']:.2f}",
+                f"{steady:+.1%}",
+                f"{whole:+.1%}",
+                *(f"{error:+.1f}%" for error in stages),
+            )
+            worst = max(worst, abs(steady))
+    return worst
+
+
+def main() -> int:
+    """Print the table; 1 if a prediction is further off than the target."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model-name", action="append", metavar="NAME", help="(three ViT and DeiT)")
+    parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of profile and run (3)")
+    parser.add_argument("--cores", default="0,1", metavar="A,B", help="where the two ranks run (0,1)")
+    parser.add_argument(
+        "--port", type=int, default=29700, metavar="PORT", help="the first of those used (29700)"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="before other work on the machine, with nice; needs root"
+    )
+    arguments = parser.parse_args()
+    cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
+    console = Console()
+    console.print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", highlight=False)
+    table = Table("model", "cut", "predicted", "measured", "error", "whole run", "stage 0", "stage 1")
+    worst = max(measure(model, cores, arguments, table, console) for model in arguments.model_name or MODELS)
+    console.print(table)
+    console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
+    return 0 if worst <= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
