@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeedge.errors import RequestError
 from pipeedge.metrics import Latency, StageStats
+from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.report import RunReport, check_report_path, print_report, save_report
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
@@ -43,14 +44,21 @@ def report(**changed: Any) -> RunReport:
         "accuracy": Accuracy(9, 10),
         "stages": [StageStats(stage=0, rank=1, **STATS), StageStats(stage=1, rank=0, **STATS)],
         "skipped": [],
-        "predicted_items_per_s": None,
+        "prediction": None,
+        "steady_items_per_s": None,
     }
     return RunReport(**{**values, **changed})
 
 
+def promise(items_per_s: float) -> Prediction:
+    """Two equal stages."""
+    stage = StagePrediction(compute_s=8 / items_per_s, handling_s=0.0, link_s=0.002, threads=None)
+    return Prediction((stage, stage), 8)
+
+
 def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    save_report(report(predicted_items_per_s=6.0), path)
+    save_report(report(prediction=promise(6.0), steady_items_per_s=5.4), path)
     body = json.loads(path.read_text())
     assert body["schedule"][0] == {"stage": 0, "rank": 1, "host": None, "layers": [1, 6], "quant_bits": 0}
     assert (body["model"], body["items"], body["microbatches"], body["ubatch_size"]) == (
@@ -62,7 +70,9 @@ def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
     assert (body["startup_s"], body["elapsed_s"], body["throughput_items_per_s"]) == (2.5, 4.0, 5.0)
     assert body["latency_s"] == {"p50": 0.1, "p95": 0.2, "max": 0.3}
     assert body["accuracy"] == {"correct": 9, "labelled": 10, "top1": 0.9}
-    assert body["predicted"] == {"throughput_items_per_s": 6.0}
+    assert body["predicted"]["throughput_items_per_s"] == pytest.approx(6.0)
+    assert body["predicted"]["throughput_items_per_s_error_percent"] == pytest.approx(-10)
+    assert [stage["stage"] for stage in body["predicted"]["stages"]] == [0, 1]
     promised = {"stage", "rank", "compute_s_mean", "send_s_mean", "recv_wait_s_mean", "bytes_out_mean"}
     promised |= {"busy_fraction", "rss_peak_mb"}
     assert all(promised <= stage.keys() for stage in body["stages"])
@@ -71,7 +81,7 @@ def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_null(tmp_path: Path) -> None:
-    nothing = report(accuracy=Accuracy(), latency=None, elapsed_s=0.0, predicted_items_per_s=None)
+    nothing = report(accuracy=Accuracy(), latency=None, elapsed_s=0.0)
     body = json.loads(json.dumps(nothing.to_body()))
     assert body["accuracy"] is None
     assert body["latency_s"] is None
@@ -136,12 +146,16 @@ def test_the_table_shows_hosts_predictions_and_what_was_skipped() -> None:
     named = Schedule.from_partition([1, 6, 7, 16], hosts=["[red]pi", "mb-0"])
     text = printed(
         report(
-            model="dir[bold]/m", schedule=named, predicted_items_per_s=4.0, skipped=["a[0].png: truncated"]
+            model="dir[bold]/m",
+            schedule=named,
+            prediction=promise(4.0),
+            steady_items_per_s=5.0,
+            skipped=["a[0].png: truncated"],
         )
     )
     assert "mb-0" in text
     assert "dir[bold]/m: 20 items" in text
-    assert "4.00 items/s (measured +25.0%)" in text
+    assert "4.00 items/s once the pipeline is full, measured 5.00 (+25.0%)" in text
     assert "skipped     1 inputs" in text
     assert "a[0].png: truncated" in text
     assert "[red]pi" in text

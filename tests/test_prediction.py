@@ -1,0 +1,129 @@
+"""What was promised beside what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.metrics import StageStats
+from pipeedge.prediction import Prediction, StagePrediction, compare
+
+seconds = st.floats(0.001, 10)
+stages = st.builds(
+    StagePrediction,
+    compute_s=seconds,
+    handling_s=st.floats(0, 0.1),
+    link_s=st.floats(0, 10),
+    threads=st.none() | st.integers(1, 64),
+)
+predictions = st.builds(
+    Prediction, stages=st.lists(stages, min_size=1, max_size=4).map(tuple), ubatch_size=st.integers(1, 16)
+)
+
+
+def stats(**changed: float) -> StageStats:
+    values = {
+        "stage": 0,
+        "rank": 3,
+        "microbatches": 9,
+        "compute_s_mean": 1.0,
+        "send_s_mean": 0.5,
+        "send_s_best": 0.1,
+        "recv_wait_s_mean": 0.0,
+        "bytes_out_mean": 1e6,
+        "busy_fraction": 0.9,
+        "rss_peak_mb": 300.0,
+        "parameters": 10,
+        "compute_cpu_s_mean": 1.0,
+        "threads": 1,
+    }
+    return StageStats(**{**values, **changed})  # type: ignore[arg-type]
+
+
+def simulated_s(prediction: Prediction, microbatches: int) -> float:
+    """When the last of ``microbatches`` leaves: every stage and link takes one at a time, in order."""
+    free = [0.0] * (2 * len(prediction.stages))
+    now = 0.0
+    for _ in range(microbatches):
+        now = 0.0
+        for index, stage in enumerate(prediction.stages):
+            for place, needed in ((2 * index, stage.busy_s), (2 * index + 1, stage.link_s)):
+                now = max(now, free[place]) + needed
+                free[place] = now
+    return now
+
+
+@settings(deadline=None, max_examples=60)
+@given(prediction=predictions, microbatches=st.integers(1, 12))
+def test_a_run_is_predicted_as_a_simulated_pipeline_does_it(
+    prediction: Prediction, microbatches: int
+) -> None:
+    items = microbatches * prediction.ubatch_size
+    assert prediction.run_items_per_s(items) == pytest.approx(items / simulated_s(prediction, microbatches))
+
+
+@settings(deadline=None, max_examples=30)
+@given(prediction=predictions)
+def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
+    assert Prediction.from_body(json.loads(json.dumps(prediction.to_body()))) == prediction
+
+
+def test_nothing_that_takes_time_promises_nothing() -> None:
+    assert Prediction((StagePrediction(0.0, 0.0, 0.0, None),), 8).throughput_items_per_s is None
+
+
+PROMISE = Prediction((StagePrediction(compute_s=0.9, handling_s=0.1, link_s=0.1, threads=1),), 8)
+
+
+def remarks(measured: StageStats, promise: Prediction = PROMISE) -> list[str]:
+    compared = compare(promise, [measured], items=80, run_items_per_s=7.0, steady_items_per_s=7.5)
+    return list(compared.remarks)
+
+
+def test_errors_are_parts_of_what_was_promised() -> None:
+    compared = compare(
+        PROMISE, [stats(compute_s_mean=1.1)], items=80, run_items_per_s=7.0, steady_items_per_s=7.6
+    )
+    assert compared.steady is not None
+    assert compared.steady.error == pytest.approx(-0.05)
+    assert compared.stages[0].compute.error == pytest.approx(0.1)
+    assert compared.stages[0].link is not None
+    assert compared.stages[0].link.error == pytest.approx(0.0)
+    assert not list(compared.remarks)
+
+
+def test_one_microbatch_has_no_steady_throughput() -> None:
+    compared = compare(PROMISE, [stats()], items=8, run_items_per_s=7.0, steady_items_per_s=None)
+    assert compared.steady is None
+    assert compared.run is not None
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        ({"compute_s_mean": 1.5, "compute_cpu_s_mean": 1.5, "threads": 2}, "OMP_NUM_THREADS=1"),
+        ({"compute_s_mean": 1.5, "compute_cpu_s_mean": 0.9}, "kept from its processor for 40%"),
+        ({"compute_s_mean": 1.5, "compute_cpu_s_mean": 1.5}, "throttling"),
+        ({"compute_s_mean": 0.5, "compute_cpu_s_mean": 0.5}, "profile this device again"),
+        ({"send_s_best": 0.3}, "the link from stage 0 (rank 3) is off by +200%"),
+    ],
+)
+def test_what_is_off_gets_one_line_that_says_why(measured: dict[str, float], why: str) -> None:
+    (line,) = remarks(stats(**measured))
+    assert why in line
+    assert "rank 3" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("compute_s", [0.86, 1.14])
+def test_fifteen_percent_are_let_pass(compute_s: float) -> None:
+    assert not remarks(stats(compute_s_mean=compute_s, compute_cpu_s_mean=compute_s))
+
+
+def test_a_link_that_nobody_feels_may_be_slow() -> None:
+    quick = dataclasses.replace(PROMISE.stages[0], link_s=0.001)
+    assert not remarks(stats(send_s_best=0.1), dataclasses.replace(PROMISE, stages=(quick,)))
