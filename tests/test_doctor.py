@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import os
 import shutil
 import socket
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import free_port
 from safetensors.torch import load_file, save_file
 
 from pipeedge.config import Environment
@@ -52,19 +52,6 @@ from pipeedge.transport.loopback import LoopbackTransport
 WITHIN_S = 10.0
 """Each diagnosis is to be there by then."""
 WEIGHTS = find_model(DIGITS).default_weights
-
-_ports = itertools.count(23000 + os.getpid() % 500 * 10)
-
-
-def free_port() -> int:
-    for port in _ports:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no port is free")
 
 
 # --- findings ---------------------------------------------------------------------------------------
@@ -748,7 +735,7 @@ def drop(name: str, *rule: str) -> None:
 def test_fault_firewalled_port(cable: tuple[str, str]) -> None:
     drop(cable[0], "-p", "tcp", "--dport", "29500")
     began = time.monotonic()
-    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.1", prefix=inside(cable[1])))
+    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.1", "--timeout", 3, prefix=inside(cable[1])))
     assert time.monotonic() - began < WITHIN_S
     assert "problem  port      rank 1: nothing answers at 10.77.0.1:29500" in out
     assert "firewall" in out
@@ -757,7 +744,7 @@ def test_fault_firewalled_port(cable: tuple[str, str]) -> None:
 
 def test_fault_no_machine_there(cable: tuple[str, str]) -> None:
     began = time.monotonic()
-    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.99", prefix=inside(cable[1])))
+    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.99", "--timeout", 3, prefix=inside(cable[1])))
     assert time.monotonic() - began < WITHIN_S
     assert "problem  port      rank 1:" in out
     assert "no machine has this address" in out or "machine is off" in out

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import free_port
 
 from pipeedge.errors import RequestError
 from pipeedge.launching.commands import (
@@ -37,6 +37,8 @@ from pipeedge.launching.supervisor import Ending, Supervisor, status_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 40.0
+TIMEOUT = ("--timeout", "20")
+"""Of the ranks: one that is stuck is to say so before the test gives up."""
 
 
 @contextmanager
@@ -340,7 +342,7 @@ def launch(*arguments: object, **changes: str) -> subprocess.CompletedProcess[st
 
 
 def test_two_local_ranks_run_the_shipped_model() -> None:
-    done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360")
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360", *TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert "[0] accuracy    0.9889 (356/360)" in done.stdout
 
@@ -418,11 +420,6 @@ def fake_ssh(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path) -> None:
     done = launch(
         *(
@@ -437,6 +434,7 @@ def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path)
             "--",
         ),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 16, "--output", "out.csv"),
+        *TIMEOUT,
         **fake_ssh,
     )
     assert done.returncode == 0, done.stderr
@@ -549,7 +547,7 @@ def test_over_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
             ROOT,
             "--",
         ),
-        *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 64),
+        *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 64, *TIMEOUT),
     )
     assert done.returncode == 0, done.stderr
     assert "[0] accuracy    1.0000 (64/64)" in done.stdout
