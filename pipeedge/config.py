@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.errors import InputError, RequestError, ScheduleError
-from pipeedge.schedule import Schedule
+from pipeedge.schedule import Schedule, check_bits
 
 __all__ = [
+    "CLAMPS",
     "COMMS",
+    "CompressionRequest",
     "DATASET_NAMES",
     "DEFAULT_BATCH_SIZE",
+    "DEFAULT_CLAMP",
     "DEFAULT_WORKER_THREADS",
     "Environment",
     "InputRequest",
@@ -33,6 +36,10 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
 DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
+CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
+"""Methods of ``pipeedge.quantization.clamping``."""
+DEFAULT_CLAMP = "mse"
+"""The best on the shipped model and on transformers' activations: docs/quantization.md."""
 
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
@@ -225,6 +232,9 @@ class ScheduleRequest:
     """The host of each rank; None: hosts are called by their ranks."""
     data_rank: int = 0
     """Reads the inputs and collects the outputs."""
+    quant_bits: tuple[int, ...] | None = None
+    """Bits a value on the outgoing link of each stage, 0 for values as they are; None: as the schedule
+    file says, else 0."""
 
     def __post_init__(self) -> None:
         files = (self.models_file, self.dev_types_file, self.dev_file)
@@ -233,8 +243,10 @@ class ScheduleRequest:
                 "automatic scheduling needs all three of -sm/--sched-models-file, "
                 "-sdt/--sched-dev-types-file and -sd/--sched-dev-file"
             )
+        for bits in self.quant_bits or ():
+            check_bits(bits, "-q")
         if self.partition is not None:
-            Schedule.from_partition(self.partition, ranks=self.rank_order)
+            Schedule.from_partition(self.partition, ranks=self.rank_order, quant_bits=self.quant_bits)
         if self.rank_order is not None and (self.schedule_file or self.automatic):
             raise ScheduleError("-r/--rank-order goes with -pt; a schedule from a file names its hosts (-H)")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
@@ -245,6 +257,18 @@ class ScheduleRequest:
     def automatic(self) -> bool:
         """Whether the scheduler is to be asked (a partition takes precedence)."""
         return self.models_file is not None and self.partition is None and self.schedule_file is None
+
+
+@dataclass(frozen=True)
+class CompressionRequest:
+    """How the values of compressed links are chosen."""
+
+    clamp: str = DEFAULT_CLAMP
+    """Which part of the values' range the codes cover: one of ``CLAMPS``."""
+
+    def __post_init__(self) -> None:
+        if self.clamp not in CLAMPS:
+            raise RequestError(f"--clamp {self.clamp}: choose one of {', '.join(CLAMPS)}")
 
 
 @dataclass(frozen=True)
@@ -269,6 +293,7 @@ class RunRequest:
     schedule: ScheduleRequest = field(default_factory=ScheduleRequest)
     output: OutputRequest = field(default_factory=OutputRequest)
     transport: TransportRequest = field(default_factory=TransportRequest)
+    compression: CompressionRequest = field(default_factory=CompressionRequest)
     ubatch_size: int = 8
     """Items that travel together."""
 

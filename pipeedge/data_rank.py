@@ -71,6 +71,7 @@ class Collector:
         activity: Activity,
         *,
         counts_accuracy: bool,
+        decode: Callable[[Packet], Packet] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._feeder = feeder
@@ -79,6 +80,7 @@ class Collector:
         self._writer = writer
         self._activity = activity
         self._counts_accuracy = counts_accuracy
+        self._decode = decode
         self._clock = clock
         self.latencies: list[float] = []
         """Seconds of each microbatch, from the data rank to the data rank."""
@@ -109,6 +111,8 @@ class Collector:
                 self._first_at = now
             else:
                 self._items_after_first += packet.items
+            if self._decode is not None:
+                packet = self._decode(packet)
             (outputs,) = packet.payload
             with self._activity.busy(f"writing the results of microbatch {packet.number}"):
                 self._writer.write(packet.number, outputs, batch)

@@ -55,6 +55,10 @@ class StageStats:
     """Of the computing, the seconds that the computing thread had a processor."""
     threads: int = 1
     """That compute."""
+    encode_s_mean: float = 0.0
+    """Seconds of encoding a microbatch for a compressed link; 0 where it is not."""
+    decode_s_mean: float = 0.0
+    """The same of decoding what came."""
 
     def to_body(self) -> dict[str, Any]:
         """As plain data."""

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.config import (
+    CLAMPS,
     COMMS,
     DATASET_NAMES,
+    DEFAULT_CLAMP,
+    CompressionRequest,
     Environment,
     InputRequest,
     ModelRequest,
@@ -121,7 +124,7 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
 
 
 def _run_request(arguments: argparse.Namespace, environment: Environment) -> RunRequest:
-    _refuse_what_is_missing(arguments, environment)
+    _refuse_what_is_missing(environment)
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
     addr, port = arguments.addr, arguments.port
@@ -161,19 +164,17 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
             dev_file=arguments.sched_dev_file,
             hosts=arguments.hosts,
             data_rank=arguments.data_rank,
+            quant_bits=arguments.quant,
         ),
         output=OutputRequest(arguments.output, arguments.report),
         transport=TransportRequest(arguments.comm, arguments.worker_threads),
+        compression=CompressionRequest(arguments.clamp),
         ubatch_size=arguments.ubatch_size,
     )
 
 
-def _refuse_what_is_missing(arguments: argparse.Namespace, environment: Environment) -> None:
+def _refuse_what_is_missing(environment: Environment) -> None:
     """Options of the original that this version does not have: said at once, rather than ignored."""
-    if arguments.quant is not None and any(arguments.quant):
-        raise RequestError(
-            "-q: compressed links are not in this version; leave it out, or give 0 for each stage"
-        )
     if environment.adaptive_quant is not None:
         raise RequestError(
             f"ADAPTIVE_QUANT={environment.adaptive_quant}: adaptive links are not in this version; unset it"
@@ -312,7 +313,14 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "--quant",
         type=_integers,
         metavar="LIST",
-        help="bits on each stage's outgoing link, 0: as it is",
+        help="bits a value on each stage's outgoing link: 2 to 8, 16, or 0 for values as they are "
+        "(what the schedule file says, else 0)",
+    )
+    schedule.add_argument(
+        "--clamp",
+        choices=CLAMPS,
+        default=DEFAULT_CLAMP,
+        help="which part of their range the compressed values keep (%(default)s)",
     )
     schedule.add_argument(
         "-H", "--hosts", type=_names, metavar="LIST", help="the host of each rank, as in devices.yml"

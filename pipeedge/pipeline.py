@@ -44,7 +44,7 @@ from pipeedge.models import Model, find_model
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.report import RunReport, check_report_path, print_report, save_report
 from pipeedge.results import ResultWriter
-from pipeedge.stage import Stage, resolve_device
+from pipeedge.stage import Decode, Encode, Stage, resolve_device
 from pipeedge.transport.base import Link, Receiver, Sender, Transport
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import choose_interface, listen
@@ -188,7 +188,7 @@ class _Rank:
         ends = _LinkEnds(self._rank, plan.links(self._model), transport, self._crew)
         loops = None
         if stage is not None:
-            loops = _StageLoops(stage, ends, self.activity, self._crew)
+            loops = _StageLoops(stage, plan, ends, self.activity, self._crew)
         if data_end is not None:
             data_end.open(plan, ends, self.activity, self._crew)
         member.ready()
@@ -253,6 +253,7 @@ class _Rank:
             max_tokens=data["max_tokens"],
             store_port=None,
             prediction=planned.prediction,
+            clamp=self._request.compression.clamp,
         )
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
@@ -403,11 +404,22 @@ class _LinkEnds:
 class _StageLoops:
     """A stage between its links: link ``n`` leads to stage n, link n + 1 away from it."""
 
-    def __init__(self, stage: _NumberedStage, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
+    def __init__(
+        self, stage: _NumberedStage, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew
+    ) -> None:
         self._stage = stage
         self._outgoing = Outgoing(*ends.sender(stage.number + 1), activity)
         crew.on_stop(self._outgoing.close)
-        self._compute = StageLoop(stage.compute, *ends.receiver(stage.number), self._outgoing, activity)
+        number, stages = stage.number, plan.schedule.stages
+        bits = stages[number].quant_bits
+        self._compute = StageLoop(
+            stage.compute,
+            *ends.receiver(number),
+            self._outgoing,
+            activity,
+            decode=_decode(plan, number - 1) if number else None,
+            encode=Encode(bits, plan.clamp, stage=number, rank=stages[number].rank) if bits else None,
+        )
 
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
@@ -430,7 +442,15 @@ class _StageLoops:
             parameters=self._stage.parameters,
             compute_cpu_s_mean=self._compute.compute_cpu_seconds.mean,
             threads=torch.get_num_threads(),
+            encode_s_mean=self._compute.encode_seconds.mean,
+            decode_s_mean=self._compute.decode_seconds.mean,
         )
+
+
+def _decode(plan: Plan, stage: int) -> Decode | None:
+    """Undoes what ``stage`` does to what it sends."""
+    sending = plan.schedule.stages[stage]
+    return Decode(sending.rank) if sending.quant_bits else None
 
 
 class _DataEnd:
@@ -457,6 +477,7 @@ class _DataEnd:
             self.writer,
             activity,
             counts_accuracy=self._model.output_kind == "logits",
+            decode=_decode(plan, -1),
         )
 
     def start(self, crew: Crew) -> None:

@@ -17,11 +17,12 @@ import torch
 
 import pipeedge
 from pipeedge import scheduler
-from pipeedge.config import RunRequest
+from pipeedge.config import DEFAULT_CLAMP, RunRequest
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
-from pipeedge.payload import TensorSpec
+from pipeedge.payload import TensorSpec, specs_bytes
 from pipeedge.prediction import Prediction, StagePrediction
+from pipeedge.quantization import wire_specs
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
 
@@ -50,7 +51,38 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
         ranks = request.world.size if order is None else len(order)
         planned = _partitioned(request, _even_partition(model.n_layers, min(ranks, model.n_layers)))
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
-    return planned
+    if request.schedule.quant_bits is None:
+        return planned
+    return _compressed(planned, request, model, request.schedule.quant_bits)
+
+
+def _compressed(
+    planned: PlannedSchedule, request: RunRequest, model: Model, quant_bits: Sequence[int]
+) -> PlannedSchedule:
+    """With the bits of ``-q``. What the scheduler promised of a link holds for the bytes it counted."""
+    schedule = planned.schedule.with_quant_bits(quant_bits)
+    if planned.prediction is None:
+        return dataclasses.replace(planned, schedule=schedule)
+
+    def shrink(stage: StagePlan, before: StagePlan) -> float:
+        specs = model.payload_specs(stage.layers.stop, request.ubatch_size)
+        now, then = (_on_link(specs, plan.quant_bits) for plan in (stage, before))
+        return specs_bytes(now) / specs_bytes(then)
+
+    prediction = dataclasses.replace(
+        planned.prediction,
+        stages=tuple(
+            dataclasses.replace(promise, link_s=promise.link_s * shrink(stage, before))
+            for promise, stage, before in zip(
+                planned.prediction.stages, schedule.stages, planned.schedule.stages, strict=True
+            )
+        ),
+    )
+    return dataclasses.replace(planned, schedule=schedule, prediction=prediction)
+
+
+def _on_link(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]:
+    return wire_specs(specs, bits) if bits else specs
 
 
 def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
@@ -183,6 +215,8 @@ class Plan:
     store_port: int | None
     """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
     prediction: Prediction | None
+    clamp: str = DEFAULT_CLAMP
+    """Of the compressed links."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -212,14 +246,15 @@ class Plan:
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back."""
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        cuts = [0, *(plan.layers.stop for plan in self.schedule.stages)]
+        cuts = [(0, 0), *((plan.layers.stop, plan.quant_bits) for plan in self.schedule.stages)]
         return [
-            Link(source, destination, self._specs(model, cut))
-            for source, destination, cut in zip(ranks[:-1], ranks[1:], cuts, strict=True)
+            Link(source, destination, self._specs(model, cut, bits))
+            for source, destination, (cut, bits) in zip(ranks[:-1], ranks[1:], cuts, strict=True)
         ]
 
-    def _specs(self, model: Model, cut: int) -> tuple[TensorSpec, ...]:
-        return model.payload_specs(cut, min(self.ubatch_size, self.items), self.max_tokens)
+    def _specs(self, model: Model, cut: int, bits: int) -> tuple[TensorSpec, ...]:
+        specs = model.payload_specs(cut, min(self.ubatch_size, self.items), self.max_tokens)
+        return _on_link(specs, bits)
 
     def name(self, rank: int) -> str | None:
         """What ``rank`` is, for messages."""

@@ -12,11 +12,11 @@ inside the code. ``LayerRange`` is the only place that converts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeedge.errors import ScheduleError
 
-__all__ = ["BIT_WIDTHS", "LayerRange", "Schedule", "StagePlan"]
+__all__ = ["BIT_WIDTHS", "LayerRange", "Schedule", "StagePlan", "check_bits"]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
 """Bits that a value may have on a compressed link."""
@@ -57,6 +57,18 @@ class LayerRange:
         return f"{self.first}-{self.last}"
 
 
+def check_bits(bits: int, where: str) -> None:
+    """Refuse bits that no link carries.
+
+    Raises:
+        ScheduleError: neither 0 nor one of ``BIT_WIDTHS``; the message begins with ``where``.
+    """
+    if bits and bits not in BIT_WIDTHS:
+        raise ScheduleError(
+            f"{where}: {bits} bits: a link carries 2 to 8 or 16 bits a value, or 0 for values as they are"
+        )
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """One stage of a schedule."""
@@ -68,11 +80,7 @@ class StagePlan:
     """Bits a value on the link to the next stage; 0: sent as it is."""
 
     def __post_init__(self) -> None:
-        if self.quant_bits and self.quant_bits not in BIT_WIDTHS:
-            raise ScheduleError(
-                f"{self.quant_bits} bits on the link out of layers {self.layers}: "
-                f"give 0 (as it is) or one of {', '.join(map(str, BIT_WIDTHS))}"
-            )
+        check_bits(self.quant_bits, f"layers {self.layers}")
 
 
 @dataclass(frozen=True)
@@ -165,18 +173,31 @@ class Schedule:
         count = len(ranges)
         if ranks is not None and len(ranks) != count:
             raise ScheduleError(f"the rank order has {len(ranks)} ranks for {count} stages; give one each")
-        if quant_bits is not None and len(quant_bits) != count:
-            raise ScheduleError(f"{len(quant_bits)} bit widths for {count} stages; give one each")
-        return cls(
+        schedule = cls(
             tuple(
                 StagePlan(
                     layers=layers,
                     rank=ranks[index] if ranks is not None else index,
                     host=hosts[index] if hosts is not None else None,
-                    quant_bits=quant_bits[index] if quant_bits is not None else 0,
                 )
                 for index, layers in enumerate(ranges)
             )
+        )
+        return schedule if quant_bits is None else schedule.with_quant_bits(quant_bits)
+
+    def with_quant_bits(self, quant_bits: Sequence[int]) -> Schedule:
+        """The same stages with these bits on their outgoing links (``-q``).
+
+        Raises:
+            ScheduleError: not one for each stage, or outside the set.
+        """
+        count = len(self.stages)
+        if len(quant_bits) != count:
+            raise ScheduleError(
+                f"{len(quant_bits)} bit widths (-q) for {count} stages; give one for each, 0 for none"
+            )
+        return Schedule(
+            tuple(replace(plan, quant_bits=bits) for plan, bits in zip(self.stages, quant_bits, strict=True))
         )
 
     def partition(self) -> tuple[int, ...]:

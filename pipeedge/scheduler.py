@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.specs import load_device_types, short_dtype
 from pipeedge.yamlfile import Field, read_document, write_text, yaml_name
 
@@ -303,7 +303,6 @@ def _schedule(
 # --- schedule files ---------------------------------------------------------------------------------
 
 _QUANT_BITS = "quant_bits"
-_MAX_BITS = 32
 
 
 def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None = None) -> Schedule:
@@ -340,8 +339,8 @@ def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int]:
     if not 1 <= bounds[0] <= bounds[1]:
         layers.fail(f"[{bounds[0]}, {bounds[1]}] is no range of layers: 1 <= first <= last")
     quant_bits = 0 if bits is None else bits.whole_number()
-    if bits is not None and quant_bits > _MAX_BITS:
-        bits.fail(f"is {quant_bits}; at most {_MAX_BITS} bits make sense")
+    if bits is not None and quant_bits and quant_bits not in BIT_WIDTHS:
+        bits.fail(f"is {quant_bits}; a link carries 2 to 8 or 16 bits a value, or 0 for values as they are")
     return host, (bounds[0], bounds[1]), quant_bits
 
 

@@ -1,4 +1,9 @@
-"""One stage: a shard on a device, applied to one microbatch at a time."""
+"""One stage: decode, compute, encode one microbatch at a time.
+
+    packet ──Decode──> payload ──Stage──> payload ──Encode──> packet
+
+Only what crosses a compressed link is decoded and encoded.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from pipeedge.errors import RequestError
+from pipeedge.errors import PeerFailedError, RequestError
 from pipeedge.models import Shard
 from pipeedge.payload import Payload
+from pipeedge.quantization import LinkDecoder, LinkEncoder, NonFiniteError
 from pipeedge.transport.base import OWNED, Packet
 
-__all__ = ["Stage", "resolve_device"]
+__all__ = ["Decode", "Encode", "Stage", "resolve_device"]
 
 
 class Stage:
@@ -26,11 +32,62 @@ class Stage:
         with torch.inference_mode():
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
             outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
-        result = replace(packet, payload=outputs)
-        if _memory(outputs).isdisjoint(_memory(packet.payload)):
-            packet.lease.release()
-            return replace(result, lease=OWNED)
-        return result  # a skip connection passed through: what came in is still needed
+        return _with_payload(packet, outputs)
+
+
+class Decode:
+    """Turns what came over a compressed link into values again."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._decoder = LinkDecoder()
+
+    def __call__(self, packet: Packet) -> Packet:
+        """The packet with the values.
+
+        Raises:
+            PeerFailedError: rank ``source`` sent something else.
+        """
+        try:
+            payload = self._decoder.decode(packet.payload)
+        except PeerFailedError as error:
+            raise PeerFailedError(f"microbatch {packet.number} from rank {self._source}: {error}") from error
+        return _with_payload(packet, payload)
+
+
+class Encode:
+    """Turns values into what goes over a compressed link."""
+
+    def __init__(self, bits: int, clamp: str, *, stage: int, rank: int) -> None:
+        self._bits = bits
+        self._encoder = LinkEncoder(clamp)
+        self._where = f"stage {stage} on rank {rank}"
+
+    def __call__(self, packet: Packet) -> Packet:
+        """The packet with the codes.
+
+        Raises:
+            NonFiniteError: a NaN or an infinity; the message names the microbatch, the stage, the rank.
+        """
+        try:
+            with torch.inference_mode():
+                payload = self._encoder.encode(packet.payload, self._bits)
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"microbatch {packet.number}: {self._where} computed values that no {self._bits} bits stand "
+                f"for ({error}); check its weights and the input, or send them as they are (-q 0)"
+            ) from error
+        return _with_payload(packet, payload)
+
+
+def _with_payload(packet: Packet, payload: Payload) -> Packet:
+    """``packet`` with another payload; its memory is let go of unless a part of it passed through, as a
+    skip connection or a mask does."""
+    result = replace(packet, payload=payload)
+    if _memory(payload).isdisjoint(_memory(packet.payload)):
+        packet.lease.release()
+        return replace(result, lease=OWNED)
+    return result
 
 
 def _memory(payload: Payload) -> set[int]:

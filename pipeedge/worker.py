@@ -268,13 +268,20 @@ class StageLoop:
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
         cpu_clock: Callable[[], float] = time.thread_time,
+        *,
+        decode: Callable[[Packet], Packet] | None = None,
+        encode: Callable[[Packet], Packet] | None = None,
     ) -> None:
+        self.decode_seconds = Tally()
+        self.encode_seconds = Tally()
         self.compute_seconds = Tally()
         self.compute_cpu_seconds = Tally()
         """That this thread had a processor while it computed."""
         self.wait_seconds = Tally()
         self.run_seconds = 0.0
         self._compute = compute
+        self._decode = decode
+        self._encode = encode
         self._receiver = receiver
         self._peer = peer
         self._outgoing = outgoing
@@ -288,26 +295,37 @@ class StageLoop:
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
             started = self._clock()
             self.wait_seconds.add(started - waiting_since)
-            cpu_started = self._cpu_clock()
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
-                    result = self._compute(packet)
+                    packet = self._step(packet)  # lets go of the input while the link is full
             except PipeEdgeError:
                 raise
             except Exception as error:
                 raise PipeEdgeError(
                     f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
                 ) from error
-            finished = self._clock()
-            self.compute_seconds.add(finished - started)
-            self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
-            packet = result  # lets go of the input while the link is full
             self._outgoing.send(packet)
             waiting_since = self._clock()
             self.run_seconds = waiting_since - began
         self._outgoing.finish()
 
+    def _step(self, packet: Packet) -> Packet:
+        if self._decode is not None:
+            started = self._clock()
+            packet = self._decode(packet)
+            self.decode_seconds.add(self._clock() - started)
+        started, cpu_started = self._clock(), self._cpu_clock()
+        packet = self._compute(packet)
+        self.compute_seconds.add(self._clock() - started)
+        self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
+        if self._encode is not None:
+            started = self._clock()
+            packet = self._encode(packet)
+            self.encode_seconds.add(self._clock() - started)
+        return packet
+
     @property
     def busy_fraction(self) -> float:
         """Part of the time from the start to the last microbatch that was spent computing."""
-        return min(1.0, self.compute_seconds.total / self.run_seconds) if self.run_seconds else 0.0
+        spent = self.compute_seconds.total + self.decode_seconds.total + self.encode_seconds.total
+        return min(1.0, spent / self.run_seconds) if self.run_seconds else 0.0

@@ -59,6 +59,10 @@ PURE = (
     "planning",
     "prediction",
     "profiling.results",
+    "quantization.clamping",
+    "quantization.codec",
+    "quantization.link",
+    "quantization.wire",
     "schedule",
     "transport.frame",
 )

@@ -46,19 +46,20 @@ def to_wire(parts: Sequence[WirePart]) -> Payload:
     Raises:
         ValueError: more dimensions than the form has room for.
     """
-    table = torch.zeros((len(parts), _COLUMNS), dtype=torch.int64)
-    tensors: list[torch.Tensor] = [table]
-    for row, part in zip(table, parts, strict=True):
+    rows: list[list[int]] = []
+    tensors: list[torch.Tensor] = []
+    for part in parts:
         if isinstance(part, torch.Tensor):
+            rows.append([0] * _COLUMNS)
             tensors.append(part)
             continue
         if len(part.shape) > _MAX_DIMS:
             raise ValueError(f"a compressed tensor has up to {_MAX_DIMS} dimensions, not {len(part.shape)}")
         dims = part.shape + (0,) * (_MAX_DIMS - len(part.shape))
-        fields = (part.bits, part.granularity, _TYPE_CODES[part.dtype], len(part.shape), *dims)
-        row.copy_(torch.tensor(fields))
+        rows.append([part.bits, part.granularity, _TYPE_CODES[part.dtype], len(part.shape), *dims])
         tensors += [part.codes, part.ranges]
-    return tuple(tensors)
+    table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), _COLUMNS)
+    return (table, *tensors)
 
 
 def from_wire(payload: Payload) -> tuple[WirePart, ...]:
