@@ -228,6 +228,8 @@ class ScheduleRequest:
     models_file: Path | None = None
     dev_types_file: Path | None = None
     dev_file: Path | None = None
+    dev_neighbors_file: Path | None = None
+    """What single links carry, as pipeedge-doctor measures it; None: what the device types say."""
     hosts: tuple[str, ...] | None = None
     """The host of each rank; None: hosts are called by their ranks."""
     data_rank: int = 0
@@ -237,6 +239,10 @@ class ScheduleRequest:
     file says, else 0."""
 
     def __post_init__(self) -> None:
+        if self.dev_neighbors_file is not None and self.models_file is None:
+            raise ScheduleError(
+                "-sdn/--sched-dev-neighbors-file belongs to automatic scheduling: -sm, -sdt, -sd"
+            )
         files = (self.models_file, self.dev_types_file, self.dev_file)
         if any(files) and not all(files):
             raise ScheduleError(

@@ -162,6 +162,7 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
             models_file=arguments.sched_models_file,
             dev_types_file=arguments.sched_dev_types_file,
             dev_file=arguments.sched_dev_file,
+            dev_neighbors_file=arguments.sched_dev_neighbors_file,
             hosts=arguments.hosts,
             data_rank=arguments.data_rank,
             quant_bits=arguments.quant,
@@ -330,6 +331,13 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "-sdt", "--sched-dev-types-file", type=Path, metavar="FILE", help="device_types.yml"
     )
     schedule.add_argument("-sd", "--sched-dev-file", type=Path, metavar="FILE", help="devices.yml")
+    schedule.add_argument(
+        "-sdn",
+        "--sched-dev-neighbors-file",
+        type=Path,
+        metavar="FILE",
+        help="what single links carry, as pipeedge-doctor measured it",
+    )
     schedule.add_argument(
         "--schedule-file", type=Path, metavar="FILE", help="a schedule that sched-pipeline printed"
     )

@@ -98,6 +98,7 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
             models_file=wanted.models_file,
             dev_types_file=wanted.dev_types_file,
             dev_file=wanted.dev_file,
+            dev_neighbors_file=wanted.dev_neighbors_file,
             model_name=model.name,
             batch_size=request.ubatch_size,
         ),

@@ -64,6 +64,7 @@ def test_the_long_names_are_the_same() -> None:
     assert parse("0 2 -sm a -sdt b -sd c") == parse(
         "0 2 --sched-models-file a --sched-dev-types-file b --sched-dev-file c"
     )
+    assert parse("0 2 -sm a -sdt b -sd c -sdn d").schedule.dev_neighbors_file == Path("d")
     data = "0 1 --dataset-name CoLA --dataset-root d --dataset-split test --dataset-shuffle --seed 4"
     assert parse(data).input.dataset_split == "test"
 

@@ -90,6 +90,30 @@ def test_a_schedule_that_does_not_fit_is_refused(line: str, says: str) -> None:
         planned(line)
 
 
+def test_a_measured_link_takes_part_in_automatic_scheduling(tmp_path: Path) -> None:
+    """Two hosts share a model that fits on neither; the cut moves to where a slow link carries least."""
+    elements, times = [64, 64, 8, 64], [1.0, 1.0, 1.0, 1.0]
+    write = {
+        "models.yml": f"vit-tiny:\n  layers: 4\n  mem_MB: [1, 1, 1, 1]\n  parameters_in: 64\n"
+        f"  parameters_out: {elements}\n",
+        "types.yml": f"board:\n  bw_Mbps: 1000\n  mem_MB: 3.5\n  model_profiles:\n    vit-tiny:\n"
+        f"    - batch_size: 8\n      dtype: torch.float32\n      time_s: {times}\n",
+        "devices.yml": "board: [a, b]\n",
+        "links.yml": "a:\n  b: {bw_Mbps: 0.001}\n",
+    }
+    for name, text in write.items():
+        (tmp_path / name).write_text(text)
+    model = dataclasses.replace(find_model("vit-digits"), name="vit-tiny")
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, blocks=1))
+    files = f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml -H a,b"
+
+    def cut(extra: str) -> str:
+        return str(plan_schedule(request(f"0 2 {files} {extra}"), model).schedule.stages[0].layers)
+
+    assert cut("") == "1-2"
+    assert cut(f"-sdn {tmp_path}/links.yml") == "1-3"
+
+
 def test_a_schedule_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "s.yml"
     path.write_text("- b: [1, 5]\n- a: [6, 16]\n")
