@@ -7,6 +7,8 @@ machine    this machine                           -> its memory, its processors
 network    this machine and another               -> the bandwidth between them
 results    profiler_results.yml                  <-> ProfileResults
 emitting   ProfileResults                         -> models.yml, device_types.yml
+converting profiler_results.yml                   -> the same, by itself
 plotting   ProfileResults                         -> a picture
-main       all of it, in order
+session    all of it, in order
+main       the programs
 """

@@ -9,7 +9,6 @@ from typing import NoReturn
 from pipeedge.options import guard
 from pipeedge.profiling.options import (
     LinkCommand,
-    ProfileCommand,
     ServeCommand,
     SyntheticCommand,
     parse_device_types,
@@ -34,7 +33,7 @@ def main_models() -> NoReturn:
 
     def convert() -> None:
         command = parse_models(sys.argv[1:])
-        from pipeedge.profiling.session import convert_to_model
+        from pipeedge.profiling.converting import convert_to_model
 
         convert_to_model(command, _say)
 
@@ -46,7 +45,7 @@ def main_device_types() -> NoReturn:
 
     def convert() -> None:
         command = parse_device_types(sys.argv[1:])
-        from pipeedge.profiling.session import convert_to_device_type
+        from pipeedge.profiling.converting import convert_to_device_type
 
         convert_to_device_type(command, _say)
 
@@ -63,18 +62,22 @@ def _warn(line: str) -> None:
 
 def _profiler() -> None:
     command = parse_profiler(sys.argv[1:])
+    if isinstance(command, ServeCommand | LinkCommand):
+        from pipeedge.profiling import network
+
+        place = network.parse_place(command.place)
+        if isinstance(command, ServeCommand):
+            network.serve_link(*place, tell=_say)
+        _say(str(network.measure_link(*place)))
+        return
     # torch's own profiler, which tells of allocations, would print a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Only now: torch takes seconds to import, and a mistake is to be answered at once.
-    from pipeedge.profiling import network, session
+    from pipeedge.profiling import session
 
-    if isinstance(command, ServeCommand):
-        network.serve_link(*network.parse_place(command.place), tell=_say)
-    elif isinstance(command, LinkCommand):
-        _say(str(network.measure_link(*network.parse_place(command.place))))
-    elif isinstance(command, SyntheticCommand):
+    if isinstance(command, SyntheticCommand):
         session.synthesize(command, _say)
-    elif isinstance(command, ProfileCommand) and command.measure is None:
+    elif command.measure is None:
         session.use_results(command, _say, _warn)
     else:
         session.profile(command, _say, _warn)

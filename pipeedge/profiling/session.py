@@ -25,6 +25,7 @@ from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, 
 from pipeedge.models import Model, Shard, find_model
 from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
+from pipeedge.profiling.converting import given_figures
 from pipeedge.profiling.handling import Handling, Wire, distinct, measure_handling, measure_wire
 from pipeedge.profiling.machine import MemoryBudget, available_bytes, processors, resident_bytes
 from pipeedge.profiling.measuring import (
@@ -37,20 +38,18 @@ from pipeedge.profiling.measuring import (
 )
 from pipeedge.profiling.network import measure_link, parse_place
 from pipeedge.profiling.options import (
-    DeviceTypeCommand,
     EmitRequest,
     MeasureRequest,
-    ModelsCommand,
     ProfileCommand,
     SyntheticCommand,
 )
 from pipeedge.profiling.plotting import check_plot, save_plot
 from pipeedge.profiling.results import LayerResult, ProfileResults, load_results, save_results
 from pipeedge.schedule import LayerRange
-from pipeedge.specs import BYTES_PER_MB, BYTES_PER_SECOND_PER_MBPS, ModelProfile, load_device_types
+from pipeedge.specs import BYTES_PER_MB, ModelProfile, load_device_types
 from pipeedge.stage import resolve_device
 
-__all__ = ["convert_to_device_type", "convert_to_model", "profile", "synthesize", "use_results"]
+__all__ = ["profile", "synthesize", "use_results"]
 
 DTYPE = torch.float32
 SEED = 0
@@ -160,35 +159,6 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     ]
     emitting.add_profiles(path, type_name, profiles, figures, overwrite=emit.overwrite)
     tell(f"device type  {path}: {type_name}, {factor:g} times as long as {source} ({', '.join(known)})")
-
-
-def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
-    """``profiler_results_to_models.py``.
-
-    Raises:
-        SpecError: one line for the user; no file was touched.
-    """
-    results = load_results(command.results)
-    spec = emitting.model_spec(results, str(command.results))
-    path, name = command.models_file, results.model_name
-    written = emitting.add_model(path, name, spec, overwrite=command.overwrite, lenient=False)
-    tell(f"{path}: {name} {'added' if written else 'is there already, the same'}")
-
-
-def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
-    """``profiler_results_to_device_types.py``.
-
-    Raises:
-        SpecError: one line for the user; no file was touched.
-    """
-    results = load_results(command.results)
-    emit = command.emit
-    profiles = [(results.model_name, emitting.model_profile(results, str(command.results)))]
-    type_name = emit.type_name or ""
-    emitting.add_profiles(
-        emit.dev_types_file, type_name, profiles, _given_figures(emit), overwrite=emit.overwrite
-    )
-    tell(f"{emit.dev_types_file}: {type_name} has a profile of {results.model_name} now")
 
 
 # --- what is measured -------------------------------------------------------------------------------
@@ -426,16 +396,9 @@ def _steadiness(results: ProfileResults) -> str | None:
 # --- what is made of it -----------------------------------------------------------------------------
 
 
-def _given_figures(emit: EmitRequest) -> emitting.Figures:
-    return emitting.Figures(
-        None if emit.mem_mb is None else emit.mem_mb * BYTES_PER_MB,
-        None if emit.bw_mbps is None else emit.bw_mbps * BYTES_PER_SECOND_PER_MBPS,
-    )
-
-
 def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
     """What is given, and the bandwidth if it is to be measured."""
-    figures = _given_figures(emit)
+    figures = given_figures(emit)
     if emit.measure_link is None:
         return figures
     link = measure_link(*parse_place(emit.measure_link))
@@ -461,7 +424,7 @@ def _check_emission(emit: EmitRequest, results: ProfileResults, source: str, tel
         emit.dev_types_file,
         emit.type_name,
         [(name, emitting.model_profile(results, source))],
-        _given_figures(emit),
+        given_figures(emit),
         overwrite=emit.overwrite,
     )
     if old is None and emit.bw_mbps is None and emit.measure_link is None:

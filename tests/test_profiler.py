@@ -1,0 +1,643 @@
+"""The profiler: what it measures, which files it makes, and that nothing spoils them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge import specs
+from pipeedge.errors import EXIT_REQUEST, PipeEdgeError, SpecError
+from pipeedge.models import find_model
+from pipeedge.options import guard
+from pipeedge.profiling import session
+from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
+from pipeedge.profiling.machine import MemoryBudget, available_bytes
+from pipeedge.profiling.measuring import (
+    Pacing,
+    activation_peaks,
+    made_up_payload,
+    peaks_between,
+    shard_bytes,
+    summary,
+    time_layers,
+)
+from pipeedge.profiling.options import (
+    ProfileCommand,
+    SyntheticCommand,
+    parse_device_types,
+    parse_models,
+    parse_profiler,
+)
+from pipeedge.profiling.results import (
+    LayerResult,
+    ProfileResults,
+    load_results,
+    ranges_text,
+    save_results,
+)
+from pipeedge.schedule import LayerRange
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+CPU = torch.device("cpu")
+DIGITS = ("-m", "vit-digits", "-i", "2")
+
+
+# --- results files ----------------------------------------------------------------------------------
+
+shapes = st.lists(
+    st.lists(st.integers(1, 999), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3
+).map(tuple)
+amounts = st.floats(0, 1e6)
+maybe = st.none() | amounts
+
+
+@st.composite
+def results(draw: st.DrawFn) -> ProfileResults:
+    layers = draw(st.integers(1, 12))
+    numbers = sorted(draw(st.sets(st.integers(1, layers))))
+    return ProfileResults(
+        model_name=draw(st.sampled_from(["google/vit-base-patch16-224", "my model", "yes"])),
+        dtype=draw(st.sampled_from(["torch.float32", "torch.int8"])),
+        batch_size=draw(st.integers(1, 64)),
+        layers=layers,
+        profile_data=tuple(
+            LayerResult(
+                layer=number,
+                memory_bytes=draw(amounts) * MIB,
+                shape_in=draw(shapes),
+                shape_out=draw(shapes),
+                time_s=draw(amounts),
+                time_spread_s=draw(maybe),
+                activations_bytes=draw(st.none() | amounts.map(lambda value: value * MIB)),
+                receive_s=draw(maybe),
+                send_s=draw(maybe),
+                extra=draw(st.sampled_from([{}, {"note": "kept"}])),
+            )
+            for number in numbers
+        ),
+        device=draw(st.none() | st.just("cpu")),
+        threads=draw(st.none() | st.integers(1, 64)),
+        process_bytes=draw(st.none() | st.integers(1, 999).map(lambda value: value * MIB)),
+        extra=draw(st.sampled_from([{}, {"board": [1, 2]}])),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(written=results())
+def test_results_read_back_as_written(
+    tmp_path_factory: pytest.TempPathFactory, written: ProfileResults
+) -> None:
+    path = tmp_path_factory.mktemp("results") / "r.yml"
+    save_results(path, written)
+    assert load_results(path) == written
+
+
+@settings(max_examples=40, deadline=None)
+@given(whole=results(), data=st.data())
+def test_parts_join_to_the_whole_in_any_order(whole: ProfileResults, data: st.DataObject) -> None:
+    first = data.draw(st.sets(st.integers(1, whole.layers)))
+    one = replace(whole, profile_data=tuple(x for x in whole.profile_data if x.layer in first))
+    other = replace(whole, profile_data=tuple(x for x in whole.profile_data if x.layer not in first))
+    assert one.joined(other, "f").profile_data == whole.profile_data
+    assert other.joined(one, "f").profile_data == whole.profile_data
+
+
+def test_a_file_of_the_original_loads(tmp_path: Path) -> None:
+    path = tmp_path / "profiler_results.yml"
+    path.write_text(
+        "batch_size: 8\ndtype: torch.float32\nlayers: 48\nmodel_name: m\nprofile_data:\n"
+        "- layer: 1\n  memory: 2.5\n  shape_in:\n  - [3, 224, 224]\n"
+        "  shape_out:\n  - [197, 768]\n  - [197, 768]\n  time: 0.25\n"
+    )
+    loaded = load_results(path)
+    assert loaded.profile_data[0].memory_bytes == 2.5 * MIB
+    assert loaded.missing == tuple(range(2, 49))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("layers: 48", "layers: is 0"),
+        ("time: 0.25", "time: is -1"),
+        ("- layer: 1", "must be at least 1"),
+        ("memory: 2.5", "the key memory is missing"),
+    ],
+)
+def test_a_results_file_that_cannot_be_is_refused(tmp_path: Path, change: str, says: str) -> None:
+    text = (
+        "batch_size: 8\ndtype: torch.float32\nlayers: 48\nmodel_name: m\nprofile_data:\n"
+        "- layer: 1\n  memory: 2.5\n  shape_in: [[3]]\n  shape_out: [[1]]\n  time: 0.25\n"
+    )
+    spoilt = {
+        "layers: 48": "layers: 0",
+        "time: 0.25": "time: -1",
+        "- layer: 1": "- layer: 0",
+        "memory: 2.5": "m: 1",
+    }
+    (tmp_path / "r.yml").write_text(text.replace(change, spoilt[change]))
+    with pytest.raises(SpecError, match=rf"r\.yml.*{says}"):
+        load_results(tmp_path / "r.yml")
+
+
+def test_ranges_are_told_as_people_write_them() -> None:
+    assert ranges_text([7, 1, 2, 3, 9, 10]) == "1-3, 7, 9-10"
+
+
+# --- measuring --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["vit", "deit", "bert"])
+def test_memory_is_that_of_the_parameters(model_dirs: dict[str, Path], family: str) -> None:
+    model = find_model(str(model_dirs[family]))
+    for layers in (LayerRange(0, model.n_layers), LayerRange(3, 7), LayerRange(7, model.n_layers)):
+        shard = model.build(layers)
+        found = [shard_bytes(shard, layer) for layer in range(layers.start, layers.stop)]
+        assert sum(found) == model.weight_bytes(layers)
+    alone = [model.weight_bytes(LayerRange(layer, layer + 1)) for layer in range(model.n_layers)]
+    whole = model.build()
+    assert [shard_bytes(whole, layer) for layer in range(model.n_layers)] == alone
+
+
+@pytest.mark.parametrize("family", ["vit", "deit", "bert"])
+def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family: str) -> None:
+    """A clock that advances by one at each look: each layer is looked at once, the pass is all of them."""
+    model = find_model(str(model_dirs[family]))
+    layers = LayerRange(2, 9)
+    shard = model.random(layers)
+    payload = made_up_payload(model.payload_specs(2, 3, 5), CPU, torch.Generator().manual_seed(1))
+    ticks = iter(range(10**6))
+    done: list[float] = []
+    times, output = time_layers(shard, payload, Pacing(4), done.append, lambda: float(next(ticks)))
+    assert [len(layer) for layer in times] == [4] * len(layers)
+    assert all(seconds == 1 for layer in times for seconds in layer)
+    assert done == [0.25, 0.5, 0.75, 1.0]
+    expected = shard(payload)
+    assert all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
+    assert not any(part._forward_hooks for part in shard.parts.values())
+
+
+def test_short_passes_are_repeated_more_often() -> None:
+    assert [Pacing().repetitions_of(seconds) for seconds in (0.0, 0.01, 0.5, 60)] == [50, 50, 10, 5]
+    assert Pacing(3).repetitions_of(0.01) == 3
+
+
+def test_the_median_is_kept_with_the_distance_of_the_quartiles() -> None:
+    assert summary([5.0]) == (5.0, 0.0)
+    assert summary([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(parts=st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=4))
+def test_peaks_are_the_largest_running_totals(parts: list[list[int]]) -> None:
+    expected, before = [], 0
+    for part in parts:
+        totals = [before + sum(part[:count]) for count in range(len(part) + 1)]
+        expected.append(max(totals))
+        before = totals[-1]
+    changes: list[int | None] = []
+    for part in parts:
+        changes += [*part, None]
+    assert peaks_between(changes[:-1]) == expected
+
+
+def test_activations_are_what_the_layers_allocate(model_dirs: dict[str, Path]) -> None:
+    """Of a pre-norm block, by hand: a norm is held until the product that reads it is there."""
+    model = find_model(str(model_dirs["vit"]))
+    items, config = 2, model.config
+    token = items * config.image_tokens * 4
+    hidden, inner = config.hidden * token, config.intermediate * token
+    for start, expected in ((6, hidden + inner), (5, hidden)):
+        shard = model.random(LayerRange(start, start + 1))
+        payload = made_up_payload(model.payload_specs(start, items), CPU, torch.Generator())
+        assert activation_peaks(shard, payload)[0] == [expected]
+    shard = model.random(LayerRange(5, 7))
+    payload = made_up_payload(model.payload_specs(5, items), CPU, torch.Generator())
+    projection, expansion = activation_peaks(shard, payload)[0]
+    assert (projection, expansion) == (hidden, hidden + hidden + inner)
+
+
+def test_the_memory_of_a_control_group_counts(tmp_path: Path) -> None:
+    unlimited = available_bytes(tmp_path)
+    (tmp_path / "memory.max").write_text(f"{300 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{220 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {20 * MIB}\n")
+    assert available_bytes(tmp_path) == 100 * MIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) == pytest.approx(unlimited, rel=0.5)
+
+
+def test_the_reserve_is_told() -> None:
+    budget = MemoryBudget(4000 * MIB, 200 * MIB, 30 * MIB)
+    assert budget.usable_bytes == (4000 - 256 - 200 - 30) * MIB
+    assert (
+        str(budget) == "3514 MB: 4000 free, less 256 for the system, 200 for a process and 30 for activations"
+    )
+    assert MemoryBudget(100 * MIB, 200 * MIB, 0).usable_bytes == 0
+
+
+# --- the whole program ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def profiled(*arguments: object) -> list[str]:
+    """Run ``profiler.py`` with ``arguments`` in this process; what it tells."""
+    told: list[str] = []
+    command = parse_profiler([str(argument) for argument in arguments])
+    if isinstance(command, SyntheticCommand):
+        session.synthesize(command, told.append)
+    else:
+        assert isinstance(command, ProfileCommand)
+        work = session.profile if command.measure is not None else session.use_results
+        work(command, told.append, told.append)
+    return told
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def refused(directory: Path, *arguments: object) -> str:
+    """The one line that ``profiler.py`` ends with; no file is touched."""
+    before = content(directory)
+    with pytest.raises(PipeEdgeError) as caught:
+        profiled(*arguments)
+    assert content(directory) == before
+    line = str(caught.value)
+    assert "\n" not in line
+    assert caught.value.exit_code == EXIT_REQUEST
+    return line
+
+
+def test_one_command_gives_the_scheduler_all_it_needs(here: Path) -> None:
+    told = profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--plot", "p.html")
+    assert any("mem_MB" in line and "free, less" in line for line in told)
+    model = find_model("vit-digits")
+    written = yaml.safe_load((here / "profiler_results.yml").read_text())
+    assert (written["model_name"], written["dtype"], written["batch_size"], written["layers"]) == (
+        "vit-digits",
+        "torch.float32",
+        8,
+        16,
+    )
+    assert [entry["layer"] for entry in written["profile_data"]] == list(range(1, 17))
+    assert written["profile_data"][0]["shape_out"] == [[17, 64], [17, 64]]
+    assert sum(entry["memory"] for entry in written["profile_data"]) * MIB == model.weight_bytes()
+    spec = specs.load_models("models.yml")["vit-digits"]
+    assert spec.elements_in == 64
+    assert spec.elements_out[:4] == (2 * 17 * 64, 17 * 64, 17 * (256 + 64), 17 * 64)
+    kind = specs.load_device_types("device_types.yml")["board"]
+    (profile,) = kind.profiles["vit-digits"]
+    assert profile.time_s == tuple(entry["time"] for entry in written["profile_data"])
+    assert len(profile.extra["receive_s"]) == len(profile.extra["send_s"]) == 16
+    assert "<svg" in (here / "p.html").read_text()
+
+    (here / "devices.yml").write_text("board: [a, b]\n")
+    scheduled = subprocess.run(
+        ["sched-pipeline", "-m", "vit-digits", "--format=json"],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    plan = json.loads(scheduled.stdout)
+    for stage in plan["schedule"]:
+        first, last = stage["layers"]
+        assert stage["compute_s"] == pytest.approx(sum(profile.time_s[first - 1 : last]))
+
+
+def test_layers_join_the_file_and_only_new_ones(here: Path) -> None:
+    profiled(*DIGITS, "-l", 6, "-L", 9)
+    first = load_results(here / "profiler_results.yml")
+    refusal = refused(here, *DIGITS, "-l", 9, "-L", 10)
+    assert "has layers 9 already" in refusal
+    assert "lacks layers 1-5, 10-16" in refused(here, "--from-results", "-dt", "b", "--bw-Mbps", 1)
+    profiled(*DIGITS, "-L", 5, "--by-block", "--no-warmup", "-i", 1)
+    profiled(*DIGITS, "-l", 10, "-dt", "board", "--bw-Mbps", 1)
+    whole = load_results(here / "profiler_results.yml")
+    assert whole.missing == ()
+    assert whole.profile_data[5:9] == first.profile_data
+    assert specs.load_models(here / "models.yml")["vit-digits"].layers == 16
+
+
+def test_block_by_block_gives_the_same_but_for_times(here: Path) -> None:
+    profiled(*DIGITS, "-o", "a.yml")
+    profiled(*DIGITS, "-o", "b.yml", "--by-block")
+    whole, blocks = load_results(here / "a.yml"), load_results(here / "b.yml")
+    for one, other in zip(whole.profile_data, blocks.profile_data, strict=True):
+        assert (one.layer, one.memory_bytes, one.shape_in, one.shape_out) == (
+            other.layer,
+            other.memory_bytes,
+            other.shape_in,
+            other.shape_out,
+        )
+
+
+def test_a_model_that_does_not_fit_is_taken_block_by_block(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[LayerRange] = []
+    load = session._Job._load
+
+    def recorded(job: Any, layers: LayerRange) -> Any:
+        loaded.append(layers)
+        return load(job, layers)
+
+    monkeypatch.setattr(session._Job, "_load", recorded)
+    monkeypatch.setattr(session, "available_bytes", lambda: 100_000)
+    profiled(*DIGITS, "-l", 3, "-L", 10)
+    assert loaded == [LayerRange(2, 4), LayerRange(4, 8), LayerRange(8, 10)]
+
+
+def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: dict[str, Path]) -> None:
+    model = str(model_dirs["bert"])
+    profiled("-m", model, "-i", 1, "-s", 7, "-L", 2, "-b", 3)
+    profiled("-m", model, "-i", 1, "-s", "7,24", "-l", 3, "-L", 4, "-b", 3)
+    data = load_results(here / "profiler_results.yml").profile_data
+    assert data[0].shape_in == ((7,), (7,), (7,))
+    assert data[2].shape_in == ((7, 24), (7,))
+    longest = refused(here, "-m", model, "-s", 999)
+    assert "999 tokens" in longest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-m", "vit-digit"), "did you mean vit-digits"),
+        ((*DIGITS, "-i", "0"), "-i/--iterations 0"),
+        ((*DIGITS, "-b", "0"), "-b/--batch-size 0"),
+        ((*DIGITS, "-l", "0"), "-l/--layer-start 0"),
+        ((*DIGITS, "-l", "5", "-L", "4"), "the range is empty"),
+        ((*DIGITS, "-L", "17"), "its layers are 1 to 16"),
+        ((*DIGITS, "-s", "3,224,224"), "does not fit layer 1 of vit-digits, which takes 1,8,8"),
+        ((*DIGITS, "-l", "2", "-s", "17,64"), "takes 17,64 and 17,64"),
+        ((*DIGITS, "-s", "1,x"), "no shape"),
+        ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),
+        ((*DIGITS, "-d", "tpu"), "-d/--device tpu"),
+        ((*DIGITS, "-o", "no/where.yml"), "does not exist"),
+        ((*DIGITS, "-o", "."), "is a directory"),
+        ((*DIGITS, "-M", "missing.npz"), "--random-weights"),
+        ((*DIGITS, "-M", "w.npz", "--random-weights"), "not both"),
+        ((*DIGITS, "-w", "--no-warmup"), "not allowed with"),
+        ((*DIGITS, "-dt", "new"), "give its bandwidth"),
+        ((*DIGITS, "-dt", "new", "--bw-Mbps", "-1"), "must be above 0"),
+        ((*DIGITS, "-dt", "new", "--bw-Mbps", "1", "--measure-link", "x"), "not both"),
+        ((*DIGITS, "-dt", "new", "--bw-Mbps", "1", "-L", "4"), "lacks layers 5-16"),
+        ((*DIGITS, "-dt", "new", "--bw-Mbps", "1", "-sm", "no/m.yml"), "does not exist"),
+        ((*DIGITS, "--mem-MB", "5"), "name it with -dt"),
+        ((*DIGITS, "--plot", "p.gif"), "FILE.html or FILE.png"),
+        ((*DIGITS, "--plot", "no/p.png"), "does not exist"),
+        (("--from-results", "-dt", "x"), "no such file"),
+        (("--from-results", *DIGITS), "does not go with --iterations, --model-name"),
+        (("--synthetic", "2"), "name it with -dt"),
+        (("--synthetic", "0", "-dt", "x"), "must be above 0"),
+        (("--synthetic", "2", "-dt", "x"), "no such file"),
+        (("--synthetic", "2", "-dt", "x", "--no-warmup"), "does not go with --no-warmup"),
+        (("--from", "x"), "give --synthetic"),
+        (("--serve-link", "-i", "3"), "does not go with --iterations"),
+        (("--model",), "unrecognized arguments"),
+    ],
+)
+def test_a_mistake_is_one_line_and_touches_nothing(here: Path, arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(here, *arguments)
+
+
+def write_results(path: Path, **changed: Any) -> ProfileResults:
+    layer = LayerResult(1, 1.0, ((1, 8, 8),), ((17, 64), (17, 64)), 0.5)
+    values = {"model_name": "vit-digits", "dtype": "torch.float32", "batch_size": 8, "layers": 16}
+    made = ProfileResults(**{**values, "profile_data": (layer,), **changed})
+    save_results(path, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_name": "other"}, "another model: other, now it is vit-digits"),
+        ({"dtype": "torch.float16"}, "another dtype: float16"),
+        ({"batch_size": 4}, "another batch size: 4, now it is 8"),
+        ({"layers": 12}, "another number of layers: 12"),
+        ({"device": "cuda"}, "another device: cuda"),
+        ({"threads": 77}, "another thread count: 77"),
+        ({}, "has layers 1 already"),
+    ],
+)
+def test_results_of_something_else_are_left_alone(here: Path, changed: dict[str, Any], says: str) -> None:
+    write_results(here / "profiler_results.yml", **changed)
+    assert says in refused(here, *DIGITS)
+
+
+def test_entries_are_kept_and_a_conflict_says_what_differs(here: Path) -> None:
+    emit = ("-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
+    profiled(*DIGITS, *emit)
+    again = ("--from-results", "-dt", "board")
+    assert "already, of" in refused(here, *again)
+    other = ("--from-results", "-dt", "other", "--bw-Mbps", 7, "--mem-MB", 9)
+    models = (here / "models.yml").read_bytes()
+    assert any("was there" in line for line in profiled(*other))
+    assert (here / "models.yml").read_bytes() == models
+
+    # Another microbatch size joins the type; its figures may be left out, or must agree.
+    third = (*DIGITS, "-b", 2, "-o", "two.yml", "-dt", "board")
+    assert "has bw_Mbps 1000, here it is 7" in refused(here, *third, "--bw-Mbps", 7)
+    profiled(*third)
+    types = specs.load_device_types(here / "device_types.yml")
+    assert [profile.batch_size for profile in types["board"].profiles["vit-digits"]] == [8, 2]
+    assert types["board"].mem_bytes == 64 * MIB
+
+    profiled(*again, "--mem-MB", 65, "--overwrite")
+    assert specs.load_device_types(here / "device_types.yml")["board"].mem_bytes == 65 * MIB
+    assert specs.load_device_types(here / "device_types.yml")["other"] == types["other"]
+
+
+def test_a_models_entry_of_another_tool_is_kept_unless_it_cannot_be(here: Path) -> None:
+    profiled(*DIGITS)
+    emit = ("--from-results", "-dt", "board", "--bw-Mbps", 1, "--mem-MB", 1)
+    own = load_results(here / "profiler_results.yml")
+    values = [layer.memory_bytes / MIB + 1 for layer in own.profile_data]
+    entry = {"layers": 16, "mem_MB": values, "parameters_in": 64, "parameters_out": [2176, 1088, 5440, 1088]}
+    entry["parameters_out"] = [2176, 1088, 5440, 1088] * 3 + [2176, 1088, 5440, 10]
+    (here / "models.yml").write_text(yaml.safe_dump({"vit-digits": {**entry, "parameters_in": 65}}))
+    assert "parameters_in is 65 there, 64 here" in refused(here, *emit)
+    (here / "models.yml").write_text(yaml.safe_dump({"vit-digits": entry}))
+    told = profiled(*emit)
+    assert any("is kept as it is there: mem_MB of layers 1-16" in line for line in told)
+    assert specs.load_models(here / "models.yml")["vit-digits"].mem_bytes[0] == values[0] * MIB
+
+
+def test_a_synthetic_type_is_a_multiple_of_another(here: Path) -> None:
+    profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
+    profiled("--synthetic", 2.5, "--from", "board", "-dt", "slow", "--mem-MB", 32)
+    profiled("--synthetic", 0.5, "-dt", "fast", "--mem-MB", 128, "--bw-Mbps", 10)
+    types = specs.load_device_types(here / "device_types.yml")
+    (base,), (slow,), (fast,) = (types[name].profiles["vit-digits"] for name in ("board", "slow", "fast"))
+    assert slow.time_s == pytest.approx([2.5 * value for value in base.time_s])
+    assert slow.extra["send_s"] == pytest.approx([2.5 * value for value in base.extra["send_s"]])
+    assert slow.extra["synthetic"] == {"from": "board", "factor": 2.5}
+    assert fast.time_s == pytest.approx([0.5 * value for value in base.time_s])
+    assert (types["slow"].mem_bytes, types["slow"].bw_bytes_per_s) == (
+        32 * MIB,
+        types["board"].bw_bytes_per_s,
+    )
+    assert "already" in refused(here, "--synthetic", 3, "--from", "board", "-dt", "slow")
+    assert "there is no device type x" in refused(here, "--synthetic", 3, "--from", "x", "-dt", "y")
+    assert "no profile of m" in refused(here, "--synthetic", 3, "--from", "board", "-dt", "y", "-m", "m")
+
+
+def test_the_converters_do_the_same_apart(here: Path) -> None:
+    profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
+    told: list[str] = []
+    models = ["-i", "profiler_results.yml", "-o", "m.yml"]
+    convert_to_model(parse_models(models), told.append)
+    convert_to_model(parse_models(models), told.append)
+    assert told[1] == "m.yml: vit-digits is there already, the same"
+    assert (here / "m.yml").read_bytes() == (here / "models.yml").read_bytes()
+    kinds = ["board", "-o", "t.yml"]
+    with pytest.raises(SpecError, match="-dtm"):
+        convert_to_device_type(parse_device_types(kinds), told.append)
+    assert not (here / "t.yml").exists()
+    kinds += ["-dtm", "64", "-dtb", "1000"]
+    convert_to_device_type(parse_device_types(kinds), told.append)
+    assert (here / "t.yml").read_bytes() == (here / "device_types.yml").read_bytes()
+    with pytest.raises(SpecError, match="already"):
+        convert_to_device_type(parse_device_types(kinds), told.append)
+    convert_to_device_type(parse_device_types([*kinds, "-f"]), told.append)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+def test_results_become_a_picture(here: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    write_results(here / "profiler_results.yml")
+    profiled("--from-results", "--plot", f"p{suffix}")
+    begins = {".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}
+    assert (here / f"p{suffix}").read_bytes().startswith(begins[suffix])
+    assert sorted(path.name for path in here.iterdir()) == [f"p{suffix}", "profiler_results.yml"]
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'pipeedge[plot]'" in refused(here, *DIGITS, "--plot", "p.png")
+
+
+# --- interruption -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["time_layers", "activation_peaks", "measure_handling", "save_results"])
+def test_an_interruption_leaves_files_whole(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    profiled(*DIGITS, "-L", 4)
+    (here / "models.yml").write_text((ROOT / "models.yml").read_text())
+    before = content(here)
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        profiled(*DIGITS, "-l", 5, "-dt", "x", "--bw-Mbps", 1)
+    assert content(here) == before
+
+
+def started(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "profiler.py"), *arguments],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_ends_quietly(here: Path) -> None:
+    write_results(here / "profiler_results.yml", threads=1)
+    before = content(here)
+    # Far more passes than there is time for.
+    process = started(here, "-m", "vit-digits", "-l", "2", "-i", "100000000")
+    try:
+        until(lambda: thread_seconds(process.pid) > 3.0, "it measures")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "")
+    assert content(here) == before
+
+
+def until(happened: Callable[[], bool], what: str, within: float = 60.0) -> None:
+    deadline = time.monotonic() + within
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def thread_seconds(pid: int) -> float:
+    """Seconds of a processor that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_scripts_answer_a_mistake_at_once(here: Path) -> None:
+    process = started(here, "-i", "0")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (EXIT_REQUEST, "")
+    assert err == "profiler.py: -i/--iterations 0: must be at least 1\n"
+    for script in ("profiler_results_to_models.py", "profiler_results_to_device_types.py"):
+        arguments = ["x"] if "types" in script else []
+        done = subprocess.run(
+            [sys.executable, str(ROOT / script), *arguments],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == EXIT_REQUEST
+        assert done.stderr == f"{script}: profiler_results.yml: no such file\n"
+    assert not list(here.iterdir())
+
+
+def test_failures_of_the_program_itself_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("x")
+
+    assert guard("profiler.py", broken, verbose=False) == 1
+    assert "internal error" in capsys.readouterr().err
+
+
+# --- the repository's own files ---------------------------------------------------------------------
+
+
+def test_a_profile_of_this_tool_is_among_the_examples() -> None:
+    types = specs.load_device_types(ROOT / "device_types.yml")
+    made = {
+        name: profile
+        for name, kind in types.items()
+        for profile in kind.profiles.get("google/vit-base-patch16-224", ())
+        if "receive_s" in profile.extra
+    }
+    assert len(made) == 1
+    (profile,) = made.values()
+    assert len(profile.time_s) == len(profile.extra["send_s"]) == 48
+    hosts = specs.load_devices(ROOT / "devices.yml")
+    assert not set(made) & set(hosts)

@@ -1,0 +1,154 @@
+"""Measuring a bandwidth between two ends, here on one machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pipeedge.errors import DeadlineError, PeerFailedError, RequestError
+from pipeedge.profiling import network
+from pipeedge.profiling.handling import measure_handling, measure_wire
+from pipeedge.profiling.network import measure_link, parse_place
+
+
+@contextmanager
+def serving(clients: int = 1) -> Iterator[tuple[int, list[str]]]:
+    """The real other end, for ``clients``; its port and what it said of each."""
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(clients):
+                connection, _ = listener.accept()
+                with connection:
+                    said.append(network._serve(connection))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], said
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_both_directions_and_the_round_trip_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "ENOUGH_S", 0.02)
+    with serving() as (port, said):
+        found = measure_link("127.0.0.1", port)
+    assert found.bw_bytes_per_s == min(found.out_bytes_per_s, found.in_bytes_per_s)
+    assert found.bw_bytes_per_s > 1e6
+    assert 0 < found.round_trip_s < 1
+    assert "measured" in said[0]
+    assert "Mbps" in str(found)
+
+
+def test_a_slow_link_is_found_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which every byte costs: what is measured is bytes by that clock."""
+    monkeypatch.setattr(network, "ENOUGH_S", 0.02)
+    moved = 0
+    send, receive = network._fill, network._discard
+
+    def counted(original):  # type: ignore[no-untyped-def]
+        def wrapped(connection, amount, *more, **options):  # type: ignore[no-untyped-def]
+            nonlocal moved
+            if threading.current_thread() is threading.main_thread():
+                moved += amount
+            return original(connection, amount, *more, **options)
+
+        return wrapped
+
+    monkeypatch.setattr(network, "_fill", counted(send))
+    monkeypatch.setattr(network, "_discard", counted(receive))
+    with serving() as (port, _):
+        found = measure_link("127.0.0.1", port, clock=lambda: moved / 12.5e6)
+    assert found.out_bytes_per_s == pytest.approx(12.5e6)
+    assert found.in_bytes_per_s == pytest.approx(12.5e6)
+
+
+def test_nobody_there_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(PeerFailedError, match=r"profiler.py --serve-link"):
+        measure_link("127.0.0.1", port)
+    with pytest.raises(RequestError, match="cannot resolve"):
+        measure_link("no-such-host.invalid", 1)
+
+
+def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "IDLE_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(DeadlineError, match=r"within 0\.2 s"),
+    ):
+        measure_link("127.0.0.1", listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "is no profiler of this version"),
+        (network._REQUEST.pack(network._MAGIC, 1, 1 << 60), "is no profiler of this version"),
+        (network._REQUEST.pack(network._MAGIC, 9, 1), "is no profiler of this version"),
+        (network._MAGIC, "went away"),
+        (network._REQUEST.pack(network._MAGIC, 1, 1000) + b"x", "went away"),
+        (b"", "measured, 0 MB"),
+    ],
+)
+def test_whoever_is_no_profiler_is_refused_and_the_next_is_served(
+    request_: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "ENOUGH_S", 0.01)
+    with serving(clients=2) as (port, heard):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.settimeout(10)
+            try:
+                stranger.sendall(request_)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+            except OSError:  # it was shown the door
+                pass
+        measure_link("127.0.0.1", port)
+    assert said in heard[0]
+    assert "measured" in heard[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("pi1", ("pi1", network.DEFAULT_PORT)),
+        ("10.0.0.7:99", ("10.0.0.7", 99)),
+        ("[fe80::1]:99", ("fe80::1", 99)),
+        ("fe80::1", ("fe80::1", network.DEFAULT_PORT)),
+        ("", ("", network.DEFAULT_PORT)),
+    ],
+)
+def test_places_are_read(text: str, place: tuple[str, int]) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["pi1:", "pi1:0", "pi1:99999", "pi1:x", "[fe80::1]:x"])
+def test_a_place_with_another_port_is_refused(text: str) -> None:
+    if text == "pi1:":
+        assert parse_place(text) == ("pi1", network.DEFAULT_PORT)
+    else:
+        with pytest.raises(RequestError, match="a port is 1 to 65535"):
+            parse_place(text)
+
+
+def test_what_a_link_costs_a_stage_grows_with_its_bytes() -> None:
+    import torch
+
+    from pipeedge.payload import TensorSpec
+
+    wire = measure_wire()
+    assert wire.receive_s_per_byte > 0
+    assert wire.send_s_per_byte > 0
+    cpu = torch.device("cpu")
+    small = measure_handling((TensorSpec((8, 16), torch.float32),), cpu, wire)
+    large = measure_handling((TensorSpec((8, 197, 768), torch.float32),), cpu, wire)
+    assert large.receive_s > small.receive_s > 0
+    assert large.send_s > small.send_s > 0
