@@ -17,7 +17,7 @@ from conftest import VOCABULARY
 from processes import DEADLINE_S, RUNTIME, run_world
 from safetensors.torch import load_file, save_file
 
-from pipeedge.config import CLAMPS, CompressionRequest, Environment
+from pipeedge.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
 from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.models import Model, find_model
 from pipeedge.options import parse_runtime
@@ -90,6 +90,31 @@ def test_each_bit_brings_the_output_nearer_and_none_is_exact(cut: int) -> None:
     assert errors[1] < 1e-3
     assert errors[2] < 0.02
     assert errors[3] < 0.25
+
+
+def accuracy(outputs: torch.Tensor) -> float:
+    with np.load(ASSETS / "digits.npz") as arrays:
+        labels = torch.from_numpy(arrays["labels_heldout"].astype(np.int64))
+    return 100 * float((outputs.argmax(1) == labels).float().mean())
+
+
+EVERY_CUT = [bound for layer in range(1, 17) for bound in (layer, layer)]
+
+
+def test_the_default_clamp_keeps_the_classes() -> None:
+    """Of all held-out images, with a compressed link after every layer: benchmarks/accuracy.py has more."""
+    images = digits(10_000)
+    expected = whole(DIGITS, (images,))
+    found = {
+        (bits, clamp): run(
+            DIGITS, Schedule.from_partition(EVERY_CUT, quant_bits=[bits] * 15 + [0]), (images,), clamp=clamp
+        )
+        for bits, clamp in [(8, DEFAULT_CLAMP), (4, DEFAULT_CLAMP), (2, DEFAULT_CLAMP), (2, "none")]
+    }
+    assert int((found[8, DEFAULT_CLAMP].argmax(1) != expected.argmax(1)).sum()) <= 1
+    assert accuracy(found[4, DEFAULT_CLAMP]) >= accuracy(expected) - 0.5
+    assert accuracy(found[2, "none"]) < accuracy(expected) - 5
+    assert accuracy(found[2, DEFAULT_CLAMP]) > accuracy(found[2, "none"]) + 5
 
 
 @pytest.mark.parametrize("clamp", CLAMPS)
