@@ -4,6 +4,9 @@ For each model: profile one core of this machine, let the scheduler cut the mode
 kind, run them pinned to a core each, and put predicted beside measured. Cuts are moved by the memory
 that the second host is said to have, so that times, and with them predictions, stay those that were
 measured. Wants an idle machine; medians over repetitions.
+
+With ``--sums`` no rank runs: the sums of layers over random ranges are put beside the times of those ranges
+as shards, both measured in one process, in turns.
 """
 
 from __future__ import annotations
@@ -11,19 +14,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
+
+from pipeedge.models import Shard, find_model
+from pipeedge.payload import Payload
+from pipeedge.profiling.measuring import Pacing, made_up_payload, time_layers
+from pipeedge.schedule import LayerRange
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (
@@ -167,6 +178,56 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
     return worst
 
 
+def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> list[tuple[str, float, float]]:
+    """Ranges of layers, each with the sum of its layers' times and the time of its shard."""
+    torch.set_num_threads(1)
+    model = find_model(model_name)
+    chance = random.Random(seed)
+    chosen = []
+    for _ in range(ranges):
+        first, last = sorted(chance.sample(range(model.n_layers + 1), 2))
+        chosen.append(LayerRange(first, last))
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(layers: LayerRange) -> tuple[Shard, Payload]:
+        specs = model.payload_specs(layers.start, UBATCH)
+        return model.random(layers), made_up_payload(specs, torch.device("cpu"), generator)
+
+    whole = made(LayerRange(0, model.n_layers))
+    shards = [made(layers) for layers in chosen]
+    times: list[list[float]] = [[] for _ in range(model.n_layers)]
+    passes: list[list[float]] = [[] for _ in chosen]
+    for repetition in range(repetitions + 1):
+        for layer, (seconds,) in enumerate(time_layers(*whole, Pacing(1, warmup=False))[0]):
+            times[layer].append(seconds)
+        for number, (shard, payload) in enumerate(shards):
+            began = time.perf_counter()
+            with torch.inference_mode():
+                shard(payload)
+            passes[number].append(time.perf_counter() - began)
+        if repetition == 0:  # warm
+            for found in (*times, *passes):
+                found.clear()
+    middle = [statistics.median(found) for found in times]
+    return [
+        (f"{layers}", sum(middle[layers.start : layers.stop]), statistics.median(found))
+        for layers, found in zip(chosen, passes, strict=True)
+    ]
+
+
+def print_sums(model_name: str, arguments: argparse.Namespace, console: Console) -> float:
+    """The table of ``--sums``; the worst error."""
+    table = Table("model", "layers", "sum", "shard", "error")
+    worst = 0.0
+    for layers, total, shard in compare_sums(model_name, arguments.sums, max(5, arguments.iterations), 0):
+        error = total / shard - 1
+        worst = max(worst, abs(error))
+        row = (f"{1e3 * total:.2f} ms", f"{1e3 * shard:.2f} ms", f"{error:+.1%}")
+        table.add_row(model_name.split("/")[-1], layers, *row)
+    console.print(table)
+    return worst
+
+
 def main() -> int:
     """Print the table; 1 if a prediction is further off than the target."""
     parser = argparse.ArgumentParser(
@@ -182,10 +243,16 @@ def main() -> int:
     parser.add_argument(
         "--first", action="store_true", help="before other work on the machine, with nice; needs root"
     )
+    parser.add_argument("--sums", type=int, metavar="N", help="compare N ranges of layers with whole shards")
     arguments = parser.parse_args()
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
     console = Console()
     console.print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", highlight=False)
+    names = arguments.model_name or MODELS
+    if arguments.sums is not None:
+        worst = max(print_sums(name, arguments, console) for name in names)
+        console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
+        return 0 if worst <= TARGET else 1
     table = Table("model", "cut", "predicted", "measured", "error", "whole run", "stage 0", "stage 1")
     worst = max(measure(model, cores, arguments, table, console) for model in arguments.model_name or MODELS)
     console.print(table)
