@@ -62,6 +62,7 @@ PURE = (
     "quantization.clamping",
     "quantization.codec",
     "quantization.link",
+    "quantization.policies",
     "quantization.wire",
     "schedule",
     "transport.frame",
