@@ -2,7 +2,7 @@
 #
 #   make demo       two ranks on this machine, a real model, real data; predictions in demo-out/
 #   make test       lint, types, tests
-#   make bench      throughput and memory against their targets (ViT-Base and ViT-Large; minutes)
+#   make bench      throughput, memory, links, scheduler, codec, each beside its target (minutes, on an idle machine)
 #   make setup      the environment alone
 #   make clean      removes what these commands made, the environment too
 #
@@ -63,6 +63,10 @@ pytest: $(ready) lint types native
 bench: $(ready)
 	@$(python) benchmarks/throughput.py
 	@$(python) benchmarks/memory.py --run
+	@$(python) benchmarks/links.py
+	@$(python) benchmarks/rpc.py
+	@$(python) benchmarks/scheduler.py
+	@$(python) benchmarks/codec.py
 
 clean:
 	rm -rf .venv build demo-out bench-out src-native/build-* pipeedge/_native*.so *.egg-info \
