@@ -124,6 +124,9 @@ def main() -> None:
     console.print(f"{MODEL}, float32, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False)
     if (os.cpu_count() or 1) < RANKS:
         console.print(f"{RANKS} ranks on one core: the ratio says nothing here")
+    load = os.getloadavg()[0]
+    if load > 1:
+        console.print(f"other work is running (load {load:.1f}): the ratio says nothing", highlight=False)
     table = Table(box=box.SIMPLE)
     for column in ("run", "pipeline", "reference", "ratio", "busy, each stage"):
         table.add_column(column, justify="right")
