@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import traceback
 from pathlib import Path
 
-from pipeedge.errors import exit_code, one_line
 from pipeedge.models.download import save_weights
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.options import OneLineParser, guard
 
 
-def main() -> int:
-    """Read the arguments, save the files, return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    """Read the arguments, save the files."""
+    parser = OneLineParser(description=__doc__)
     parser.add_argument(
         "-m",
         "--model-name",
@@ -43,14 +41,8 @@ def main() -> int:
         save_weights(args.model_name, args.output_dir, random_seed=seed)
     except KeyboardInterrupt:
         print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if args.verbose:
-            traceback.print_exc()
-        print(f"save_model_weights: {one_line(error)}", file=sys.stderr)
-        return exit_code(error)
-    return 0
+        raise
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard("save_model_weights.py", main, verbose="--verbose" in sys.argv))

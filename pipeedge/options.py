@@ -186,10 +186,10 @@ def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int
     if arguments.RANK is not None and arguments.WORLD is not None:
         return arguments.RANK, arguments.WORLD
     if arguments.RANK is not None:
-        raise RequestError("RANK is given without WORLD: runtime.py RANK WORLD, e.g. 'runtime.py 0 2'")
+        raise RequestError("RANK is given without WORLD: give RANK WORLD, e.g. '0 2' for the first of two")
     if environment.rank is None or environment.world_size is None:
         raise RequestError(
-            "which rank of how many? runtime.py RANK WORLD, e.g. 'runtime.py 0 2', or torchrun"
+            "which rank of how many? give RANK WORLD, e.g. '0 2' for the first of two, or use torchrun"
         )
     return environment.rank, environment.world_size
 

@@ -11,6 +11,7 @@ inside the code. ``LayerRange`` is the only place that converts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,9 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ScheduleError("a schedule needs at least one stage")
+        for before, after in itertools.pairwise(plan.layers for plan in self.stages):
+            if after.stop <= before.start:
+                raise ScheduleError(f"the ranges are out of order: {after} comes after {before}")
         expected = 0
         for plan in self.stages:
             layers = plan.layers
@@ -102,8 +106,7 @@ class Schedule:
                 )
             if layers.start < expected:
                 raise ScheduleError(
-                    f"the range {layers} overlaps or precedes the one before it: "
-                    f"layer {expected + 1} should come next"
+                    f"the range {layers} overlaps what comes before it: layer {expected + 1} should come next"
                 )
             expected = layers.stop
         ranks = [plan.rank for plan in self.stages]

@@ -429,6 +429,7 @@ class TestArrays:
         ("change", "message"),
         [
             ({"input_ids": None}, "no array 'input_ids'"),
+            ({"input_ids": None, "tokens": np.ones((3, 5))}, "no array 'input_ids', .*found: .*tokens"),
             ({"attention_mask": None}, "no array 'attention_mask'"),
             ({"input_ids": np.full((3, 5), 100)}, "input_ids has 100, .* takes 0 to 99"),
             ({"input_ids": np.full((3, 5), -1)}, "input_ids has -1"),

@@ -118,9 +118,10 @@ class TestArithmetic:
         with pytest.raises(InputError, match=r"preprocessor_config.json: not an image processor"):
             image_transform(vit(), (tmp_path,))
         write_processor(tmp_path, image_processor_type="ViTImageProcessor", size={"height": 9, "width": 8})
-        transform = image_transform(vit(16), (tmp_path,))
         with pytest.raises(InputError, match=r"makes images of \(3, 9, 8\), the model takes \(3, 16, 16\)"):
-            transform(picture(20, 20))
+            image_transform(vit(16), (tmp_path,))
+        with pytest.raises(InputError, match=r"for images of 3 channels .* is it of another model\?"):
+            image_transform(vit(16), (asset("vit-digits"),))
 
     def test_a_model_of_other_channels(self) -> None:
         with pytest.raises(InputError, match="4 channels"):

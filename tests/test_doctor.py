@@ -501,6 +501,16 @@ def test_fault_wrong_weights(tmp_path: Path) -> None:
         assert examined.status == 2
 
 
+def test_fault_weights_of_another_model(tmp_path: Path) -> None:
+    tensors = load_file(WEIGHTS)
+    name = next(iter(sorted(tensors)))
+    tensors[name] = tensors[name][..., :-1].contiguous()
+    save_file(tensors, tmp_path / "other.safetensors")
+    (alone,) = examine_all((0, 1, "-M", tmp_path / "other.safetensors"))
+    only_problem(alone, "weights", name, "has shape", "is it of another model?")
+    assert alone.status == 2
+
+
 def test_fault_different_model(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(WEIGHTS.parent, other)

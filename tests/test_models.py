@@ -178,6 +178,10 @@ def test_cuts_outside_the_model_are_refused() -> None:
         ("facebook/deit-tiny", "facebook/deit-tiny-distilled-patch16-224"),
         ("bert-base", "bert-base-uncased"),
         ("vit-digit", DIGITS),
+        ("vit-base", "google/vit-base-patch16-224"),
+        ("vit-large", "google/vit-large-patch16-224"),
+        ("deit-tiny", "facebook/deit-tiny-distilled-patch16-224"),
+        ("BERT-Large", "bert-large-uncased"),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(wrong: str, meant: str) -> None:

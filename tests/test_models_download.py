@@ -350,7 +350,8 @@ def test_the_script_ends_with_one_line_and_2_for_a_wrong_request(tmp_path: Path)
         result = script(*arguments, cwd=tmp_path)
         assert result.returncode == 2
         assert "Traceback" not in result.stderr
-        assert result.stderr.strip()
+        assert result.stderr.startswith("save_model_weights.py: ")
+        assert result.stderr.count("\n") == 1
     assert files_in(tmp_path) == []
 
 

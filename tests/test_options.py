@@ -126,7 +126,7 @@ WRONG = [
     ("0 2 -pt 1,8,8,16", "overlaps"),
     ("0 2 -pt 2,16", "layers 1 to 1 are covered by no stage"),
     ("0 2 -pt 0,16", r"\[0, 16\] is no range"),
-    ("0 2 -pt 9,16,1,8", "covered by no stage|out of order"),
+    ("0 2 -pt 9,16,1,8", "out of order: 1-8 comes after 9-16"),
     ("0 2 -pt 8,1", r"\[8, 1\] is no range"),
     ("0 2 -pt 1,x", "'1,x' is no list of whole numbers"),
     ("0 2 -pt ,", "no list of whole numbers"),

@@ -59,13 +59,13 @@ class ArrayItems:
         Raises:
             InputError: the file cannot be read, or an array is missing or does not fit.
         """
-        arrays = read_arrays(path, (*model.input_names, LABELS))
+        arrays, stored = read_arrays(path, (*model.input_names, LABELS))
         if IDS in model.input_names and TYPES not in arrays and IDS in arrays:
             arrays[TYPES] = np.zeros_like(arrays[IDS])
         missing = [name for name in model.input_names if name not in arrays]
         if missing:
             raise InputError(
-                f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {listed(arrays)})"
+                f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {listed(stored)})"
             )
         inputs = {name: arrays[name] for name in model.input_names}
         for name, array in inputs.items():
@@ -98,14 +98,14 @@ class ArrayItems:
         return cls(path, tensors, tuple(known), inputs[IDS].shape[1] if IDS in inputs else None)
 
 
-def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of the arrays ``names`` that the file has."""
+def read_arrays(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the arrays ``names`` that the file has, and the names of all it has."""
     try:
         stored = np.load(path, allow_pickle=False)
         if not isinstance(stored, np.lib.npyio.NpzFile):
             raise InputError(f"{path}: holds one plain array; np.savez writes named ones")
         with stored:
-            return {name: stored[name] for name in names if name in stored.files}
+            return {name: stored[name] for name in names if name in stored.files}, stored.files
     except (OSError, ValueError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: cannot be read as .npz ({error})") from error
 

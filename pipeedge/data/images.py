@@ -105,17 +105,25 @@ class DirectoryTransform:
     """The file that describes it."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """``image`` as float32 [channels, height, width]; ``InputError`` if the shape is not the model's."""
-        if self.channels == 1:
-            # A trailing dimension, because processors guess the channels of a plain picture as RGB.
-            picture = np.asarray(to_channels(image, 1))[:, :, None]
-            values = self.processor(picture, return_tensors="np", input_data_format="channels_last")
-        else:
-            values = self.processor(to_channels(image, self.channels), return_tensors="np")
-        pixels = np.ascontiguousarray(values["pixel_values"][0], dtype=np.float32)
+        """``image`` as float32 [channels, height, width]; ``InputError`` if that is not the model's."""
+        picture = to_channels(image, self.channels)
+        try:
+            pixels = np.ascontiguousarray(self._process(picture)["pixel_values"][0], dtype=np.float32)
+        except Exception as error:  # whatever a hand-written file provokes inside transformers
+            raise InputError(
+                f"{self.path}: does not serve for images of {self.channels} channels ({error}); "
+                "is it of another model?"
+            ) from error
         if pixels.shape != self.shape:
             raise InputError(f"{self.path} makes images of {pixels.shape}, the model takes {self.shape}")
         return torch.from_numpy(pixels)
+
+    def _process(self, picture: Image.Image) -> Any:
+        if self.channels == 1:
+            # A trailing dimension, because processors guess the channels of a plain picture as RGB.
+            grey = np.asarray(picture)[:, :, None]
+            return self.processor(grey, return_tensors="np", input_data_format="channels_last")
+        return self.processor(picture, return_tensors="np")
 
 
 def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
@@ -123,7 +131,8 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
     local cache) that describes one, else the default of the model's family.
 
     Raises:
-        InputError: the description cannot be read, or no picture has as many channels as the model.
+        InputError: the description cannot be read or does not fit the model, or no picture has as many
+            channels as the model.
     """
     if model.config.channels not in (1, 3):
         raise InputError(
@@ -138,8 +147,10 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
         processor = AutoImageProcessor.from_pretrained(path.parent, local_files_only=True, backend="pil")
     except Exception as error:  # whatever a hand-written file provokes inside transformers
         raise InputError(f"{path}: not an image processor that transformers can read ({error})") from error
-    channels = model.config.channels
-    return DirectoryTransform(processor, channels, (channels, *model.config.image_size), path)
+    channels, (height, width) = model.config.channels, model.config.image_size
+    transform = DirectoryTransform(processor, channels, (channels, height, width), path)
+    transform(Image.new("RGB", (width, height)))  # a description of another model shows before the run
+    return transform
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:

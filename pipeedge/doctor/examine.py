@@ -256,6 +256,7 @@ class _Examination:
             weights, weights_error = None, None
             try:
                 weights = self._model.fingerprint(request.model.weights)
+                self._model.check_weights(request.model.weights)
                 self._note(ok("weights", f"{request.model.weights or self._model.weights_path()}").of(rank))
             except PipeEdgeError as error:
                 weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know

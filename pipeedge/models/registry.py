@@ -17,7 +17,7 @@ from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
 from pipeedge.models.architecture import Architecture, FamilyName, HeadKind, parse_hf_config
 from pipeedge.models.bert import BERT
 from pipeedge.models.deit import DEIT
-from pipeedge.models.fill import fill, hub_tensors
+from pipeedge.models.fill import fill, hub_tensors, plan
 from pipeedge.models.names import find_pooler
 from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.shard import Family, Shard, payload_specs
@@ -33,6 +33,8 @@ _FAMILIES: Mapping[FamilyName, Family] = MappingProxyType({"vit": VIT, "deit": D
 DIGITS = "vit-digits"
 """The small model that the package carries with it."""
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
+_LIKE = 0.6
+"""How much of a wrong name must be a known one's, of 1, for the known one to be suggested."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,15 @@ class Model:
         """
         with self._open(weights) as file:
             return fill(self.shard_for(file, layers), self.config, file, device=device, dtype=dtype)
+
+    def check_weights(self, weights: str | os.PathLike[str] | None = None) -> None:
+        """Compare the names and shapes in a file with those of the whole model; reads no data.
+
+        Raises:
+            WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
+        """
+        with self._open(weights) as file:
+            plan(self.shard_for(file), self.config, file)
 
     def shard_for(self, file: WeightsFile, layers: LayerRange | None = None) -> Shard:
         """As ``build``, with the pooler that an open weights file has or has not.
@@ -303,12 +314,28 @@ def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
         return _from_directory(_ASSETS / DIGITS, name)
     if Path(name).is_dir():
         return _from_directory(Path(name), name)
-    near = difflib.get_close_matches(name, MODEL_NAMES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = _nearest(name)
+    hint = f"did you mean {near}? " if near else ""
     raise ModelError(
         f"{name} is neither a known model nor a directory; {hint}known are {', '.join(MODEL_NAMES)}, "
         "and any local Hugging Face directory of a ViT, DeiT or BERT"
     )
+
+
+def _nearest(name: str) -> str | None:
+    """The known model that ``name`` may stand for: misspelt, or without its owner or its end."""
+
+    def likeness(known: str) -> float:
+        forms = (known, known.rpartition("/")[2])
+        wanted = name.casefold()
+        return max(
+            difflib.SequenceMatcher(None, wanted, form.casefold()).ratio()
+            for whole in forms
+            for form in (whole, whole[: len(name)])
+        )
+
+    best = max(MODEL_NAMES, key=likeness)
+    return best if likeness(best) >= _LIKE else None
 
 
 def _from_directory(directory: Path, name: str) -> Model:
