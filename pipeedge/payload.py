@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-__all__ = ["Payload", "TensorSpec", "payload_bytes", "specs_bytes"]
+__all__ = ["Payload", "TensorSpec", "specs_bytes"]
 
 Payload: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -34,11 +34,6 @@ class TensorSpec:
     def bytes(self) -> int:
         """How many bytes its values take."""
         return self.elements * self.dtype.itemsize
-
-
-def payload_bytes(payload: Payload) -> int:
-    """Bytes of all values of ``payload``."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in payload)
 
 
 def specs_bytes(specs: tuple[TensorSpec, ...]) -> int:
