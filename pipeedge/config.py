@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.errors import InputError, RequestError, ScheduleError
-from pipeedge.schedule import Schedule, check_bits
+from pipeedge.schedule import check_bits
 
 __all__ = [
     "CLAMPS",
@@ -41,6 +41,8 @@ CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 DEFAULT_CLAMP = "mse"
 """The best on the shipped model and on transformers' activations: docs/quantization.md."""
 
+_UNKNOWN_VARIABLES = ("ADAPTIVE_QUANT", "WINDOW_SIZE", "SEND_CONSTRAINT", "CSV_FILE_MODE")
+
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
 
@@ -57,8 +59,8 @@ class Environment:
     """``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
     agent_run: str = ""
     """Tells apart the runs that share one agent's store."""
-    adaptive_quant: str | None = None
-    """ADAPTIVE_QUANT of the original."""
+    unknown: tuple[str, ...] = ()
+    """Variables of the original that this version does not know, as NAME=VALUE."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -88,7 +90,7 @@ class Environment:
             master_port=number("MASTER_PORT"),
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             agent_run=f"{run_id}/{restarts}",
-            adaptive_quant=environ.get("ADAPTIVE_QUANT"),
+            unknown=tuple(f"{name}={environ[name]}" for name in _UNKNOWN_VARIABLES if name in environ),
         )
 
 
@@ -251,8 +253,6 @@ class ScheduleRequest:
             )
         for bits in self.quant_bits or ():
             check_bits(bits, "-q")
-        if self.partition is not None:
-            Schedule.from_partition(self.partition, ranks=self.rank_order, quant_bits=self.quant_bits)
         if self.rank_order is not None and (self.schedule_file or self.automatic):
             raise ScheduleError("-r/--rank-order goes with -pt; a schedule from a file names its hosts (-H)")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):

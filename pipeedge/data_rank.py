@@ -85,6 +85,8 @@ class Collector:
         self.latencies: list[float] = []
         """Seconds of each microbatch, from the data rank to the data rank."""
         self.accuracy = Accuracy()
+        self.not_finite = 0
+        """Items whose outputs hold NaN or infinity."""
         self.elapsed_s = 0.0
         """From the first microbatch in to the last result out."""
         self._first_at: float | None = None
@@ -116,6 +118,7 @@ class Collector:
             (outputs,) = packet.payload
             with self._activity.busy(f"writing the results of microbatch {packet.number}"):
                 self._writer.write(packet.number, outputs, batch)
+                self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 if self._counts_accuracy:
                     self.accuracy = self.accuracy.with_outputs(outputs, batch.labels)
             packet.lease.release()

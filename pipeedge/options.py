@@ -175,10 +175,11 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
 
 
 def _refuse_what_is_missing(environment: Environment) -> None:
-    """Options of the original that this version does not have: said at once, rather than ignored."""
-    if environment.adaptive_quant is not None:
+    """What the original reads and this version does not: said at once, rather than ignored."""
+    if environment.unknown:
         raise RequestError(
-            f"ADAPTIVE_QUANT={environment.adaptive_quant}: adaptive links are not in this version; unset it"
+            f"{environment.unknown[0]} in the environment: adaptive links and windows of metrics are not in "
+            "this version; unset it"
         )
 
 

@@ -211,6 +211,10 @@ class _Rank:
         if data_end is None:
             return None
         report = data_end.report(plan, summary, startup_s)
+        if data_end.not_finite:
+            self._warn(
+                f"{data_end.not_finite} items have outputs that are no numbers: are the weights whole?"
+            )
         output = self._request.output
         if output.report is not None:
             save_report(report, output.report)
@@ -485,6 +489,11 @@ class _DataEnd:
         crew.start("feed", self._feeder.run)
         crew.start("watch", self._outgoing.run)
         crew.start("collect", self._collector.run)
+
+    @property
+    def not_finite(self) -> int:
+        """Items whose outputs hold NaN or infinity."""
+        return self._collector.not_finite
 
     def report(self, plan: Plan, summary: Mapping[str, Any], startup_s: float) -> RunReport:
         """The report, from what was collected here and what the stages say."""

@@ -49,7 +49,7 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
     if planned is None:
         order = request.schedule.rank_order
         ranks = request.world.size if order is None else len(order)
-        planned = _partitioned(request, _even_partition(model.n_layers, min(ranks, model.n_layers)))
+        planned = _partitioned(request, model, _even_partition(model.n_layers, min(ranks, model.n_layers)))
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
     if request.schedule.quant_bits is None:
         return planned
@@ -88,7 +88,7 @@ def _on_link(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]
 def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
-        return _partitioned(request, wanted.partition)
+        return _partitioned(request, model, wanted.partition)
     if wanted.schedule_file is not None:
         return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
@@ -127,7 +127,7 @@ def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:
     )
 
 
-def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedule:
+def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:
     """The stages of ``partition`` on the ranks and hosts that were named for it."""
     wanted, hosts = request.schedule, None
     if wanted.hosts is not None:
@@ -138,7 +138,10 @@ def _partitioned(request: RunRequest, partition: Sequence[int]) -> PlannedSchedu
                 f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
             )
         hosts = [wanted.hosts[rank] for rank in order]
-    return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
+    try:
+        return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
+    except ScheduleError as error:
+        raise ScheduleError(f"-pt: {error} (the layers of {model.name} are 1 to {model.n_layers})") from None
 
 
 def _even_partition(n_layers: int, stages: int) -> list[int]:

@@ -121,20 +121,9 @@ WRONG = [
     ("0 2 -u 0", "-u/--ubatch-size 0: must be at least 1"),
     ("0 2 -D 2", r"-D/--data-rank 2 is outside the world: ranks are 0 to 1"),
     ("0 2 -D -1", "-D/--data-rank -1"),
-    ("0 2 -pt 1,8,9", "pairs of first and last layer; 3 numbers"),
-    ("0 2 -pt 1,8,10,16", "layers 9 to 9 are covered by no stage"),
-    ("0 2 -pt 1,8,8,16", "overlaps"),
-    ("0 2 -pt 2,16", "layers 1 to 1 are covered by no stage"),
-    ("0 2 -pt 0,16", r"\[0, 16\] is no range"),
-    ("0 2 -pt 9,16,1,8", "out of order: 1-8 comes after 9-16"),
-    ("0 2 -pt 8,1", r"\[8, 1\] is no range"),
     ("0 2 -pt 1,x", "'1,x' is no list of whole numbers"),
     ("0 2 -pt ,", "no list of whole numbers"),
-    ("0 2 -pt 1,8,9,16 -r 0", "1 ranks for 2 stages"),
-    ("0 2 -pt 1,8,9,16 -r 1,1", "rank 1 is given 2 stages"),
     ("0 2 -pt 1,8,9,16 -r a,b", "no list of whole numbers"),
-    ("0 2 -pt 1,8,9,16 -q 8", r"1 bit widths \(-q\) for 2 stages; give one for each"),
-    ("0 2 -pt 1,8,9,16 -q 8,0,0", r"3 bit widths \(-q\) for 2 stages"),
     ("0 2 -pt 1,8,9,16 -q 9,0", "-q: 9 bits: a link carries 2 to 8 or 16"),
     ("0 2 -pt 1,8,9,16 -q 8,-1", "-q: -1 bits"),
     ("0 2 -q 8,1", "-q: 1 bits: a link carries 2 to 8 or 16"),
@@ -177,7 +166,7 @@ def test_a_wrong_request_is_one_line_with_code_2(
 
 def test_schedules_that_cannot_be_are_schedule_errors() -> None:
     with pytest.raises(ScheduleError):
-        parse("0 2 -pt 1,8,9")
+        parse("0 2 -sm models.yml")
 
 
 WORDS = ("0", "1", "2", "-1", "-pt", "-r", "-D", "-H", "-q", "-u", "-b", "-c", "-w", "-m", "--port", "a")
@@ -238,3 +227,9 @@ def test_verbose_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("p: wrong\n")
+
+
+@pytest.mark.parametrize("name", ["ADAPTIVE_QUANT", "WINDOW_SIZE", "SEND_CONSTRAINT", "CSV_FILE_MODE"])
+def test_what_only_the_original_reads_is_refused_not_ignored(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}=5 in the environment"):
+        parse("0 1", Environment.read({name: "5"}))

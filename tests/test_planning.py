@@ -83,11 +83,28 @@ def test_hosts_are_named_whatever_made_the_schedule() -> None:
             "3 stages need as many ranks, the world has 2",
         ),
         ("0 2 -H a,b -pt 1,5,6,10,11,16", "outside the world|3 stages"),
+        ("0 2 -pt 1,8,9", "pairs of first and last layer; 3 numbers"),
+        ("0 2 -pt 1,8,10,16", "layers 9 to 9 are covered by no stage"),
+        ("0 2 -pt 1,8,8,16", "overlaps"),
+        ("0 2 -pt 2,16", "layers 1 to 1 are covered by no stage"),
+        ("0 2 -pt 0,16", r"\[0, 16\] is no range"),
+        ("0 2 -pt 9,16,1,8", "out of order: 1-8 comes after 9-16"),
+        ("0 2 -pt 8,1", r"\[8, 1\] is no range"),
+        ("0 2 -pt 1,8,9,16 -r 0", "1 ranks for 2 stages"),
+        ("0 2 -pt 1,8,9,16 -r 1,1", "rank 1 is given 2 stages"),
+        ("0 2 -pt 1,8,9,16 -q 8", r"1 bit widths \(-q\) for 2 stages; give one for each"),
+        ("0 2 -pt 1,8,9,16 -q 8,0,0", r"3 bit widths \(-q\) for 2 stages"),
     ],
 )
 def test_a_schedule_that_does_not_fit_is_refused(line: str, says: str) -> None:
     with pytest.raises(ScheduleError, match=says):
         planned(line)
+
+
+@pytest.mark.parametrize("partition", ["1,8,10,16", "1,8,8,16", "2,16", "0,16", "9,16,1,8", "1,8", "1,20"])
+def test_a_partition_that_does_not_fit_is_told_which_layers_there_are(partition: str) -> None:
+    with pytest.raises(ScheduleError, match=r"layers (of vit-digits )?are 1 to 16"):
+        planned(f"0 2 -pt {partition}")
 
 
 def test_a_measured_link_takes_part_in_automatic_scheduling(tmp_path: Path) -> None:
