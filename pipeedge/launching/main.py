@@ -29,6 +29,7 @@ from pipeedge.launching.commands import (
 )
 from pipeedge.launching.supervisor import Supervisor
 from pipeedge.options import OneLineParser, guard, parse_doctor, parse_runtime
+from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
 
 __all__ = ["LaunchRequest", "main", "parse_launch", "plan_launch"]
@@ -134,9 +135,11 @@ def _check(request: LaunchRequest) -> RunRequest:
     """What every rank will be asked; mistakes are told here, once, before anything starts."""
     argv = ["0", str(request.world_size), *request.arguments]
     environment = Environment.read()
-    if request.module == DOCTOR_MODULE:
-        return parse_doctor(argv, environment).request
-    return parse_runtime(argv, environment).request
+    parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
+    asked = parse(argv, environment).request
+    if asked.schedule.partition is not None:
+        Schedule.from_partition(asked.schedule.partition, ranks=asked.schedule.rank_order)
+    return asked
 
 
 def _lacks(request: LaunchRequest, option: str) -> bool:
