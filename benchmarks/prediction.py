@@ -1,7 +1,7 @@
 """Whether predictions come true: ``python benchmarks/prediction.py``.
 
-For each model: profile one core of this machine, let the scheduler cut the model for two ranks of that
-kind, run them pinned to a core each, and put predicted beside measured. Cuts are moved by the memory
+For each model: profile two cores of this machine, let the scheduler cut the model for a rank on each, run
+them pinned to these cores, and put predicted beside measured. Cuts are moved by the memory
 that the second host is said to have, so that times, and with them predictions, stay those that were
 measured. Wants an idle machine; medians over repetitions.
 
@@ -74,31 +74,55 @@ def environment() -> dict[str, str]:
 
 
 def profile(model: str, directory: Path, cores: Cores, iterations: int) -> None:
-    """Write ``models.yml`` and ``device_types.yml``."""
+    """Write ``models.yml`` and ``device_types.yml`` with the types core0 and core1.
+
+    Both cores at once: they share caches and the way to memory in the run, too.
+    """
     options = ["-m", model, "--random-weights", "-i", str(iterations), "-b", str(UBATCH)]
-    emit = ["-dt", "core", "--mem-MB", "65536", "--bw-Mbps", "8000"]
-    command = [*cores.pinned(1), sys.executable, str(ROOT / "profiler.py"), *options, *emit]
-    subprocess.run(
-        command,
-        cwd=directory,
-        env=environment(),
-        check=True,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        timeout=LIMIT_S,
+    running = []
+    for core in range(2):
+        place = directory / f"core{core}"
+        place.mkdir()
+        emit = ["-dt", place.name, "--mem-MB", "65536", "--bw-Mbps", "8000"]
+        command = [*cores.pinned(core), sys.executable, str(ROOT / "profiler.py"), *options, *emit]
+        running.append(start(command, place))
+    wait(running)
+    shutil.copy(directory / "core0" / "models.yml", directory)
+    kinds = {}
+    for core in range(2):
+        kinds.update(read(directory / f"core{core}" / "device_types.yml"))
+    (directory / "device_types.yml").write_text(yaml.safe_dump(kinds))
+
+
+def start(command: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, whose table nobody reads."""
+    return subprocess.Popen(
+        command, cwd=directory, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
     )
 
 
+def wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended well."""
+    for process in running:
+        if process.wait(LIMIT_S):
+            raise SystemExit(f"{process.args} failed with exit status {process.returncode}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A YAML file."""
+    return dict(yaml.safe_load(path.read_text()))
+
+
 def write_cluster(model: str, directory: Path, part: float) -> None:
-    """Two hosts of one kind, of which one holds only the last ``part`` of the model's layers, and buffers."""
-    spec = yaml.safe_load((directory / "models.yml").read_text())[model]
-    kind = yaml.safe_load((directory / "device_types.yml").read_text())["core"]
+    """Two hosts, of which the second holds only the last ``part`` of the model's layers, and buffers."""
+    spec = read(directory / "models.yml")[model]
+    kinds = read(directory / "device_types.yml")
     layers = int(part * spec["layers"]) // 4 * 4
     buffered = 2 * (spec["parameters_out"][-layers - 1] + spec["parameters_out"][-1])
     memory = sum(spec["mem_MB"][-layers:]) + buffered * UBATCH * 4 / 2**20
-    kinds = {"small": {**kind, "mem_MB": memory + 0.001}, "core": kind}
+    kinds["core1"]["mem_MB"] = memory + 0.001
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
-    (directory / "devices.yml").write_text(yaml.safe_dump({"small": ["1"], "core": ["0"]}))
+    (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
 
 def run(model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int) -> dict[str, Any]:
@@ -106,27 +130,13 @@ def run(model: str, weights: Path, directory: Path, cores: Cores, items: int, po
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
     common = ["-m", model, "-M", str(weights), "-b", str(items), "-u", str(UBATCH), "--port", str(port)]
     own = [[*files, "--report", "report.json"], []]
-    ranks = [
-        subprocess.Popen(
-            [
-                *cores.pinned(rank),
-                sys.executable,
-                str(ROOT / "runtime.py"),
-                str(rank),
-                "2",
-                *common,
-                *own[rank],
-            ],
-            cwd=directory,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        if rank.wait(LIMIT_S):
-            raise SystemExit(f"a rank failed with exit status {rank.returncode}")
+    script = [sys.executable, str(ROOT / "runtime.py")]
+    wait(
+        [
+            start([*cores.pinned(rank), *script, str(rank), "2", *common, *own[rank]], directory)
+            for rank in range(2)
+        ]
+    )
     return dict(json.loads((directory / "report.json").read_text()))
 
 
@@ -155,7 +165,7 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
                 work.mkdir()
                 profile(model, work, cores, arguments.iterations)
                 write_cluster(model, work, part)
-                kind = yaml.safe_load((work / "device_types.yml").read_text())["core"]
+                kind = read(work / "device_types.yml")["core0"]
                 pass_s = sum(kind["model_profiles"][model][0]["time_s"])
                 count = max(LEAST_MICROBATCHES, int(RUN_S / (pass_s * max(part, 1 - part))))
                 port = arguments.port + repetition + number * arguments.repetitions
