@@ -383,7 +383,7 @@ def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: int) -> Non
 
 @scenario
 def a_rank_stops_before_all_are_there(directory: Path, inputs: Inputs) -> None:
-    timeout = 5
+    timeout = 10  # two ranks must appear within it, on a busy machine too
     with World(directory, 3, *ENDLESS, "--timeout", timeout) as world:
         world.start(0, 1, 2).until_connected(2)
         since = world.signal(2, signal.SIGSTOP)
