@@ -810,6 +810,6 @@ def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
     assert all("links go over eth0" in out for out, _ in answers)
     links = load_neighbors(tmp_path / "n.yml")
     if limited:  # bursts after each answer pass a little above it
-        # Within 2 % on an idle machine; a busy one disturbs the fit, but the cable alone has 10 Gbit/s and more.
+        # Within 2 % on an idle machine; a busy one disturbs the fit, but the cable alone has 10 Gbit/s.
         assert 0.5e8 < 8 * links["0"]["1"].bw_bytes_per_s < 2.5e8
         assert 8 * links["1"]["0"].bw_bytes_per_s > 5e8
