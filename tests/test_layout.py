@@ -26,6 +26,7 @@ ORDER = (
     "models",
     "quantization",
     "metrics",
+    "timeline",
     "prediction",
     "transport",
     "control",
@@ -66,6 +67,7 @@ PURE = (
     "quantization.wire",
     "schedule",
     "transport.frame",
+    "timeline",
 )
 """Decisions over plain data: values in, values out."""
 
