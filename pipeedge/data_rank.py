@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pipeedge.data import InputSource, Microbatch
+from pipeedge.data import Group, InputSource, Microbatch
 from pipeedge.results import Accuracy, ResultWriter
 from pipeedge.transport.base import Packet, Receiver
 from pipeedge.worker import Activity, Outgoing, receive
@@ -27,7 +27,7 @@ class Feeder:
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._batches = source.microbatches(ubatch_size)
+        self._groups = source.groups(ubatch_size)
         self._outgoing = outgoing
         self._activity = activity
         self._clock = clock
@@ -38,14 +38,16 @@ class Feeder:
     def run(self) -> None:
         """Read and send until the input ends."""
         number = 0
-        while (batch := self._read(number)) is not None:
+        while (group := self._read(number)) is not None:
+            reserved = self._outgoing.reserve(group.specs)
+            batch = group.collate(reserved.payload)
             now = self._clock()
             if self.started_at is None:
                 self.started_at = now
             with self._lock:
                 # What is known of the items waits here for the result; their values need not.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
-            self._outgoing.send(Packet(number, batch.items, batch.payload))
+            self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             number += 1
         self._outgoing.finish()
 
@@ -54,9 +56,9 @@ class Feeder:
         with self._lock:
             return self._under_way.popleft()
 
-    def _read(self, number: int) -> Microbatch | None:
+    def _read(self, number: int) -> Group | None:
         with self._activity.busy(f"reading microbatch {number}"):
-            return next(self._batches, None)
+            return next(self._groups, None)
 
 
 class Collector:

@@ -35,6 +35,10 @@ class TensorSpec:
         """How many bytes its values take."""
         return self.elements * self.dtype.itemsize
 
+    def empty(self) -> torch.Tensor:
+        """Such a tensor, whose values are yet to be written."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
 
 def specs_bytes(specs: tuple[TensorSpec, ...]) -> int:
     """Bytes of all values of a payload of these ``specs``."""

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeedge.control.liveness import RankStatus
 from pipeedge.errors import PipeEdgeError
 from pipeedge.metrics import Tally
-from pipeedge.transport.base import Packet, Receiver, Sender, Shipment
+from pipeedge.payload import TensorSpec
+from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel, Closed
 
 __all__ = ["Activity", "Crew", "Outgoing", "StageLoop", "receive"]
@@ -200,6 +201,10 @@ class Outgoing:
         self._watch_next = 0
         self._watch_at = 0.0
         self._sent = 0
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Memory of the link for the payload of the next packet; waits while the link is full."""
+        return self._sender.reserve(specs)
 
     def send(self, packet: Packet) -> None:
         """Put ``packet`` on the link; waits while the link is full."""

@@ -83,6 +83,45 @@ def test_memory_is_received_into_again_only_when_it_is_released() -> None:
     assert [got.payload[0][0, 0].item() for got in kept if got is not None] == [0, 1, 2, 3]
 
 
+def test_what_was_made_in_the_memory_of_a_link_is_sent_from_there() -> None:
+    wire = Wire()
+    sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+    places = set()
+    for number in range(6):
+        reserved = sender.reserve(LINK.specs)
+        (tensor,) = reserved.payload
+        assert (tensor.shape, tensor.dtype) == (LINK.specs[0].shape, LINK.specs[0].dtype)
+        tensor.fill_(number)
+        places.add(tensor.data_ptr())
+        sender.post(Packet(number, 2, reserved.payload, reserved.lease))
+        got = receiver.receive()
+        assert got is not None
+        assert got.payload[0].tolist() == [[number] * 3] * 2
+        got.lease.release()
+    assert len(places) == 2  # two frames serve for all of them
+    sender.finish()
+
+
+def test_memory_that_was_reserved_and_not_used_is_given_back_or_copied_elsewhere() -> None:
+    wire, other = Wire(), Wire()
+    sender = P2PSender(wire, 1, LINK)
+    for _ in range(5):
+        sender.reserve(LINK.specs).lease.release()
+    reserved = sender.reserve(LINK.specs)
+    reserved.payload[0].fill_(7.0)
+    P2PSender(other, 1, LINK).post(Packet(0, 2, reserved.payload, reserved.lease))  # of another link
+    received = P2PReceiver(other, 0, LINK).receive()
+    assert received is not None
+    assert received.payload[0].tolist() == [[7.0] * 3] * 2
+    for number in range(4):  # both frames of the first are free again
+        sender.post(packet(number, number))
+
+
+def test_a_payload_beyond_the_agreed_is_not_reserved() -> None:
+    with pytest.raises(ValueError, match="does not fit the agreed"):
+        P2PSender(Wire(), 1, LINK).reserve((TensorSpec((200, 3), torch.float32),))
+
+
 def test_a_packet_out_of_turn_is_no_packet() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)

@@ -11,11 +11,12 @@ opening.py      InputRequest + model -> InputSource
 from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input
-from pipeedge.data.source import InputSource, Microbatch, SkippedItem
+from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
     "InputRequest",
+    "Group",
     "InputSource",
     "Microbatch",
     "ModelInputs",

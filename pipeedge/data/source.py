@@ -1,6 +1,6 @@
 """From items to microbatches: the one loop behind every kind of input.
 
-    Items (decode one by its index)  ->  InputSource (order, skip, pad, stack)  ->  Microbatch
+    Items (decode one by its index)  ->  InputSource (order, skip)  ->  Group (pad, stack)  ->  Microbatch
 
 Items are decoded when their microbatch is asked for, so the memory in use is that of one microbatch,
 however long the input is.
@@ -18,9 +18,10 @@ from typing import Protocol
 import torch
 
 from pipeedge.errors import InputError
-from pipeedge.payload import Payload
+from pipeedge.payload import Payload, TensorSpec
 
 __all__ = [
+    "Group",
     "InputSource",
     "Item",
     "Items",
@@ -185,6 +186,32 @@ class Microbatch:
         return len(self.sources)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Decoded items of one microbatch, which are yet to be stacked."""
+
+    numbered: Sequence[tuple[int, Item]]
+    """The place of each item in the input, and the item; at least one."""
+
+    @cached_property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of the payload. Sequences are as long as the longest of them."""
+        columns = zip(*(item.tensors for _, item in self.numbered), strict=True)
+        return tuple(_stacked(tensors) for tensors in columns)
+
+    def collate(self, payload: Payload) -> Microbatch:
+        """Stack the items into ``payload``, which has ``specs``; shorter sequences are padded with zeros.
+
+        Zero is BERT's ``[PAD]``, its first token type, and a masked position, so one rule serves all.
+        """
+        numbers, items = zip(*self.numbered, strict=True)
+        for target, tensors in zip(payload, zip(*(item.tensors for item in items), strict=True), strict=True):
+            _stack(tensors, target)
+        return Microbatch(
+            payload, tuple(item.label for item in items), tuple(item.source for item in items), numbers
+        )
+
+
 class InputSource:
     """The input of a run, as microbatches.
 
@@ -219,25 +246,29 @@ class InputSource:
         return tuple(self._skipped)
 
     def microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
-        """Microbatches of ``ubatch_size`` items in input order; only the last may be smaller.
+        """The ``groups``, each in memory of its own."""
+        groups = self.groups(ubatch_size)
+        return (group.collate(tuple(spec.empty() for spec in group.specs)) for group in groups)
 
-        Sequences are padded to the longest of their microbatch. ``InputError``: an item cannot be read
-        (unless bad items are skipped), or no item could.
+    def groups(self, ubatch_size: int) -> Iterator[Group]:
+        """Groups of ``ubatch_size`` items in input order; only the last may be smaller.
+
+        ``InputError``: an item cannot be read (unless bad items are skipped), or no item could.
         """
         if ubatch_size < 1:
             raise InputError(f"microbatch size {ubatch_size}: must be at least 1")
-        return self._microbatches(ubatch_size)
+        return self._groups(ubatch_size)
 
-    def _microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
+    def _groups(self, ubatch_size: int) -> Iterator[Group]:
         self._skipped.clear()
         waiting: list[tuple[int, Item]] = []
         for numbered in self._readable_items():
             waiting.append(numbered)
             if len(waiting) == ubatch_size:
-                yield collate(waiting)
+                yield Group(waiting)
                 waiting = []
         if waiting:
-            yield collate(waiting)
+            yield Group(waiting)
         elif len(self._skipped) == len(self):
             first = self._skipped[0]
             raise InputError(f"none of the {len(self)} items can be read; the first: {first.reason}")
@@ -254,20 +285,17 @@ class InputSource:
                 yield number, item
 
 
-def collate(numbered: Sequence[tuple[int, Item]]) -> Microbatch:
-    """Stack items; tensors of one dimension are padded with zeros to the longest.
-
-    Zero is BERT's ``[PAD]``, its first token type, and a masked position, so one rule serves all three.
-    """
-    numbers, items = zip(*numbered, strict=True)
-    payload = tuple(stack(tensors) for tensors in zip(*(item.tensors for item in items), strict=True))
-    return Microbatch(
-        payload, tuple(item.label for item in items), tuple(item.source for item in items), numbers
-    )
+def _stacked(tensors: Sequence[torch.Tensor]) -> TensorSpec:
+    """[items, ...] of tensors of one shape, or of different lengths in one dimension."""
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    (shape,) = shapes if len(shapes) == 1 else {(max(length for (length,) in shapes),)}
+    return TensorSpec((len(tensors), *shape), tensors[0].dtype)
 
 
-def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[items, ...] from tensors of one shape, or of different lengths in one dimension."""
-    if len({tensor.shape for tensor in tensors}) == 1:
-        return torch.stack(list(tensors))
-    return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True, padding_value=0)
+def _stack(tensors: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+    if all(tensor.shape == target.shape[1:] for tensor in tensors):
+        torch.stack(list(tensors), out=target)
+        return
+    target.zero_()
+    for row, tensor in zip(target, tensors, strict=True):
+        row[: len(tensor)] = tensor

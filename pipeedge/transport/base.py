@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeedge.payload import Payload, TensorSpec
 
-__all__ = ["OWNED", "Lease", "Link", "Packet", "Receiver", "Sender", "Shipment", "Transport"]
+__all__ = [
+    "OWNED",
+    "Lease",
+    "Link",
+    "Packet",
+    "Receiver",
+    "Reserved",
+    "Sender",
+    "Shipment",
+    "Transport",
+    "unbound",
+]
 
 
 class Lease(Protocol):
@@ -39,6 +51,20 @@ class Packet:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """Memory for a payload that is yet to be made. A packet of exactly these tensors and this lease,
+    posted on the link that reserved them, crosses it without being copied."""
+
+    payload: Payload
+    lease: Lease = field(default=OWNED, repr=False)
+
+
+def unbound(specs: Sequence[TensorSpec]) -> Reserved:
+    """Memory of no link."""
+    return Reserved(tuple(spec.empty() for spec in specs))
+
+
+@dataclass(frozen=True)
 class Link:
     """A directed link that a schedule needs, known to both its ends before anything is sent."""
 
@@ -67,6 +93,13 @@ class Shipment(Protocol):
 
 class Sender(Protocol):
     """The sending end."""
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Memory for the payload of the next packet; blocks while two are under way.
+
+        Raises:
+            PeerError: the other end is gone.
+        """
 
     def post(self, packet: Packet) -> Shipment:
         """Hand over one packet, in order; blocks while two are under way.

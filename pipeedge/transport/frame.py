@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -110,7 +111,7 @@ class FrameBuffer:
     def __init__(self, capacity: int) -> None:
         self.memory = torch.empty(capacity, dtype=torch.uint8)
         self._bytes = self.memory.numpy().data
-        self._written: tuple[tuple[tuple[torch.dtype, torch.Size], ...], _Layout] | None = None
+        self._written: tuple[tuple[tuple[torch.dtype, tuple[int, ...]], ...], _Layout] | None = None
         self._read: tuple[bytes, int, Payload] | None = None
 
     def write(self, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()) -> torch.Tensor:
@@ -119,15 +120,21 @@ class FrameBuffer:
         Raises:
             ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
         """
-        key = tuple((tensor.dtype, tensor.shape) for tensor in payload)
-        if self._written is None or self._written[0] != key:
-            self._written = key, _Layout.of(payload, self.memory)
-        layout = self._written[1]
+        layout = self._layout(payload)
         header = _header(kind, number, items, layout)
         self._bytes[: len(header)] = header
         for target, tensor in zip(layout.views, payload, strict=True):
-            target.copy_(tensor)
+            if tensor is not target:
+                target.copy_(tensor)
         return layout.message
+
+    def place(self, specs: Sequence[TensorSpec]) -> Payload:
+        """Where a payload of ``specs`` will lie: written there, it need not be copied by ``write``.
+
+        Raises:
+            ValueError: it does not fit the buffer or the protocol; a fault of the caller.
+        """
+        return self._layout(specs).views
 
     def read(self) -> Frame:
         """The frame that was received. Its tensors are views of the memory.
@@ -139,6 +146,12 @@ class FrameBuffer:
         if self._read is None or self._read[:2] != (header.descriptors, header.length):
             self._read = header.descriptors, header.length, _tensors(header, self.memory)
         return Frame(header.kind, header.number, header.items, self._read[2], header.length)
+
+    def _layout(self, payload: Sequence[torch.Tensor | TensorSpec]) -> _Layout:
+        key = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in payload)
+        if self._written is None or self._written[0] != key:
+            self._written = key, _Layout.of(payload, self.memory)
+        return self._written[1]
 
 
 def read_frame(buffer: torch.Tensor) -> Frame:
@@ -177,18 +190,19 @@ class _Layout:
     """The part of the buffer that the frame takes."""
 
     @classmethod
-    def of(cls, payload: Payload, buffer: torch.Tensor) -> _Layout:
+    def of(cls, payload: Sequence[torch.Tensor | TensorSpec], buffer: torch.Tensor) -> _Layout:
         if len(payload) > MAX_TENSORS:
             raise ValueError(f"a frame holds up to {MAX_TENSORS} tensors, not {len(payload)}")
         offset = HEADER_BYTES
         descriptors = bytearray()
         places: list[tuple[int, int]] = []
         for tensor in payload:
-            if tensor.dim() > MAX_DIMS or tensor.dtype not in _CODES:
-                raise ValueError(f"a frame cannot hold {tensor.dtype} of {tensor.dim()} dimensions")
-            size = tensor.numel() * tensor.element_size()
-            dims = tuple(tensor.shape) + (0,) * (MAX_DIMS - tensor.dim())
-            descriptors += _DESCRIPTOR.pack(_CODES[tensor.dtype], tensor.dim(), offset, *dims)
+            shape = tuple(tensor.shape)
+            if len(shape) > MAX_DIMS or tensor.dtype not in _CODES:
+                raise ValueError(f"a frame cannot hold {tensor.dtype} of {len(shape)} dimensions")
+            size = math.prod(shape) * tensor.dtype.itemsize
+            dims = shape + (0,) * (MAX_DIMS - len(shape))
+            descriptors += _DESCRIPTOR.pack(_CODES[tensor.dtype], len(shape), offset, *dims)
             places.append((offset, size))
             offset += _aligned(size)
         if offset > buffer.numel():

@@ -5,9 +5,11 @@ Both ends of a link are the same bounded channel; tensors are handed over as the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 
-from pipeedge.transport.base import Link, Packet
+from pipeedge.payload import TensorSpec
+from pipeedge.transport.base import Link, Packet, Reserved, unbound
 from pipeedge.transport.channel import Channel
 
 __all__ = ["LocalLink", "LoopbackTransport"]
@@ -30,6 +32,10 @@ class LocalLink:
 
     def __init__(self) -> None:
         self._channel: Channel[Packet] = Channel(CAPACITY)
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Memory of its own: it is handed over as it is."""
+        return unbound(specs)
 
     def post(self, packet: Packet) -> Handover:
         """Hand over one packet; waits while two are waiting."""

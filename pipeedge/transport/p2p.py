@@ -5,7 +5,7 @@
                      [frame] ──isend──┴───┴──> [frame] posted ──┴──> packet (views, no copy)
 
 A packet whose tensors still lie in the frame they came in, all of them, is sent on from there without
-being copied.
+being copied; so is one that was made in memory that the sender had reserved for it.
 
 Facts about gloo that shape this (measured): a send waits for the matching receive, so receives are
 posted ahead; a message longer than the posted buffer aborts the process, so the capacity of a link is
@@ -24,7 +24,7 @@ import datetime
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 
 from pipeedge.errors import PeerFailedError
-from pipeedge.transport.base import Link, Packet
+from pipeedge.payload import Payload, TensorSpec
+from pipeedge.transport.base import Link, Packet, Reserved
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
 
 __all__ = ["P2PTransport"]
@@ -123,6 +124,19 @@ class Lease:
         )
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A frame to be sent, while its payload is being made."""
+
+    buffer: FrameBuffer
+    payload: Payload
+    free: deque[FrameBuffer]
+
+    def release(self) -> None:
+        """It will not be sent."""
+        self.free.append(self.buffer)
+
+
 class P2PSender:
     """Copies packets into frames and keeps up to two of them under way."""
 
@@ -135,13 +149,22 @@ class P2PSender:
         self._under_way: deque[P2PShipment] = deque()
         self._sent = 0
 
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """The next frame; waits while two are under way."""
+        self._make_room()
+        buffer = self._free.pop()
+        payload = buffer.place(specs)
+        return Reserved(payload, Draft(buffer, payload, self._free))
+
     def post(self, packet: Packet) -> P2PShipment:
         """Send ``packet``; waits while two are under way."""
         self._make_room()
+        if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
+            return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
         if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
             message = packet.lease.buffer.memory[: packet.lease.frame.length]
             return self._post(message, packet.lease.release)
-        shipment = self._write(Kind.MICROBATCH, packet)
+        shipment = self._write(self._free.pop(), Kind.MICROBATCH, packet)
         packet.lease.release()
         return shipment
 
@@ -149,7 +172,7 @@ class P2PSender:
         """Send the end mark, one for each posted receive, and wait until everything has arrived."""
         for _ in range(IN_FLIGHT):
             self._make_room()
-            self._write(Kind.END, Packet(self._sent, 0, ()))
+            self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
         while self._under_way:
             self._under_way.popleft().wait()
 
@@ -157,8 +180,7 @@ class P2PSender:
         if len(self._under_way) == IN_FLIGHT:
             self._under_way.popleft().wait()
 
-    def _write(self, kind: Kind, packet: Packet) -> P2PShipment:
-        buffer = self._free.pop()
+    def _write(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> P2PShipment:
         message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
         return self._post(message, lambda: self._free.append(buffer))
 
@@ -207,12 +229,14 @@ class P2PReceiver:
 
     def receive(self) -> Packet | None:
         """The next packet; None after the other end has finished."""
+        # Not before the last packet has been dealt with: its memory is often free again by now.
+        while len(self._posted) < IN_FLIGHT:
+            self._post()
         buffer, frame = self._next_frame()
         if frame.kind is Kind.END:
             while self._posted:  # each posted receive gets its end mark, so none is left behind
                 self._next_frame()
             return None
-        self._post()
         return Packet(frame.number, frame.items, frame.payload, Lease(buffer, frame, self._free))
 
     def _next_frame(self) -> tuple[FrameBuffer, Frame]:

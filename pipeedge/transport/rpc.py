@@ -32,7 +32,8 @@ import torch
 import torch.distributed.rpc
 
 from pipeedge.errors import PeerFailedError, PipeEdgeError
-from pipeedge.transport.base import Link, Packet
+from pipeedge.payload import TensorSpec
+from pipeedge.transport.base import Link, Packet, Reserved, unbound
 from pipeedge.transport.channel import Channel, Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 from pipeedge.transport.rendezvous import connect_store
@@ -314,6 +315,10 @@ class RpcSender:
         self._under_way: deque[RpcShipment] = deque()
         self._sent = 0
         self._closed = False
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Memory of its own, which is copied into a frame: RPC serialises what it sends anyway."""
+        return unbound(specs)
 
     def post(self, packet: Packet) -> RpcShipment:
         """Send ``packet``; waits while ``WINDOW`` frames are without a reply."""
