@@ -43,6 +43,9 @@ DEFAULT_CLAMP = "mse"
 
 _UNKNOWN_VARIABLES = ("ADAPTIVE_QUANT", "WINDOW_SIZE", "SEND_CONSTRAINT", "CSV_FILE_MODE")
 
+_ROWS_OF_A_REPORT = 400
+"""More than a screen can tell apart."""
+
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
 
@@ -284,6 +287,11 @@ class OutputRequest:
     results: Path | None = None
     report: Path | None = None
 
+    @property
+    def record_rows(self) -> int:
+        """How much of what each thread was at is kept for it."""
+        return _ROWS_OF_A_REPORT
+
     def __post_init__(self) -> None:
         if self.report is not None and self.report.suffix != ".json":
             raise RequestError(f"--report {self.report}: the report is JSON; name it FILE.json")
@@ -302,6 +310,8 @@ class RunRequest:
     compression: CompressionRequest = field(default_factory=CompressionRequest)
     ubatch_size: int = 8
     """Items that travel together."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The command line that asks for it, program first; the same may be asked for in other words."""
 
     def __post_init__(self) -> None:
         if self.ubatch_size < 1:

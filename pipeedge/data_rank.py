@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable
 
 from pipeedge.data import Group, InputSource, Microbatch
+from pipeedge.recording import COLLECT, FEED, Lane
 from pipeedge.results import Accuracy, ResultWriter
+from pipeedge.timeline import Doing
 from pipeedge.transport.base import Packet, Receiver
 from pipeedge.worker import Activity, Outgoing, receive
 
@@ -26,11 +28,13 @@ class Feeder:
         outgoing: Outgoing,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        lane: Lane | None = None,
     ) -> None:
+        self.lane = lane or Lane("feed", FEED, clock)
         self._groups = source.groups(ubatch_size)
         self._outgoing = outgoing
         self._activity = activity
-        self._clock = clock
         self._lock = threading.Lock()
         self._under_way: deque[tuple[Microbatch, float]] = deque()
         self.started_at: float | None = None
@@ -38,16 +42,20 @@ class Feeder:
     def run(self) -> None:
         """Read and send until the input ends."""
         number = 0
+        self.lane.begin()
         while (group := self._read(number)) is not None:
+            self.lane.enter(Doing.WAIT_LINK)
             reserved = self._outgoing.reserve(group.specs)
+            self.lane.enter(Doing.READ)
             batch = group.collate(reserved.payload)
-            now = self._clock()
+            now = self.lane.enter(Doing.WAIT_LINK)
             if self.started_at is None:
                 self.started_at = now
             with self._lock:
                 # What is known of the items waits here for the result; their values need not.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
-            self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
+            size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
+            self.lane.finish(number, batch.items, size)
             number += 1
         self._outgoing.finish()
 
@@ -75,7 +83,9 @@ class Collector:
         counts_accuracy: bool,
         decode: Callable[[Packet], Packet] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        lane: Lane | None = None,
     ) -> None:
+        self.lane = lane or Lane("collect", COLLECT, clock)
         self._feeder = feeder
         self._receiver = receiver
         self._peer = peer
@@ -83,7 +93,6 @@ class Collector:
         self._activity = activity
         self._counts_accuracy = counts_accuracy
         self._decode = decode
-        self._clock = clock
         self.latencies: list[float] = []
         """Seconds of each microbatch, from the data rank to the data rank."""
         self.accuracy = Accuracy()
@@ -104,8 +113,9 @@ class Collector:
 
     def run(self) -> None:
         """Collect until the last stage has finished."""
+        self.lane.begin()
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
-            now = self._clock()
+            now = self.lane.enter(Doing.WRITE if self._decode is None else Doing.DECODE)
             batch, sent_at = self._feeder.take()
             self.latencies.append(now - sent_at)
             if self._feeder.started_at is not None:
@@ -117,6 +127,7 @@ class Collector:
                 self._items_after_first += packet.items
             if self._decode is not None:
                 packet = self._decode(packet)
+                self.lane.enter(Doing.WRITE)
             (outputs,) = packet.payload
             with self._activity.busy(f"writing the results of microbatch {packet.number}"):
                 self._writer.write(packet.number, outputs, batch)
@@ -124,3 +135,4 @@ class Collector:
                 if self._counts_accuracy:
                     self.accuracy = self.accuracy.with_outputs(outputs, batch.labels)
             packet.lease.release()
+            self.lane.finish(packet.number, packet.items)

@@ -86,7 +86,8 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
         SystemExit: after ``--help`` or ``--version``.
     """
     arguments = _runtime_parser().parse_args(argv)
-    return RuntimeCommand(_run_request(arguments, environment), dry_run=arguments.dry_run)
+    request = _run_request(arguments, environment, ("runtime.py", *argv))
+    return RuntimeCommand(request, dry_run=arguments.dry_run)
 
 
 _DOCTOR_TIMEOUT_S = 6.0
@@ -120,10 +121,12 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
         "links that it has and that were not measured stay",
     )
     arguments = parser.parse_args(argv)
-    return DoctorCommand(_run_request(arguments, environment), neighbors_file=arguments.neighbors_file)
+    return DoctorCommand(_run_request(arguments, environment, ()), neighbors_file=arguments.neighbors_file)
 
 
-def _run_request(arguments: argparse.Namespace, environment: Environment) -> RunRequest:
+def _run_request(
+    arguments: argparse.Namespace, environment: Environment, command: tuple[str, ...]
+) -> RunRequest:
     _refuse_what_is_missing(environment)
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
@@ -171,6 +174,7 @@ def _run_request(arguments: argparse.Namespace, environment: Environment) -> Run
         transport=TransportRequest(arguments.comm, arguments.worker_threads),
         compression=CompressionRequest(arguments.clamp),
         ubatch_size=arguments.ubatch_size,
+        command=command,
     )
 
 

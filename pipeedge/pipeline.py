@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import torch
 from rich.console import Console
 
+import pipeedge
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits
@@ -42,9 +45,21 @@ from pipeedge.errors import (
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.models import Model, find_model
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.recording import (
+    AS_THEY_ARE_BITS,
+    COLLECT,
+    FEED,
+    STAGE,
+    Lane,
+    LinkLane,
+    Recording,
+    assemble,
+    series,
+)
 from pipeedge.report import RunReport, check_report_path, print_report, save_report
 from pipeedge.results import ResultWriter
 from pipeedge.stage import Decode, Encode, Stage, resolve_device
+from pipeedge.timeline import Doing
 from pipeedge.transport.base import Link, Receiver, Sender, Transport
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import choose_interface, listen
@@ -206,11 +221,12 @@ class _Rank:
         elif transport is not None:
             with self.activity.busy("closing its links"):
                 self._in_crew("close", transport.close, "the links could not be closed")
+        member.record(self._recording(member, loops, data_end).to_text())
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
         summary = member.wait("summary")["stats"]
         if data_end is None:
             return None
-        report = data_end.report(plan, summary, startup_s)
+        report = data_end.report(plan, summary, startup_s, self._recordings(member), member.hub_clock)
         if data_end.not_finite:
             self._warn(
                 f"{data_end.not_finite} items have outputs that are no numbers: are the weights whole?"
@@ -220,6 +236,32 @@ class _Rank:
             save_report(report, output.report)
         print_report(report, self._console, results=output.results, saved=output.report)
         return report
+
+    def _recording(self, member: Member, loops: _StageLoops | None, data_end: _DataEnd | None) -> Recording:
+        """What the threads of this rank were at."""
+        parts = [part for part in (data_end, loops) if part is not None]
+        return Recording(
+            rank=self._rank,
+            host=socket.gethostname(),
+            lanes=tuple(lane.record(member.hub_clock) for part in parts for lane in part.lanes),
+            links=tuple(part.link.record(member.hub_clock) for part in parts),
+            clock_error_s=member.hub_clock.error_s,
+        )
+
+    @staticmethod
+    def _recordings(member: Member) -> list[Recording]:
+        """On the data rank: those of all ranks."""
+        found = []
+        for rank, text in member.records().items():
+            try:
+                found.append(Recording.from_text(rank, text))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise PeerFailedError(
+                    f"what rank {rank} recorded of the run is malformed ({one_line(error)}); do all run the "
+                    "same version?",
+                    peer=rank,
+                ) from error
+        return found
 
     def _facts(self, data_end: _DataEnd | None) -> dict[str, Any]:
         try:
@@ -258,11 +300,12 @@ class _Rank:
             store_port=None,
             prediction=planned.prediction,
             clamp=self._request.compression.clamp,
+            record_rows=data["record_rows"],
         )
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
         names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
-        hub.plan(plan.to_body(), participants=plan.participants, names=names)
+        hub.plan(plan.to_body(), participants=plan.participants, names=names, data_rank=plan.data_rank)
 
     def _serve_store(self) -> int:
         """Serve the rendezvous of the links at ``--addr``, at any free port, while this rank lives."""
@@ -412,9 +455,11 @@ class _StageLoops:
         self, stage: _NumberedStage, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew
     ) -> None:
         self._stage = stage
-        self._outgoing = Outgoing(*ends.sender(stage.number + 1), activity)
-        crew.on_stop(self._outgoing.close)
         number, stages = stage.number, plan.schedule.stages
+        sender, peer = ends.sender(number + 1)
+        self.link = LinkLane(f"stage {number} link", peer, plan.record_rows)
+        self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
+        crew.on_stop(self._outgoing.close)
         bits = stages[number].quant_bits
         self._compute = StageLoop(
             stage.compute,
@@ -423,7 +468,14 @@ class _StageLoops:
             activity,
             decode=_decode(plan, number - 1) if number else None,
             encode=Encode(bits, plan.clamp, stage=number, rank=stages[number].rank) if bits else None,
+            bits=bits or AS_THEY_ARE_BITS,
+            lane=Lane(f"stage {number}", STAGE, time.perf_counter, plan.record_rows),
         )
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What its threads were at."""
+        return (self._compute.lane,)
 
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
@@ -432,22 +484,23 @@ class _StageLoops:
 
     def stats(self, rank: int) -> StageStats:
         """What was done."""
+        lane = self._compute.lane
         return StageStats(
             stage=self._stage.number,
             rank=rank,
-            microbatches=self._compute.compute_seconds.count,
-            compute_s_mean=self._compute.compute_seconds.mean,
+            microbatches=lane.microbatches,
+            compute_s_mean=lane.tally(Doing.COMPUTE).mean,
             send_s_mean=self._outgoing.seconds.mean,
             send_s_best=self._outgoing.send_s_best,
-            recv_wait_s_mean=self._compute.wait_seconds.mean,
+            recv_wait_s_mean=lane.tally(Doing.WAIT_INPUT).mean,
             bytes_out_mean=self._outgoing.bytes.mean,
             busy_fraction=self._compute.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
             parameters=self._stage.parameters,
             compute_cpu_s_mean=self._compute.compute_cpu_seconds.mean,
             threads=torch.get_num_threads(),
-            encode_s_mean=self._compute.encode_seconds.mean,
-            decode_s_mean=self._compute.decode_seconds.mean,
+            encode_s_mean=lane.tally(Doing.ENCODE).mean,
+            decode_s_mean=lane.tally(Doing.DECODE).mean,
         )
 
 
@@ -462,19 +515,29 @@ class _DataEnd:
 
     def __init__(self, request: RunRequest, model: Model) -> None:
         self._model = model
+        self._command = request.command
         if request.output.report is not None:
             check_report_path(request.output.report)
         self.writer = ResultWriter(request.output.results, model, None)
         self.source: InputSource = open_input(_with_companions(request), model)
+        self.link: LinkLane
         self._outgoing: Outgoing
         self._feeder: Feeder
         self._collector: Collector
 
     def open(self, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
         """Take hold of the first and the last link."""
-        self._outgoing = Outgoing(*ends.sender(0), activity)
+        sender, peer = ends.sender(0)
+        self.link = LinkLane("feed link", peer, plan.record_rows)
+        self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
         crew.on_stop(self._outgoing.close)
-        self._feeder = Feeder(self.source, plan.ubatch_size, self._outgoing, activity)
+        self._feeder = Feeder(
+            self.source,
+            plan.ubatch_size,
+            self._outgoing,
+            activity,
+            lane=Lane("feed", FEED, time.perf_counter, plan.record_rows),
+        )
         self._collector = Collector(
             self._feeder,
             *ends.receiver(-1),
@@ -482,6 +545,7 @@ class _DataEnd:
             activity,
             counts_accuracy=self._model.output_kind == "logits",
             decode=_decode(plan, -1),
+            lane=Lane("collect", COLLECT, time.perf_counter, plan.record_rows),
         )
 
     def start(self, crew: Crew) -> None:
@@ -491,12 +555,25 @@ class _DataEnd:
         crew.start("collect", self._collector.run)
 
     @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What its threads were at."""
+        return (self._feeder.lane, self._collector.lane)
+
+    @property
     def not_finite(self) -> int:
         """Items whose outputs hold NaN or infinity."""
         return self._collector.not_finite
 
-    def report(self, plan: Plan, summary: Mapping[str, Any], startup_s: float) -> RunReport:
+    def report(
+        self,
+        plan: Plan,
+        summary: Mapping[str, Any],
+        startup_s: float,
+        recordings: Sequence[Recording],
+        hub_clock: Callable[[float], float],
+    ) -> RunReport:
         """The report, from what was collected here and what the stages say."""
+        began_s = hub_clock(self._feeder.started_at or 0.0)
         return RunReport(
             model=self._model.name,
             schedule=plan.schedule,
@@ -511,6 +588,11 @@ class _DataEnd:
             skipped=[skipped.reason for skipped in self.source.skipped],
             prediction=plan.prediction,
             steady_items_per_s=self._collector.steady_items_per_s,
+            latencies_s=self._collector.latencies,
+            timeline=assemble(recordings, began_s, self._collector.elapsed_s),
+            series=series(recordings, began_s),
+            command=self._command,
+            versions=_versions(),
         )
 
 
@@ -522,6 +604,16 @@ def _with_companions(request: RunRequest) -> InputRequest:
     return dataclasses.replace(
         request.input, companion_directory=weights if weights.is_dir() else weights.parent
     )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "pipeedge": pipeedge.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def peak_rss_mb() -> float:

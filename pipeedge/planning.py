@@ -23,6 +23,7 @@ from pipeedge.models import Model
 from pipeedge.payload import TensorSpec, specs_bytes
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
+from pipeedge.recording import DEFAULT_ROWS
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
 
@@ -177,6 +178,7 @@ def rank_facts(
         "comm": request.transport.comm,
         "items": items,
         "max_tokens": max_tokens,
+        "record_rows": request.output.record_rows,
     }
 
 
@@ -221,6 +223,8 @@ class Plan:
     prediction: Prediction | None
     clamp: str = DEFAULT_CLAMP
     """Of the compressed links."""
+    record_rows: int = DEFAULT_ROWS
+    """That each thread keeps of what it was at."""
 
     @property
     def participants(self) -> tuple[int, ...]:

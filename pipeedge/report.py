@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipeedge.metrics import Latency, StageStats
 from pipeedge.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
+from pipeedge.timeline import Timeline
 
 __all__ = ["RunReport", "check_report_path", "print_report", "save_report"]
 
@@ -46,6 +47,16 @@ class RunReport:
     """What the scheduler promised; None where it was not asked."""
     steady_items_per_s: float | None
     """Measured from the first result to the last; None of a single microbatch."""
+    latencies_s: Sequence[float] = ()
+    """Of each microbatch, in order."""
+    timeline: Timeline | None = None
+    """What each thread of each rank was at."""
+    series: Sequence[Mapping[str, Any]] = ()
+    """Of each stage, over time: as ``pipeedge.recording.series`` makes them."""
+    command: Sequence[str] = ()
+    """The data rank's command line, program first."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the data rank's software."""
 
     @property
     def throughput_items_per_s(self) -> float:
@@ -95,6 +106,11 @@ class RunReport:
             "stages": [stats.to_body() for stats in self.stages],
             "skipped": list(self.skipped),
             "predicted": self._predicted(),
+            "latencies_s": _thinned(self.latencies_s),
+            "series": list(self.series),
+            "timeline": self.timeline.to_body() if self.timeline is not None else None,
+            "command": list(self.command),
+            "versions": dict(self.versions),
         }
 
     def _predicted(self) -> dict[str, Any]:
@@ -120,6 +136,15 @@ class RunReport:
         return body
 
 
+_LATENCIES = 2000
+"""Of that many microbatches at most, in equal distances, the latency is in the report."""
+
+
+def _thinned(latencies_s: Sequence[float]) -> list[float]:
+    stride = max(1, -(-len(latencies_s) // _LATENCIES))
+    return [round(seconds, 6) for seconds in latencies_s[::stride]]
+
+
 def check_report_path(path: Path) -> None:
     """Refuse a report that could not be written at the end of the run.
 
@@ -137,13 +162,24 @@ def check_report_path(path: Path) -> None:
         raise RequestError(f"--report {path}: cannot write to {path.parent} ({error.strerror})") from error
 
 
+def _pretty(value: object, indent: str = "") -> str:
+    """JSON for people too: what is nested is indented, a list of plain values takes one line."""
+    nested = indent + "  "
+    if isinstance(value, Mapping) and value:
+        entries = [f"{nested}{json.dumps(key)}: {_pretty(entry, nested)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(entry, list | Mapping) for entry in value):
+        return "[\n" + ",\n".join(nested + _pretty(entry, nested) for entry in value) + f"\n{indent}]"
+    return json.dumps(value)
+
+
 def save_report(report: RunReport, path: Path) -> None:
     """Write ``report`` as JSON; the file is whole or not there.
 
     Raises:
         RequestError: the disk is full or no longer writable.
     """
-    text = json.dumps(report.to_body(), indent=2) + "\n"
+    text = _pretty(report.to_body()) + "\n"
     temporary: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(

@@ -24,6 +24,8 @@ from pipeedge.control.liveness import RankStatus
 from pipeedge.errors import PipeEdgeError
 from pipeedge.metrics import Tally
 from pipeedge.payload import TensorSpec
+from pipeedge.recording import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
+from pipeedge.timeline import Doing
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel, Closed
 
@@ -187,6 +189,8 @@ class Outgoing:
         peer: int | None,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        lane: LinkLane | None = None,
     ) -> None:
         self.seconds = Tally()
         """That a packet occupied the link; of those that were watched."""
@@ -197,6 +201,7 @@ class Outgoing:
         self._peer = peer
         self._activity = activity
         self._clock = clock
+        self._lane = lane
         self._watched: Channel[_Watched] = Channel(_WATCHED)
         self._watch_next = 0
         self._watch_at = 0.0
@@ -206,20 +211,21 @@ class Outgoing:
         """Memory of the link for the payload of the next packet; waits while the link is full."""
         return self._sender.reserve(specs)
 
-    def send(self, packet: Packet) -> None:
-        """Put ``packet`` on the link; waits while the link is full."""
+    def send(self, packet: Packet) -> int:
+        """Put ``packet`` on the link; waits while the link is full. The bytes that it takes there."""
         started = self._clock()
         shipment = self._sender.post(packet)
         self._sent += 1
         if self._peer is None:
-            return
+            return 0
         self._activity.sent(self._peer)
         self.bytes.add(shipment.bytes)
         if started >= self._watch_at:
             self._watch_next, self._watch_at = 2, started + _WATCH_S
         if self._watch_next:
             self._watch_next -= 1
-            self._watched.put(_Watched(self._sent, started, shipment))
+            self._watched.put(_Watched(self._sent, packet.number, started, shipment))
+        return shipment.bytes
 
     def finish(self) -> None:
         """Nothing follows; waits until everything has arrived."""
@@ -236,8 +242,11 @@ class Outgoing:
             now = self._clock()
             # Without the one before it, nobody knows since when the link was this packet's own.
             if watched.number == previous + 1:
-                seconds = now - max(watched.started, free_at)
+                since = max(watched.started, free_at)
+                seconds = now - since
                 self.seconds.add(seconds)
+                if self._lane is not None:
+                    self._lane.add(watched.microbatch, watched.shipment.bytes, since, now)
                 # Where the one before it was still under way, its arrival may have been noticed late.
                 if seconds > 0 and free_at <= watched.started:
                     self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
@@ -257,6 +266,7 @@ class Outgoing:
 class _Watched:
     number: int
     """From 1, among those sent."""
+    microbatch: int
     started: float
     shipment: Shipment
 
@@ -276,14 +286,13 @@ class StageLoop:
         *,
         decode: Callable[[Packet], Packet] | None = None,
         encode: Callable[[Packet], Packet] | None = None,
+        bits: float = AS_THEY_ARE_BITS,
+        lane: Lane | None = None,
     ) -> None:
-        self.decode_seconds = Tally()
-        self.encode_seconds = Tally()
-        self.compute_seconds = Tally()
+        self.lane = lane or Lane("stage", STAGE, clock)
         self.compute_cpu_seconds = Tally()
         """That this thread had a processor while it computed."""
-        self.wait_seconds = Tally()
-        self.run_seconds = 0.0
+        self._bits = bits
         self._compute = compute
         self._decode = decode
         self._encode = encode
@@ -291,15 +300,12 @@ class StageLoop:
         self._peer = peer
         self._outgoing = outgoing
         self._activity = activity
-        self._clock = clock
         self._cpu_clock = cpu_clock
 
     def run(self) -> None:
         """Compute until the link ends."""
-        began = waiting_since = self._clock()
+        self.lane.begin()
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
-            started = self._clock()
-            self.wait_seconds.add(started - waiting_since)
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
                     packet = self._step(packet)  # lets go of the input while the link is full
@@ -309,28 +315,26 @@ class StageLoop:
                 raise PipeEdgeError(
                     f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
                 ) from error
-            self._outgoing.send(packet)
-            waiting_since = self._clock()
-            self.run_seconds = waiting_since - began
+            self.lane.enter(Doing.WAIT_LINK)
+            size = self._outgoing.send(packet)
+            self.lane.finish(packet.number, packet.items, size, self._bits)
         self._outgoing.finish()
 
     def _step(self, packet: Packet) -> Packet:
         if self._decode is not None:
-            started = self._clock()
+            self.lane.enter(Doing.DECODE)
             packet = self._decode(packet)
-            self.decode_seconds.add(self._clock() - started)
-        started, cpu_started = self._clock(), self._cpu_clock()
+        self.lane.enter(Doing.COMPUTE)
+        cpu_started = self._cpu_clock()
         packet = self._compute(packet)
-        self.compute_seconds.add(self._clock() - started)
         self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
         if self._encode is not None:
-            started = self._clock()
+            self.lane.enter(Doing.ENCODE)
             packet = self._encode(packet)
-            self.encode_seconds.add(self._clock() - started)
         return packet
 
     @property
     def busy_fraction(self) -> float:
         """Part of the time from the start to the last microbatch that was spent computing."""
-        spent = self.compute_seconds.total + self.decode_seconds.total + self.encode_seconds.total
-        return min(1.0, spent / self.run_seconds) if self.run_seconds else 0.0
+        spent = sum(self.lane.tally(doing).total for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE))
+        return min(1.0, spent / self.lane.run_s) if self.lane.run_s else 0.0

@@ -27,6 +27,7 @@ ORDER = (
     "quantization",
     "metrics",
     "timeline",
+    "recording",
     "prediction",
     "transport",
     "control",
@@ -47,6 +48,7 @@ ORDER = (
 """A module imports only what stands above it. A new one needs a place here."""
 
 PURE = (
+    "control.clocks",
     "control.liveness",
     "control.messages",
     "errors",
@@ -60,6 +62,7 @@ PURE = (
     "planning",
     "prediction",
     "profiling.results",
+    "recording",
     "quantization.clamping",
     "quantization.codec",
     "quantization.link",

@@ -13,6 +13,7 @@ import torch
 from pipeedge.control.liveness import RankStatus
 from pipeedge.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.metrics import Latency, Tally
+from pipeedge.timeline import Doing
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
@@ -189,7 +190,7 @@ def test_microbatches_pass_all_stages_in_order(peer: int | None) -> None:
     assert way_out.receive() is None
     assert crew.wait(LIMIT_S)
     for loop in loops:
-        assert loop.compute_seconds.count == loop.wait_seconds.count == 50
+        assert loop.lane.microbatches == loop.lane.tally(Doing.COMPUTE).count == 50
         assert 0 < loop.busy_fraction <= 1
     if peer is not None:
         assert activities[0].status().sent == activities[0].status().received == {7: 51}
@@ -261,7 +262,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
     assert way_out.receive() is None
     assert crew.wait(LIMIT_S)
     assert loops[0].busy_fraction == 0
-    assert loops[0].compute_seconds.mean == 0
+    assert loops[0].lane.tally(Doing.COMPUTE).mean == 0
 
 
 class FakeLink:

@@ -3,7 +3,9 @@
     a rank's life      absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
     to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
                        failed {line}                lost {rank, line}  done {stats}
+                       clock {sent}                 record {text}, any number of them before done
     from the hub       plan {...}   start {}   summary {stats by rank}   beat {}   notice {line}
+                       clock {sent, there}          record {rank, text}, to the data rank alone
                        verdict {line, rank, exit_code}
 
 ``HubState`` holds the rules and touches neither socket nor clock: connections, messages and the time
@@ -55,6 +57,8 @@ _PARTING_S = 2.0
 _MAX_LINE = 2000
 _MAX_MESSAGE_BYTES = 64 << 10
 """What a rank says of itself is short."""
+_MAX_RECORD_CHARS = 8 << 20
+"""What a rank may tell of its run in all."""
 _MAX_STRANGERS = 16
 """Connections without a rank. A further one takes the place of the oldest, which has had its time."""
 
@@ -98,6 +102,8 @@ class _Rank:
     status: RankStatus = field(default_factory=RankStatus)
     ready: bool = False
     stats: Mapping[str, Any] | None = None
+    recorded: int = 0
+    """Characters of its records."""
 
     @property
     def finished(self) -> bool:
@@ -119,6 +125,7 @@ class HubState:
         self._rank_of: dict[int, int] = {}
         self._participants: tuple[int, ...] | None = None
         self._names: Mapping[int, str] = {}
+        self._data_rank: int | None = None
         self._progress = -1
         self._progress_at = now
         self._noticed_at = now
@@ -153,6 +160,9 @@ class HubState:
         if message.kind == "beat":
             known.status = RankStatus.from_body(body)
             return []
+        if message.kind == "clock":
+            there = now - self._opened_at
+            return [(known.connection, Message("clock", {"sent": _number(body["sent"]), "there": there}))]
         if message.kind == "facts" and known.facts is None:
             known.facts = _plain(body["facts"])
             return []
@@ -166,6 +176,8 @@ class HubState:
                 line = f"{self.name(lost)} is gone: {_text(body['line'])}"
                 self._suspect = (now + _LOSS_GRACE_S, lost, line)
             return []
+        if message.kind == "record" and rank in self._running() and self._started() and not known.finished:
+            return self._pass_on(rank, known, body["text"])
         if message.kind == "ready" and rank in self._running() and not known.ready:
             known.ready = True
             if not self._started():
@@ -208,9 +220,16 @@ class HubState:
     # -- what the hub decides ---------------------------------------------------------------------
 
     def plan(
-        self, plan: Mapping[str, Any], participants: tuple[int, ...], names: Mapping[int, str], now: float
+        self,
+        plan: Mapping[str, Any],
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        now: float,
+        data_rank: int | None = None,
     ) -> list[tuple[int, Message]]:
-        """All are here and agree: announce the plan. From here on only ``participants`` are watched."""
+        """All are here and agree: announce the plan. From here on only ``participants`` are watched, and
+        what they record goes to ``data_rank``."""
+        self._data_rank = data_rank
         self._participants = participants
         self._names = names
         self._progress_at = now
@@ -277,6 +296,18 @@ class HubState:
     def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
         self._refused.add(connection)
         return [(connection, Verdict(line, None, EXIT_REQUEST).message())]
+
+    def _pass_on(self, rank: int, known: _Rank, text: object) -> list[tuple[int, Message]]:
+        """A part of what ``rank`` recorded goes to the data rank."""
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} where text was due")
+        known.recorded += len(text)
+        if known.recorded > _MAX_RECORD_CHARS:
+            raise ValueError("a record without end")
+        data = self._ranks.get(self._data_rank) if self._data_rank is not None else None
+        if data is None:
+            return []
+        return [(data.connection, Message("record", {"rank": rank, "text": text}))]
 
     def _watch(self, now: float) -> list[tuple[int, Message]]:
         watched = [rank for rank in self._ranks if self._takes_part(rank) and not self._ranks[rank].finished]
@@ -347,6 +378,12 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where text was due")
     return "".join(char if char.isprintable() else " " for char in value[:_MAX_LINE])
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{type(value).__name__} where a number was due")
+    return value
 
 
 def _plain(value: object) -> Mapping[str, Any]:
@@ -440,11 +477,17 @@ class Hub:
             return None if self._state.verdict is not None else self._state.facts()
 
     def plan(
-        self, plan: Mapping[str, Any], *, participants: tuple[int, ...], names: Mapping[int, str]
+        self,
+        plan: Mapping[str, Any],
+        *,
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        data_rank: int | None = None,
     ) -> None:
-        """Announce what is to be run, by whom; ``names`` say what each rank is, for messages."""
+        """Announce what is to be run, by whom; ``names`` say what each rank is, for messages, and what they
+        record goes to ``data_rank``."""
         with self._changed:
-            self._queue(self._state.plan(plan, participants, names, self._clock()))
+            self._queue(self._state.plan(plan, participants, names, self._clock(), data_rank))
         self._wake()
 
     def refuse(self, line: str, exit_code: int) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Verdict, beat_interval_s
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.messages import Decoder, Message, encode
@@ -21,6 +22,10 @@ _VERDICT_WAIT_S = 3.0
 """How long a rank that lost another waits to hear from the hub what the cause was."""
 _RETRY_S = 0.2
 _CONNECT_S = 5.0
+_CLOCK_BURST = 8
+"""Exchanges of clocks, one after the other, as soon as the hub knows this rank; later, one with each beat."""
+_RECORD_CHARS = 24 << 10
+"""Of one message. The hub takes 64 KiB, and what is quoted grows."""
 
 
 class Member:
@@ -33,6 +38,7 @@ class Member:
         status: what this rank is at; called for each beat, from the member's thread.
         notify: called with a line for the user that ends nothing.
         clock: monotonic seconds.
+        run_clock: seconds, the clock by which the run is recorded.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Member:
         status: Callable[[], RankStatus] = RankStatus,
         notify: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
+        run_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._socket = sock
         self._rank = rank
@@ -51,6 +58,11 @@ class Member:
         self._status = status
         self._notify = notify
         self._clock = clock
+        self._run_clock = run_clock
+        self._clock_burst = _CLOCK_BURST
+        self.hub_clock = ClockMap()
+        """From ``run_clock`` to the hub's."""
+        self._records: dict[int, list[str]] = {}
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
         self._send_lock = threading.Lock()
@@ -111,6 +123,7 @@ class Member:
     def hello(self, *, world_size: int, host: str) -> None:
         """Introduce this rank, as soon as it runs."""
         self._say(Message("hello", {"rank": self._rank, "world": world_size, "host": host}))
+        self._ask_the_time()
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """What this rank was asked to do, to be compared with the others."""
@@ -119,6 +132,11 @@ class Member:
     def ready(self) -> None:
         """The shard is loaded and the links are open."""
         self._say(Message("ready"))
+
+    def record(self, text: str) -> None:
+        """What this rank recorded of its run, for the data rank; before ``done``."""
+        for start in range(0, len(text), _RECORD_CHARS):
+            self._say(Message("record", {"text": text[start : start + _RECORD_CHARS]}))
 
     def done(self, stats: Mapping[str, Any]) -> None:
         """This rank has finished its part."""
@@ -164,6 +182,11 @@ class Member:
             if self._error is not None:
                 raise self._error
             return self._heard[kind]
+
+    def records(self) -> dict[int, str]:
+        """On the data rank, once the summary has come: what each rank recorded."""
+        with self._changed:
+            return {rank: "".join(parts) for rank, parts in sorted(self._records.items())}
 
     @property
     def error(self) -> PipeEdgeError | None:
@@ -215,6 +238,21 @@ class Member:
             if now - beat_at >= self._beat_s:
                 beat_at = now
                 self._say(Message("beat", self._status().to_body()))
+                self._ask_the_time()
+
+    def _ask_the_time(self) -> None:
+        self._say(Message("clock", {"sent": self._run_clock()}))
+
+    def _know_the_time(self, body: Mapping[str, Any]) -> None:
+        received = self._run_clock()
+        try:
+            self.hub_clock.add(float(body["sent"]), float(body["there"]), received)
+        except (KeyError, TypeError, ValueError):
+            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed time"))
+            return
+        self._clock_burst -= 1
+        if self._clock_burst > 0:
+            self._ask_the_time()
 
     def _hear(self, message: Message) -> None:
         if message.kind == "verdict":
@@ -224,6 +262,11 @@ class Member:
                 self._fail(PeerFailedError(f"{self._hub_name} ended the run with a malformed message"))
         elif message.kind == "notice":
             self._notify(str(message.body.get("line", "")))
+        elif message.kind == "clock":
+            self._know_the_time(message.body)
+        elif message.kind == "record":
+            with self._changed:
+                self._records.setdefault(int(message.body["rank"]), []).append(str(message.body["text"]))
         elif message.kind != "beat":
             with self._changed:
                 self._heard[message.kind] = message.body

@@ -1,0 +1,81 @@
+"""One clock for all ranks: what the hub's clock showed when ours showed a certain time. Pure.
+
+    ours    sent ───────────────────── received          offset = there - (sent + received) / 2
+    hub          ╲──── there ────╱                       wrong by at most (received - sent) / 2
+
+The exchange is F. Cristian's ("Probabilistic clock synchronization", Distributed Computing 3, 1989), as
+in NTP (RFC 5905): of many, those with the shortest round trips count. Clocks of two machines drift apart by
+some 10 us a second, so exchanges go on during the run, and between them the offset is interpolated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+__all__ = ["ClockMap"]
+
+_PERIOD_S = 4.0
+"""Of the exchanges within one period, the best is kept."""
+_PERIODS = 256
+"""When there are more, periods become twice as long."""
+_GOOD = 1.5
+"""Round trips up to this many times the shortest count."""
+
+
+class _Exchange(NamedTuple):
+    ours: float
+    """Middle of the round trip."""
+    offset: float
+    round_trip: float
+
+
+class ClockMap:
+    """From seconds of our clock to seconds of the hub's."""
+
+    def __init__(self) -> None:
+        self._period_s = _PERIOD_S
+        # Replaced whole, never changed: one thread adds, another asks.
+        self._best: dict[int, _Exchange] = {}
+
+    def add(self, sent: float, there: float, received: float) -> None:
+        """An exchange: we asked at ``sent``, its clock showed ``there``, we heard of it at ``received``."""
+        middle = (sent + received) / 2
+        exchanges = (*self._best.values(), _Exchange(middle, there - middle, received - sent))
+        best = self._of_each_period(exchanges)
+        if len(best) > _PERIODS:
+            self._period_s *= 2
+            best = self._of_each_period(exchanges)
+        self._best = best
+
+    def __call__(self, ours: float) -> float:
+        """What the hub's clock showed when ours showed ``ours``; the same where nothing was exchanged."""
+        good = self._good()
+        if len(good) < 2:
+            return ours + (good[0].offset if good else 0.0)
+        after = min(max(1, bisect_left(good, ours, key=lambda one: one.ours)), len(good) - 1)
+        left, right = good[after - 1], good[after]
+        length = right.ours - left.ours
+        # Beyond the first and the last exchange drift goes on; beyond that, nothing is known of it.
+        part = min(max(-1.0, (ours - left.ours) / length), 2.0)
+        return ours + left.offset + part * (right.offset - left.offset)
+
+    @property
+    def error_s(self) -> float | None:
+        """How far the offset of an exchange can be from the true one; None where nothing was exchanged."""
+        good = self._good()
+        return max(one.round_trip for one in good) / 2 if good else None
+
+    def _of_each_period(self, exchanges: tuple[_Exchange, ...]) -> dict[int, _Exchange]:
+        best: dict[int, _Exchange] = {}
+        for one in exchanges:
+            period = int(one.ours // self._period_s)
+            known = best.get(period)
+            if known is None or one.round_trip < known.round_trip:
+                best[period] = one
+        return best
+
+    def _good(self) -> list[_Exchange]:
+        best = self._best.values()
+        limit = _GOOD * min((one.round_trip for one in best), default=0.0)
+        return [one for one in best if one.round_trip <= limit]

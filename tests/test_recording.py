@@ -1,0 +1,201 @@
+"""Lanes: what is recorded is what happened, however much is merged; put together, a run has no gap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.recording import (
+    FEED,
+    STAGE,
+    Lane,
+    LaneRecord,
+    LinkLane,
+    Recording,
+    assemble,
+    series,
+)
+from pipeedge.timeline import Doing, Timeline
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+Cycle = Sequence[int]
+"""Microseconds of each thing that a stage does for a microbatch."""
+cycles = st.lists(st.lists(st.integers(0, 5000), min_size=5, max_size=5), max_size=70)
+
+
+def played(
+    todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000, name: str = "stage 0"
+) -> tuple[Lane, Clock]:
+    """A stage that took so long for each thing."""
+    clock = Clock()
+    clock.now = began_us * 1e-6
+    lane = Lane(name, STAGE, clock, capacity)
+    lane.begin()
+    for number, cycle in enumerate(todo):
+        for phase, spent in zip(STAGE, cycle, strict=True):
+            if phase is not Doing.WAIT_INPUT:
+                lane.enter(phase)
+            clock.now += spent * 1e-6
+        lane.finish(number, 8, 100 + number, 8)
+    return lane, clock
+
+
+@settings(deadline=None, max_examples=60)
+@given(cycles, st.sampled_from([2, 4, 16, 400]))
+def test_nothing_is_lost_by_merging(todo: Sequence[Cycle], capacity: int) -> None:
+    lane, _ = played(todo, capacity=capacity)
+    rows = lane.rows
+    assert len(rows) <= capacity
+    assert sum(row.microbatches for row in rows) == lane.microbatches == len(todo)
+    assert sum(row.items for row in rows) == 8 * len(todo)
+    assert sum(row.bytes for row in rows) == sum(100 + number for number in range(len(todo)))
+    for place, phase in enumerate(STAGE):
+        expected = sum(cycle[place] for cycle in todo) * 1e-6
+        assert lane.tally(phase).total == pytest.approx(expected, abs=1e-9)
+        fill = lane.fill_s if phase is Doing.WAIT_INPUT else 0.0
+        assert sum(row.seconds[place] for row in rows) + fill == pytest.approx(expected, abs=1e-9)
+    for before, after in pairwise(rows):
+        assert before.end_s == pytest.approx(after.start_s, abs=1e-9)
+        assert before.number + before.microbatches == after.number
+
+
+def recording(lane: LaneRecord, rank: int = 0) -> Recording:
+    return Recording(rank, "host", (lane,))
+
+
+@settings(deadline=None, max_examples=60)
+@given(cycles, st.sampled_from([2, 16, 400]), st.integers(0, 20_000), st.integers(0, 20_000))
+def test_a_run_has_no_gap_from_the_first_microbatch_to_the_end(
+    todo: Sequence[Cycle], capacity: int, late_us: int, longer_us: int
+) -> None:
+    """The stage begins to wait before or after the run begins, and ends before the run does."""
+    lane, clock = played(todo, capacity=capacity, began_us=late_us)
+    began = 0.01
+    length = max(clock.now - began, 0.0) + longer_us * 1e-6 + 1e-3
+    told = Recording.from_text(0, recording(lane.record(lambda ours: ours)).to_text())
+    timeline = assemble([told], began, length)
+    spans = timeline.spans
+    assert spans[0].start_s == 0
+    assert spans[-1].end_s == length
+    assert all(one.end_s == other.start_s for one, other in pairwise(spans))
+    assert sum(timeline.seconds(0, "stage 0").values()) == pytest.approx(length)
+    if todo and began <= late_us * 1e-6:
+        computed = sum(cycle[2] for cycle in todo) * 1e-6
+        assert timeline.seconds(0, "stage 0").get(Doing.COMPUTE, 0.0) == pytest.approx(computed, abs=1e-3)
+
+
+def test_fill_drain_and_waits_have_their_names() -> None:
+    todo = [[3000, 0, 1000, 0, 500], [200, 0, 1000, 0, 0]]
+    lane, _ = played(todo, capacity=16, began_us=0)
+    timeline = assemble([recording(lane.record(lambda ours: ours))], 0.0, 0.01)
+    found = [(span.doing, round(span.start_s, 6), span.microbatch) for span in timeline.spans]
+    assert found == [
+        (Doing.FILL, 0.0, None),
+        (Doing.COMPUTE, 0.003, 0),
+        (Doing.WAIT_LINK, 0.004, 0),
+        (Doing.WAIT_INPUT, 0.0045, 1),
+        (Doing.COMPUTE, 0.0047, 1),
+        (Doing.DRAIN, 0.0057, None),
+    ]
+    assert Timeline.from_body(json.loads(json.dumps(timeline.to_body()))).length_s == 0.01
+
+
+def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
+    clock = Clock()
+    lane = Lane("feed", FEED, clock)
+    lane.begin()
+    clock.now = 1.0
+    lane.enter(Doing.WAIT_LINK)
+    clock.now = 3.0
+    lane.finish(0, 8)
+    assert lane.fill_s == 0
+    timeline = assemble([recording(lane.record(lambda ours: ours))], 0.5, 4.0)
+    assert timeline.seconds(0, "feed") == {Doing.READ: 0.5, Doing.WAIT_LINK: 2.0, Doing.DRAIN: 1.5}
+
+
+def test_what_is_under_way_counts_in_the_totals() -> None:
+    clock = Clock()
+    lane = Lane("stage 0", STAGE, clock)
+    assert set(lane.totals().values()) == {0.0}
+    clock.now = 5.0
+    lane.begin()
+    clock.now = 6.0
+    lane.enter(Doing.COMPUTE)
+    clock.now = 8.5
+    assert lane.totals()[Doing.WAIT_INPUT] == 1.0
+    assert lane.totals()[Doing.COMPUTE] == 2.5
+    assert lane.tally(Doing.COMPUTE).total == 0
+
+
+def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
+    link = LinkLane("stage 0 link", 1, capacity=8)
+    for number in range(1000):
+        link.add(number, 10, number, number + 0.5)
+    kept = link.record(lambda ours: ours + 7).transfers
+    assert 4 <= len(kept) < 8
+    assert kept[0].number == 0
+    assert {later.number - one.number for one, later in pairwise(kept)} == {256}
+    assert kept[1].start_s == kept[1].number + 7
+
+
+def test_a_series_says_how_fast_each_stage_went() -> None:
+    lane, _ = played([[0, 0, 1000, 0, 0]] * 10, capacity=16, began_us=0)
+    link = LinkLane("stage 0 link", 1)
+    link.add(3, 1000, 0.0031, 0.0033)
+    told = Recording(2, "host", (lane.record(float),), (link.record(float),))
+    (found,) = series([told], 0.0, window=4)
+    assert (found["stage"], found["rank"]) == (0, 2)
+    assert found["t_s"] == [0.004, 0.008, 0.01]
+    assert found["items_per_s"] == pytest.approx([8000] * 3)
+    assert found["bytes_per_s"][0] == pytest.approx((100 + 101 + 102 + 103) / 0.004, rel=1e-4)
+    assert found["link_bytes_per_s"] == [pytest.approx(5e6), None, None]
+    assert found["bits"] == [8, 8, 8]
+
+
+def test_a_series_is_bounded() -> None:
+    lane, _ = played([[0, 0, 10, 0, 0]] * 300, capacity=400)
+    (found,) = series([recording(lane.record(float))], 0.0, points=7)
+    assert len(found["t_s"]) <= 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"host":1,"lanes":[],"links":[],"clock_error_s":null}',
+        '{"host":"h","lanes":[{"name":"x","phases":["sleep"],"fill_us":0,"rows":[]}],"links":[],"clock_error_s":null}',
+        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5]]}],"links":[],'
+        '"clock_error_s":null}',
+        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,-1]]}],"links":[],'
+        '"clock_error_s":null}',
+        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,1e300]]}],"links":[],'
+        '"clock_error_s":null}',
+        '{"host":"h","lanes":[],"links":[{"name":"x","destination":null,"rows":[[0,0,true,0]]}],"clock_error_s":null}',
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[-40:],
+)
+def test_what_is_no_recording_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, RecursionError)):
+        Recording.from_text(0, text)
+
+
+def test_a_lane_of_an_odd_number_of_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="even"):
+        Lane("x", STAGE, Clock(), 3)
