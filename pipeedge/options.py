@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -71,7 +72,9 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
         if verbose:
             traceback.print_exc()
         line = one_line(error)
-        if not isinstance(error, PipeEdgeError) and not verbose:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            line = "standard output cannot be written: no space left on the device"
+        elif not isinstance(error, PipeEdgeError) and not verbose:
             line = f"internal error: {line} (run again with --verbose to see where)"
         print(f"{program}: {line}", file=sys.stderr, flush=True)
         return exit_code(error)

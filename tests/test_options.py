@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -233,3 +235,21 @@ def test_verbose_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_only_the_original_reads_is_refused_not_ignored(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name}=5 in the environment"):
         parse("0 1", Environment.read({name: "5"}))
+
+
+def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is not here")
+    command = [sys.executable, "runtime.py", "0", "1", "-m", "vit-digits", "--dry-run"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            cwd=Path(__file__).parents[1],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "runtime.py: standard output cannot be written: no space left on the device\n"

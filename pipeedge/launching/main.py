@@ -29,6 +29,7 @@ from pipeedge.launching.commands import (
 )
 from pipeedge.launching.supervisor import Supervisor
 from pipeedge.options import OneLineParser, guard, parse_doctor, parse_runtime
+from pipeedge.profiling.machine import processors
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
 
@@ -119,7 +120,7 @@ def plan_launch(request: LaunchRequest) -> list[RankCommand]:
             python=sys.executable,
             module=request.module,
             port=_free_port(asked.world.addr) if _lacks(request, "--port") else None,
-            cores=len(os.sched_getaffinity(0)),
+            cores=processors(),
         )
     return remote_commands(
         request.hosts,
