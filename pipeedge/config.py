@@ -29,6 +29,7 @@ __all__ = [
     "RunRequest",
     "ScheduleRequest",
     "WorldRequest",
+    "check_report_name",
     "inherited_environment",
 ]
 
@@ -40,6 +41,8 @@ CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Methods of ``pipeedge.quantization.clamping``."""
 DEFAULT_CLAMP = "mse"
 """The best on the shipped model and on transformers' activations: docs/quantization.md."""
+
+REPORT_SUFFIXES = (".json", ".html")
 
 _UNKNOWN_VARIABLES = ("ADAPTIVE_QUANT", "WINDOW_SIZE", "SEND_CONSTRAINT", "CSV_FILE_MODE")
 
@@ -280,6 +283,16 @@ class CompressionRequest:
             raise RequestError(f"--clamp {self.clamp}: choose one of {', '.join(CLAMPS)}")
 
 
+def check_report_name(path: Path) -> None:
+    """Refuse a report of an unknown format.
+
+    Raises:
+        RequestError: neither .json nor .html.
+    """
+    if path.suffix not in REPORT_SUFFIXES:
+        raise RequestError(f"--report {path}: a report is FILE.json, for programs, or FILE.html, for people")
+
+
 @dataclass(frozen=True)
 class OutputRequest:
     """What a run leaves behind."""
@@ -293,8 +306,8 @@ class OutputRequest:
         return _ROWS_OF_A_REPORT
 
     def __post_init__(self) -> None:
-        if self.report is not None and self.report.suffix != ".json":
-            raise RequestError(f"--report {self.report}: the report is JSON; name it FILE.json")
+        if self.report is not None:
+            check_report_name(self.report)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,17 @@ from pipeedge.config import (
 )
 from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
 
-__all__ = ["DoctorCommand", "OneLineParser", "RuntimeCommand", "guard", "parse_doctor", "parse_runtime"]
+__all__ = [
+    "DoctorCommand",
+    "OneLineParser",
+    "RuntimeCommand",
+    "guard",
+    "integers",
+    "names",
+    "parse_doctor",
+    "parse_runtime",
+    "version",
+]
 
 _INTERRUPTED = 130
 
@@ -202,18 +212,20 @@ def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int
     return environment.rank, environment.world_size
 
 
-def _integers(text: str) -> tuple[int, ...]:
+def integers(text: str) -> tuple[int, ...]:
+    """A list of whole numbers, as the type of an option."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers like 1,24,25,48") from None
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(names):
+def names(text: str) -> tuple[str, ...]:
+    """A list of names, as the type of an option."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names like pi1,pi2")
-    return names
+    return found
 
 
 def _runtime_parser() -> argparse.ArgumentParser:
@@ -230,7 +242,7 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "RANK", nargs="?", type=int, help="this process, from 0 (may be left out under torchrun)"
     )
     parser.add_argument("WORLD", nargs="?", type=int, help="how many processes there are")
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
 
     network = parser.add_argument_group("network")
@@ -302,12 +314,12 @@ def _runtime_parser() -> argparse.ArgumentParser:
     schedule.add_argument(
         "-pt",
         "--partition",
-        type=_integers,
+        type=integers,
         metavar="LIST",
         help="first and last layer of each stage, from 1, e.g. 1,24,25,48; goes before automatic scheduling",
     )
     schedule.add_argument(
-        "-r", "--rank-order", type=_integers, metavar="LIST", help="the rank of each stage (0,1,2,...)"
+        "-r", "--rank-order", type=integers, metavar="LIST", help="the rank of each stage (0,1,2,...)"
     )
     schedule.add_argument(
         "-D",
@@ -320,7 +332,7 @@ def _runtime_parser() -> argparse.ArgumentParser:
     schedule.add_argument(
         "-q",
         "--quant",
-        type=_integers,
+        type=integers,
         metavar="LIST",
         help="bits a value on each stage's outgoing link: 2 to 8, 16, or 0 for values as they are "
         "(what the schedule file says, else 0)",
@@ -332,7 +344,7 @@ def _runtime_parser() -> argparse.ArgumentParser:
         help="which part of their range the compressed values keep (%(default)s)",
     )
     schedule.add_argument(
-        "-H", "--hosts", type=_names, metavar="LIST", help="the host of each rank, as in devices.yml"
+        "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank, as in devices.yml"
     )
     schedule.add_argument("-sm", "--sched-models-file", type=Path, metavar="FILE", help="models.yml")
     schedule.add_argument(
@@ -358,12 +370,16 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="predictions: .csv, .jsonl or .npz, a row an item"
     )
     output.add_argument(
-        "--report", type=Path, metavar="FILE.json", help="what ran, how fast, where the time went"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="what ran, how fast, where the time went: .json, or .html for a page",
     )
     return parser
 
 
-def _version() -> str:
+def version() -> str:
+    """What ``--version`` prints."""
     import pipeedge
 
     return f"pipeedge {pipeedge.__version__}"

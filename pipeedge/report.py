@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,14 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeedge.errors import RequestError
+from pipeedge.files import check_writable, write_whole
 from pipeedge.metrics import Latency, StageStats
+from pipeedge.page import read_run, render_run
 from pipeedge.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
 from pipeedge.timeline import Timeline
 
-__all__ = ["RunReport", "check_report_path", "print_report", "save_report"]
+__all__ = ["RunReport", "check_report_path", "print_report", "save_body", "save_report"]
 
 
 @dataclass(frozen=True)
@@ -151,15 +150,7 @@ def check_report_path(path: Path) -> None:
     Raises:
         RequestError: the place does not exist or is not writable.
     """
-    if not path.parent.is_dir():
-        raise RequestError(f"--report {path}: the directory {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise RequestError(f"--report {path}: is a directory")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise RequestError(f"--report {path}: cannot write to {path.parent} ({error.strerror})") from error
+    check_writable(path, "--report")
 
 
 def _pretty(value: object, indent: str = "") -> str:
@@ -174,28 +165,23 @@ def _pretty(value: object, indent: str = "") -> str:
 
 
 def save_report(report: RunReport, path: Path) -> None:
-    """Write ``report`` as JSON; the file is whole or not there.
+    """Write ``report``; the file is whole or not there.
 
     Raises:
         RequestError: the disk is full or no longer writable.
     """
-    text = _pretty(report.to_body()) + "\n"
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(text)
-        # The temporary file is private; the report gets the permissions that a new file has.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise RequestError(f"--report {path}: cannot be written ({error.strerror})") from error
+    save_body(report.to_body(), path)
+
+
+def save_body(body: dict[str, Any], path: Path) -> None:
+    """Write what ``RunReport.to_body`` made: as JSON, or as a page where ``path`` says .html.
+
+    Raises:
+        RequestError: the disk is full or no longer writable.
+    """
+    page = path.suffix == ".html"
+    text = render_run(read_run(body, path.name)) if page else _pretty(body) + "\n"
+    write_whole(path, text, "--report")
 
 
 def print_report(report: RunReport, console: Console, *, results: Path | None, saved: Path | None) -> None:

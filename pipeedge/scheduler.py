@@ -285,7 +285,7 @@ def _schedule(
             rank = int(name)
         elif name not in hosts:
             raise ScheduleError(
-                f"{source}: the host {name} has no rank; the hosts given with -H are {', '.join(hosts)}"
+                f"{source}: the host {name} has no rank; the hosts that have one are {', '.join(hosts)}"
             )
         else:
             rank = list(hosts).index(name)

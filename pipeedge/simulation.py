@@ -10,11 +10,12 @@ next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
     done(n)    = taken(n) + work
     room(n)    = max(done(n), arrived(n-2))                    two frames under way
     posted(n)  = room(n) + send                                = free(n): the copy into the frame
-    started(n) = max(posted(n), wire(n-1), taken_by_next(n-2)) two receives are posted
+    started(n) = max(posted(n), wire(n-1), free_next(n-2))     two receives are posted, the second when
+                                                               the next node asks for one more
     wire(n)    = started(n) + bytes / bandwidth
     arrived(n) = wire(n) + latency
 
-A link in memory has no wire: room(n) = max(done(n), taken_by_next(n-2)), arrived(n) = posted(n). These
+A link in memory has no wire: room(n) = max(done(n), taken_next(n-2)), arrived(n) = posted(n). These
 are sums and maxima of earlier moments only, so nothing is searched for: node i at microbatch n depends on
 (i-1, n), (i, n-1) and (i+1, n-2), of which none lies on the diagonal i + n or beyond. One diagonal after
 the other is computed, all of its nodes at once.
@@ -146,7 +147,8 @@ class SimulatedRun:
     length_s: float
     """To the last result."""
     fed_at: _Seconds
-    """When each microbatch had been read; shape (microbatches,)."""
+    """When each microbatch was made, in the frame that is sent: its latency counts from then; shape
+    (microbatches,)."""
     result_at: _Seconds
     """When its result was there; shape (microbatches,)."""
     fill_s: _Seconds
@@ -199,6 +201,25 @@ class SimulatedRun:
             if not self.model.links[stage + 1].in_memory:
                 spans += self._link_spans(stage, ranks[stage])
         return Timeline(self.length_s, tuple(spans))
+
+    def windows(self, stage: int, points: int) -> Iterator[tuple[float, float, float]]:
+        """What a stage in ``drawn`` handed on in the course of time: beginning and end of a window, seconds,
+        and the microbatches in it, the smaller last one counted as the part it is.
+
+        Args:
+            stage: its number.
+            points: windows at most.
+        """
+        row = self._moments.nodes.index(stage + 1)
+        costs, count = self.model.stages[stage], self.model.microbatches
+        posted = self._moments.room[row] + costs.send_s
+        size, since = -(-count // points), float(self._moments.taken[row, 0])
+        for first in range(0, count, size):
+            stop = min(count, first + size)
+            until = float(posted[stop - 1])
+            if until > since:
+                yield since, until, stop - first - (1 - self.model.last_fraction) * (stop == count)
+            since = until
 
     def _stage_spans(self, stage: int, rank: int) -> Iterator[Span]:
         costs, lane = self.model.stages[stage], f"stage {stage}"
@@ -274,11 +295,12 @@ class _Wavefront:
         self._latency = np.array([*(link.latency_s for link in model.links), 0.0])
         self._in_memory = np.array([*(link.in_memory for link in model.links), True])
         # Reading the first microbatch comes before moment 0.
-        self._free = np.zeros(nodes)
-        self._free[0] = -model.feed_s
+        first_read_s = model.feed_s * (model.last_fraction if model.microbatches == 1 else 1.0)
+        self._free = np.zeros(nodes + 1)
+        self._free[0] = -first_read_s
         # Behind each node its incoming link: the entry before that of the link it sends on.
         self._arrived = np.zeros(nodes + 1)
-        self._arrived[0] = -model.feed_s
+        self._arrived[0] = -first_read_s
         self._arrived_before = np.zeros(nodes)
         self._on_wire_until = np.zeros(nodes)
         self._taken = np.zeros(nodes + 1)
@@ -293,14 +315,15 @@ class _Wavefront:
         high = min(diagonal, self._nodes - 1) + 1
         here, after = slice(low, high), slice(low + 1, high + 1)
         work, send, wire = self._costs(diagonal, here)
-        taken_by_next, arrived_last = self._taken[after], self._arrived[after]
+        arrived_last = self._arrived[after]
         taken = np.maximum(self._free[here], self._arrived[here])
         done = taken + work
         room = np.maximum(
-            done, np.where(self._in_memory[here], taken_by_next, self._arrived_before[here])
+            done, np.where(self._in_memory[here], self._taken[after], self._arrived_before[here])
         )
         posted = room + send
-        started = np.maximum(np.maximum(posted, self._on_wire_until[here]), taken_by_next)
+        taken_from = np.where(self._in_memory[here], 0.0, self._free[after])
+        started = np.maximum(np.maximum(posted, self._on_wire_until[here]), taken_from)
         on_wire_until = started + wire
         arrived = on_wire_until + self._latency[here]
 
@@ -344,9 +367,10 @@ class _Wavefront:
         result_at = self._moments.taken[-1]
         length = float(result_at[-1])
         inner = slice(1, self._nodes - 1)
-        fed_at = self._moments.taken[0] + self._model.feed_s
-        if self._model.last_fraction != 1:
-            fed_at[-1] = self._moments.taken[0, -1] + self._model.feed_s * self._model.last_fraction
+        shares = np.ones(self._model.microbatches)
+        shares[-1] = self._model.last_fraction
+        read_at = self._moments.taken[0] + self._model.feed_s * shares
+        fed_at = read_at if self._model.links[0].in_memory else self._moments.room[0]
         return SimulatedRun(
             model=self._model,
             length_s=length,

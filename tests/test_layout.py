@@ -17,6 +17,7 @@ PACKAGE = ROOT / "pipeedge"
 
 ORDER = (
     "errors",
+    "files",
     "schedule",
     "config",
     "yamlfile",
@@ -28,6 +29,8 @@ ORDER = (
     "metrics",
     "timeline",
     "recording",
+    "simulation",
+    "page",
     "prediction",
     "transport",
     "control",
@@ -43,6 +46,8 @@ ORDER = (
     "doctor",
     "profiling",
     "launching",
+    "simulating",
+    "reporting",
     "runtime",
 )
 """A module imports only what stands above it. A new one needs a place here."""
@@ -58,6 +63,11 @@ PURE = (
     "models.activations",
     "models.architecture",
     "models.names",
+    "page.bottleneck",
+    "page.charts",
+    "page.comparison",
+    "page.gantt",
+    "page.saved",
     "payload",
     "planning",
     "prediction",
@@ -69,6 +79,8 @@ PURE = (
     "quantization.policies",
     "quantization.wire",
     "schedule",
+    "simulating.cluster",
+    "simulation",
     "transport.frame",
     "timeline",
 )

@@ -70,7 +70,7 @@ def test_hosts_that_are_no_ranks_need_a_list() -> None:
 
 def test_a_host_without_a_rank_is_named() -> None:
     with pytest.raises(
-        ScheduleError, match="the host rcc-3 has no rank; the hosts given with -H are rcc-0, "
+        ScheduleError, match="the host rcc-3 has no rank; the hosts that have one are rcc-0, "
     ):
         plan(request(), hosts=[host for host in HOSTS if host != "rcc-3"])
 
@@ -282,7 +282,7 @@ def test_what_the_program_prints_is_a_schedule_file(tmp_path: Path) -> None:
         (
             "- mb-7: [1, 2]\n",
             ScheduleError,
-            "s.yml: the host mb-7 has no rank; the hosts given with -H are mb-0",
+            "s.yml: the host mb-7 has no rank; the hosts that have one are mb-0",
         ),
     ],
 )

@@ -58,6 +58,8 @@ class _Link:
         self._inbox: deque[int] = deque()
         self._receives = POSTED
         self._under_way = 0
+        self._on_wire = 0
+        """Of them, those that have a receive."""
         self._wire_busy = False
         self._taker: Callable[[int], None] | None = None
         self._sender: Callable[[], None] | None = None
@@ -79,6 +81,8 @@ class _Link:
 
     def take(self, go_on: Callable[[int], None]) -> None:
         self._taker = go_on
+        self._receives = POSTED - len(self._inbox) - self._on_wire
+        self._transmit()
         self._hand_over()
 
     def _full(self) -> bool:
@@ -91,6 +95,7 @@ class _Link:
             return
         number, share = self._queue.popleft()
         self._receives -= 1
+        self._on_wire += 1
         self._wire_busy = True
 
         def leave() -> None:
@@ -102,6 +107,7 @@ class _Link:
 
     def _arrive(self, number: int) -> None:
         self._under_way -= 1
+        self._on_wire -= 1
         self._inbox.append(number)
         self._wake_sender()
         self._hand_over()
@@ -111,8 +117,6 @@ class _Link:
             return
         go_on, self._taker = self._taker, None
         number = self._inbox.popleft()
-        self._receives += 1
-        self._transmit()
         self._wake_sender()
         go_on(number)
 
@@ -153,8 +157,10 @@ def play(model: PipelineModel) -> Played:
     def feed() -> _Thread:
         for number in range(model.microbatches):
             yield "sleep", model.feed_s * share(number)
-            played.fed_at.append(loop.now)
+            read_at = loop.now
             yield "room", links[0]
+            # Over a network it is made in the frame that is sent.
+            played.fed_at.append(read_at if model.links[0].in_memory else loop.now)
             links[0].post(number, share(number))
 
     def compute(stage: int) -> _Thread:

@@ -1,0 +1,25 @@
+"""The report as a page: one HTML file that needs nothing else. Pure, but for reading its own assets.
+
+    JSON of a report ──read_run──> SavedRun ──┬── bottleneck   who holds the others back, in words
+    (old, partial, simulated)                 ├── gantt        a Timeline, drawn in the browser
+                                              ├── charts       distributions and series, as SVG
+                                              └── comparison   two of them side by side, as rows
+                                                         └────── render ──> HTML
+
+A part of the report that is not there leaves its section out.
+"""
+
+from pipeedge.page.bottleneck import find_bottleneck
+from pipeedge.page.comparison import compare_lines, summary_lines
+from pipeedge.page.render import render_comparison, render_run
+from pipeedge.page.saved import SavedRun, read_run
+
+__all__ = [
+    "SavedRun",
+    "compare_lines",
+    "find_bottleneck",
+    "read_run",
+    "render_comparison",
+    "render_run",
+    "summary_lines",
+]

@@ -1,0 +1,31 @@
+"""The console script ``pipeedge-simulate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from pipeedge.options import guard
+from pipeedge.simulating.options import parse_simulate
+
+__all__ = ["PROGRAM", "main"]
+
+PROGRAM = "pipeedge-simulate"
+
+
+def main() -> NoReturn:
+    """Simulate what the command line asks for, and end the process."""
+    sys.exit(guard(PROGRAM, _simulate, verbose="--verbose" in sys.argv))
+
+
+def _simulate() -> None:
+    request = parse_simulate(sys.argv[1:])
+    # Only now: what it takes to print takes long to import, and a mistake is to be answered at once.
+    from rich.console import Console
+
+    from pipeedge.simulating.session import run
+
+    def warn(line: str) -> None:
+        print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+
+    run(request, sys.argv, Console(), warn)

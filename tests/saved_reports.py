@@ -1,0 +1,91 @@
+"""Reports as JSON has them, for tests of what is made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pipeedge.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
+
+MICROBATCHES = 40
+
+
+def simulated_body(
+    compute_s: Sequence[float], wires_s: Sequence[float] = (), *, microbatches: int = MICROBATCHES
+) -> dict[str, Any]:
+    """Of stages that compute so long, joined by links that take so long (the first leads to stage 1)."""
+    count = len(compute_s)
+    wires = [*wires_s, *[0.001] * (count - 1 - len(wires_s))]
+    local = SimulatedLink(in_memory=True)
+    model = PipelineModel(
+        tuple(SimulatedStage(seconds) for seconds in compute_s),
+        (local, *(SimulatedLink(wire) for wire in wires), local if count == 1 else SimulatedLink(0.001)),
+        microbatches,
+    )
+    run = simulate(model)
+    stages = range(count)
+    return {
+        "model": "some/model",
+        "simulated": True,
+        "schedule": [
+            {"stage": n, "rank": n, "host": f"pi{n}", "layers": [4 * n + 1, 4 * n + 4], "quant_bits": 0}
+            for n in stages
+        ],
+        "items": 8 * microbatches,
+        "microbatches": microbatches,
+        "ubatch_size": 8,
+        "elapsed_s": run.length_s,
+        "throughput_items_per_s": 8 * microbatches / run.length_s,
+        "latency_s": {"p50": 1.0, "p95": 2.0, "max": 3.0},
+        "latencies_s": run.latencies_s.tolist(),
+        "accuracy": {"correct": 9, "labelled": 10, "top1": 0.9},
+        "stages": [
+            {
+                "stage": n,
+                "rank": n,
+                "microbatches": microbatches,
+                "compute_s_mean": compute_s[n],
+                "send_s_mean": float(run.occupied_s[n + 1]) / microbatches,
+                "bytes_out_mean": 4.8e6,
+                "rss_peak_mb": 250.0 + n,
+                "seconds": {doing.value: spent for doing, spent in run.seconds(n).items()},
+                "memory_mb": {"weights": 100.0, "buffers": 20.0, "working": 50.0, "available": 512.0},
+            }
+            for n in stages
+        ],
+        "timeline": run.timeline(stages).to_body(),
+        "series": [
+            {
+                "stage": n,
+                "rank": n,
+                "t_s": [1.0, 2.0, 3.0],
+                "items_per_s": [5.0, 6.0, 5.5],
+                "bytes_per_s": [1e6, 1.1e6, 1e6],
+                "link_bytes_per_s": [1e8, None, 1.2e8],
+                "bits": [32, 8, 4],
+            }
+            for n in stages
+        ],
+        "energy": {
+            "ranks": [{"rank": 0, "source": "rapl", "joules": 120.0, "mean_watts": 12.0}],
+            "joules": 120.0,
+            "joules_per_item": 0.4,
+        },
+        "predicted": {
+            "throughput_items_per_s": 8.0,
+            "throughput_items_per_s_measured": 7.9,
+            "throughput_items_per_s_error_percent": -1.25,
+            "stages": [{"stage": 0, "rank": 0, "compute_s": 1.0, "compute_s_measured": 1.1}],
+            "remarks": ["stage 0 is off"],
+        },
+        "skipped": ["broken.png: no image"],
+        "command": ["runtime.py", "0", "2", "-pt", "1,4,5,8"],
+        "versions": {"pipeedge": "0.1.0", "torch": "2.13.0"},
+        "data_rank": 0,
+    }
+
+
+def through_json(body: dict[str, Any]) -> Any:
+    """As it comes back from a file."""
+    return json.loads(json.dumps(body))

@@ -1,0 +1,454 @@
+"""What is made of a saved report: who is named as the bottleneck, what is drawn, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_reports import simulated_body, through_json
+
+from pipeedge.errors import RequestError
+from pipeedge.page import (
+    compare_lines,
+    find_bottleneck,
+    read_run,
+    render_comparison,
+    render_run,
+    summary_lines,
+)
+from pipeedge.page.bottleneck import Part
+from pipeedge.page.charts import Line, histogram, lines, si
+from pipeedge.page.comparison import compare_runs
+from pipeedge.page.gantt import coarsened, to_data
+from pipeedge.reporting.main import ReportRequest, make_report, parse_report
+from pipeedge.timeline import Doing, Span, Timeline
+
+
+class Page(HTMLParser):
+    """Elements, and text by the section it stands in."""
+
+    VOID = frozenset({"meta", "line", "rect", "polyline"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.sections: dict[str | None, str] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._section: str | None = None
+        self._open: list[str] = []
+        self.feed(html)
+        assert not self._open, f"left open: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+        if tag == "section":
+            self._section = dict(attrs).get("id")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.VOID:
+            return
+        assert self._open.pop() == tag
+        if tag == "section":
+            self._section = None
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("style", "script"):
+            self.sections[self._section] = self.sections.get(self._section, "") + data
+
+
+def bottleneck(body: dict[str, Any]) -> tuple[Part, int, str]:
+    found = find_bottleneck(read_run(through_json(body), "run.json"))
+    assert found is not None
+    return found.part, found.number, found.line
+
+
+# --- the bottleneck ---------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 6), st.data())
+@settings(max_examples=40)
+def test_an_injected_slow_stage_is_named(count: int, data: st.DataObject) -> None:
+    slow = data.draw(st.integers(0, count - 1))
+    compute = data.draw(st.lists(st.floats(0.2, 1.0), min_size=count, max_size=count))
+    compute[slow] = 1.5
+    part, number, line = bottleneck(simulated_body(compute))
+    assert (part, number) == (Part.STAGE, slow)
+    assert f"Stage {slow} on rank {slow} (pi{slow})" in line
+
+
+@given(st.integers(2, 6), st.data())
+@settings(max_examples=40)
+def test_a_throttled_link_is_named(count: int, data: st.DataObject) -> None:
+    slow = data.draw(st.integers(0, count - 2))
+    compute = data.draw(st.lists(st.floats(0.2, 1.0), min_size=count, max_size=count))
+    wires = [0.01] * (count - 1)
+    wires[slow] = 1.5
+    part, number, line = bottleneck(simulated_body(compute, wires))
+    assert (part, number) == (Part.LINK, slow + 1)
+    assert f"link from stage {slow} on rank {slow}" in line
+
+
+def seconds(**spent: float) -> dict[str, float]:
+    return {name.replace("_", " "): value for name, value in spent.items()}
+
+
+def body_of(*stages: dict[str, float], send_s_best: float = 0.0) -> dict[str, Any]:
+    """A report that knows only where the time went."""
+    return {
+        "model": "m",
+        "data_rank": 0,
+        "schedule": [{"rank": n, "layers": [n + 1, n + 1]} for n in range(len(stages))],
+        "stages": [
+            {"stage": n, "rank": n, "seconds": spent, "microbatches": 10, "send_s_best": send_s_best}
+            for n, spent in enumerate(stages)
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        # A stage whose processor stutters is still the one that the others wait for.
+        ((seconds(compute=5, wait_link=5), seconds(compute=9.2, wait_input=0.8)), (Part.STAGE, 1)),
+        ((seconds(compute=9.2, wait_link=0.8), seconds(compute=5, wait_input=5)), (Part.STAGE, 0)),
+        # Both ends wait: it is what is between them.
+        ((seconds(compute=6, wait_link=4), seconds(compute=5, wait_input=5)), (Part.LINK, 1)),
+        # Nothing else is known of a link's own pace but that.
+        ((seconds(compute=4, wait_input=6), seconds(compute=5, wait_input=5)), (Part.LINK, 0)),
+        ((seconds(compute=4, wait_link=6), seconds(compute=5, wait_link=5)), (Part.LINK, 2)),
+        # Filling and draining say nothing.
+        ((seconds(compute=2, drain=8), seconds(compute=1.8, wait_input=0.1, fill=8)), (Part.STAGE, 0)),
+    ],
+)
+def test_who_is_named_from_where_the_time_went(
+    stages: tuple[dict[str, float], ...], named: tuple[Part, int]
+) -> None:
+    assert bottleneck(body_of(*stages))[:2] == named
+
+
+def test_a_link_at_its_pace_is_named_before_a_stage_that_is_nearly_as_slow() -> None:
+    stages = (seconds(compute=9.3, wait_link=0.7), seconds(compute=9, wait_input=1))
+    assert bottleneck(body_of(*stages, send_s_best=0.5))[:2] == (Part.STAGE, 0)
+    assert bottleneck(body_of(*stages, send_s_best=0.99))[:2] == (Part.LINK, 1)
+
+
+def test_ends_that_are_on_the_data_rank_are_named_by_what_is_done_there() -> None:
+    assert "Reading the input on rank 0" in bottleneck(body_of(seconds(compute=4, wait_input=6)))[2]
+    assert "Writing the results on rank 0" in bottleneck(body_of(seconds(compute=4, wait_link=6)))[2]
+
+
+def test_nobody_is_named_where_nothing_is_known() -> None:
+    body = {"model": "m", "schedule": [{"rank": 0, "layers": [1, 4]}]}
+    assert find_bottleneck(read_run(body, "r")) is None
+
+
+# --- the Gantt chart --------------------------------------------------------------------------------
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    spans, longest = [], 0.0
+    for lane in range(draw(st.integers(1, 4))):
+        at = 0.0
+        for number in range(draw(st.integers(0, 60))):
+            at += draw(st.sampled_from([0.0, 0.0, 0.003]))
+            end = at + draw(st.sampled_from([0.0, 1e-6, 0.001, 0.02, 1.0]))
+            spans.append(Span(lane, f"stage {lane}", draw(st.sampled_from(list(Doing))), at, end, number))
+            at = end
+        longest = max(longest, at)
+    return Timeline(longest, tuple(spans))
+
+
+@given(timelines(), st.integers(1, 100))
+def test_coarser_is_smaller_and_adds_up_to_the_same(timeline: Timeline, limit: int) -> None:
+    drawn = coarsened(timeline, spans=limit)
+    lanes = len(timeline.lanes)
+    if len(timeline.spans) <= limit:
+        assert drawn == timeline
+    # Each lane has room for every kind of thing at least once.
+    if timeline.length_s:
+        assert len(drawn.spans) <= max(limit, lanes * len(Doing)) + lanes * len(Doing)
+    for rank, lane in timeline.lanes:
+        before, after = timeline.seconds(rank, lane), drawn.seconds(rank, lane)
+        for doing in before:
+            assert after.get(doing, 0.0) == pytest.approx(before[doing], abs=1e-9)
+        spans = [span for span in drawn.spans if span.lane == lane]
+        for one, other in itertools.pairwise(spans):
+            assert one.end_s <= other.start_s + 1e-9
+        assert all(span.end_s <= timeline.length_s + 1e-9 for span in spans)
+
+
+def test_lanes_beyond_the_limit_are_left_out_evenly() -> None:
+    spans = tuple(Span(rank, f"stage {rank}", Doing.COMPUTE, 0.0, 1.0) for rank in range(1000))
+    ranks = [rank for rank, _ in coarsened(Timeline(1.0, spans), lanes=11).lanes]
+    assert (ranks[0], ranks[-1], len(ranks)) == (0, 999, 11)
+
+
+@given(timelines())
+def test_the_browser_gets_what_was_there(timeline: Timeline) -> None:
+    data = json.loads(json.dumps(to_data(timeline)))
+    found = []
+    for lane in data["lanes"]:
+        at = 0
+        for doing, start, length, number in zip(
+            lane["doing"], lane["start"], lane["length"], lane["microbatch"], strict=True
+        ):
+            at += start
+            found.append((lane["rank"], lane["lane"], data["shades"][doing]["label"], at, length, number))
+    assert len(found) == len(timeline.spans)
+    for (rank, lane, _, start, length, number), span in zip(found, timeline.spans, strict=True):
+        assert (rank, lane, number) == (span.rank, span.lane, span.microbatch)
+        assert start == pytest.approx(span.start_s * 1e6, abs=0.51)
+        assert length == pytest.approx(span.seconds * 1e6, abs=1.01)
+
+
+def test_waits_are_told_apart_without_colour() -> None:
+    spans = tuple(Span(0, "stage 0", doing, 0.0, 1.0) for doing in Doing)
+    shades = to_data(Timeline(1.0, spans))["shades"]
+    assert len({shade["label"] for shade in shades}) == len(Doing)
+    waits = [shade for shade in shades if "bubble" in shade["label"]]
+    assert len(waits) == sum(doing.is_wait for doing in Doing)
+    assert all(shade["pattern"] for shade in waits)
+    assert not any(shade["pattern"] for shade in shades if shade not in waits)
+
+
+# --- charts -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=200))
+def test_every_value_is_in_the_histogram_once(values: list[float]) -> None:
+    chart = histogram("latency", values, [("median", values[0])])
+    counts = [int(found) for found in re.findall(r"<title>(\d+) of", chart.svg)]
+    assert sum(counts) == len(values)
+    assert max(counts) == int(chart.y_ticks[0])
+    assert not re.search(r"nan|inf", chart.svg)
+
+
+def test_a_series_with_gaps() -> None:
+    chart = lines("pace", [Line("stage 0", [1.0, 2.0, 3.0, 4.0], [5.0, None, 6.0, 7.0])], "items/s")
+    assert chart is not None
+    assert chart.svg.count("<polyline") == 2
+    assert chart.y_ticks == ("10 items/s", "5 items/s", "0 items/s")
+    assert lines("nothing", [Line("stage 0", [1.0], [None])], "s") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 "), (1, "1 "), (999.4, "999 "), (999.9, "1 k"), (0.0123456, "12.3 m"), (2.5e9, "2.5 G")],
+)
+def test_figures_have_three_digits_and_a_prefix(value: float, text: str) -> None:
+    assert si(value) == text
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+SECTIONS = {
+    "timeline": "gantt",
+    "energy": "energy",
+    "predicted": "predicted",
+    "skipped": "skipped",
+}
+
+
+def test_a_whole_report_has_every_section() -> None:
+    page = Page(render_run(read_run(through_json(simulated_body([1.0, 2.0])), "run.json")))
+    wanted = {"schedule", "gantt", "times", "charts", "predicted", "energy", "stages", "skipped", "origin"}
+    assert wanted <= set(page.sections)
+    assert "pi1" in page.sections["schedule"]
+    assert "layers 5–8" in page.sections["schedule"]
+    assert "250 MB" in page.sections["schedule"]
+    assert "rapl" in page.sections["energy"]
+    assert "runtime.py 0 2 -pt 1,4,5,8" in page.sections["origin"]
+    assert "torch 2.13.0" in page.sections["origin"]
+    assert "90.00%" in page.sections[None]
+    assert "Stage 1 on rank 1 (pi1)" in page.sections[None]
+
+
+def test_an_absent_part_leaves_its_section_out_and_nothing_else() -> None:
+    whole = simulated_body([1.0, 2.0])
+    for key in sorted(set(whole) - {"model", "schedule"}):
+        body = {name: value for name, value in whole.items() if name != key}
+        page = Page(render_run(read_run(through_json(body), "run.json")))
+        if key in SECTIONS:
+            assert SECTIONS[key] not in page.sections
+        null = Page(render_run(read_run({**through_json(whole), key: None}, "run.json")))
+        assert null.sections == page.sections, key
+    least = {name: whole[name] for name in ("model", "schedule")}
+    assert "schedule" in Page(render_run(read_run(through_json(least), "run.json"))).sections
+
+
+def test_the_times_of_a_stage_are_the_length_of_the_run() -> None:
+    body = simulated_body([1.0, 2.0, 0.5], [0.3, 0.8])
+    said = read_run(through_json(body), "run.json")
+    for stage in body["stages"]:
+        del stage["seconds"]
+    drawn = read_run(through_json(body), "run.json")
+    for stage in (*said.stages, *drawn.stages):
+        assert stage.seconds is not None
+        assert math.fsum(stage.seconds.values()) == pytest.approx(body["elapsed_s"], rel=1e-4)
+
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u2028"
+
+
+def poisoned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value in {doing.value for doing in Doing} else value + NASTY
+    if isinstance(value, list):
+        return [poisoned(item) for item in value]
+    if isinstance(value, dict):
+        return {key: poisoned(item) for key, item in value.items()}
+    return value
+
+
+def test_no_text_of_a_report_becomes_markup() -> None:
+    clean, dirty = (
+        read_run(through_json(body), "run.json")
+        for body in (simulated_body([1.0, 2.0]), poisoned(simulated_body([1.0, 2.0])))
+    )
+    for make in (render_run, lambda run: render_comparison(run, run)):
+        good, bad = Page(make(clean)), Page(make(dirty))
+        assert [tag for tag, _ in good.tags] == [tag for tag, _ in bad.tags]
+        assert not [attrs for _, attrs in bad.tags if any(name.startswith("on") for name in attrs)]
+
+
+def test_the_page_asks_nobody_for_anything() -> None:
+    html = render_run(read_run(through_json(simulated_body([1.0, 2.0])), "run.json"))
+    page = Page(html)
+    assert not [attrs for _, attrs in page.tags if {"src", "href"} & set(attrs)]
+    assert "url(" not in html
+    assert "@import" not in html
+    assert len(html) < 200_000
+
+
+def test_a_page_stays_small_however_long_the_run() -> None:
+    body = simulated_body([1.0, 1.1], microbatches=20_000)
+    html = render_run(read_run(through_json(body), "run.json"))
+    assert len(html) < 1_000_000
+    assert "Too long to be drawn" in html
+
+
+def mutations(body: Any, chance: random.Random) -> Any:
+    """``body`` with one of its values replaced by something else."""
+    body = copy.deepcopy(body)
+    node = body
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        key = chance.choice(keys)
+        if isinstance(node[key], dict | list) and node[key] and chance.random() < 0.8:
+            node = node[key]
+            continue
+        node[key] = chance.choice(["text", -1, 1.5, 1e400, float("nan"), [], {}, True, [[]], {"a": 1}])
+        return body
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_report_that_is_damaged_gives_one_line_or_a_page(seed: int) -> None:
+    body = mutations(through_json(simulated_body([1.0, 2.0], microbatches=3)), random.Random(seed))
+    refused = ""
+    try:
+        run = read_run(body, "run.json")
+        Page(render_run(run))
+        compare_lines(run, run)
+    except RequestError as error:
+        refused = str(error)
+    assert refused == "" or re.fullmatch("run.json: .*", refused)
+
+
+# --- two runs ---------------------------------------------------------------------------------------
+
+
+def test_two_runs_side_by_side() -> None:
+    a, b = simulated_body([1.0, 2.0]), simulated_body([1.0, 1.0])
+    b |= {"simulated": False, "command": ["runtime.py", "0", "2", "-pt", "1,4,5,8", "-q", "8,0"]}
+    runs = [read_run(through_json(body), name) for body, name in ((a, "a.json"), (b, "b.json"))]
+    groups = {group.title: {row.name: row for row in group.rows} for group in compare_runs(*runs)}
+    faster = groups["Whole run"]["throughput"]
+    assert faster.better is True
+    assert float(faster.change.rstrip("%")) == pytest.approx(95, abs=4)
+    assert groups["Stage 1"]["computing a microbatch"].change == "-50.0%"
+    assert groups["Stage 0"]["computing a microbatch"].better is None
+    asked = groups["Asked differently"]
+    assert (asked["kind"].a, asked["kind"].b) == ("simulated", "measured")
+    assert (asked["command"].a, asked["command"].b) == ("–", "-q 8,0")
+    assert "model" not in asked
+    page = Page(render_comparison(*runs))
+    assert sum(tag == "canvas" for tag, _ in page.tags) == 2
+    assert any("throughput" in line and "+9" in line for line in compare_lines(*runs))
+
+
+def test_runs_of_different_shape_are_compared_too() -> None:
+    a, b = (read_run(through_json(simulated_body(costs)), "r") for costs in ([1.0], [0.5, 0.5, 0.1]))
+    titles = [group.title for group in compare_runs(a, b)]
+    assert titles[:4] == ["Whole run", "Stage 0", "Stage 1", "Stage 2"]
+    Page(render_comparison(a, b))
+
+
+# --- pipeedge-report --------------------------------------------------------------------------------
+
+
+def save(path: Path, body: Any) -> Path:
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_the_program_writes_a_page_beside_the_report(tmp_path: Path) -> None:
+    run = save(tmp_path / "run.json", simulated_body([1.0, 2.0]))
+    said = make_report(parse_report([str(run)]))
+    assert said[-1].endswith("run.html")
+    assert any(line.startswith("bottleneck  Stage 1") for line in said)
+    assert "some/model" in (tmp_path / "run.html").read_text()
+    other = save(tmp_path / "other.json", simulated_body([1.0, 1.0]))
+    make_report(ReportRequest((run, other)))
+    make_report(ReportRequest((run, other), tmp_path / "named.html"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run.json",
+        "run.html",
+        "other.json",
+        "run-other.html",
+        "named.html",
+    }
+    assert summary_lines(read_run(json.loads(run.read_text()), "r"))[0] == "some/model (simulated)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["no.json"], "no.json: cannot be read (No such file or directory)"),
+        (["bad.json"], "bad.json: is no JSON"),
+        (["deep.json"], "deep.json: is no JSON"),
+        (["list.json"], "list.json: is no object; is it a report of this program?"),
+        (["empty.json"], "empty.json: has no model"),
+        (["good.json", "-o", "page.txt"], "page.txt: the page is HTML"),
+        (["good.json", "-o", "nowhere/page.html"], "the directory nowhere does not exist"),
+        (["good.json"] * 3, "3 reports: give one to show, or two to compare"),
+        (["."], "is a directory, not a report"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_bytes(b"\xff\x00{")
+    Path("deep.json").write_text("[" * 200_000)
+    save(Path("list.json"), [1, 2])
+    save(Path("empty.json"), {})
+    save(Path("good.json"), simulated_body([1.0]))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RequestError, match=re.escape(line)):
+        make_report(parse_report(arguments))
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,172 @@
+"""The page in a real browser: nothing sticks out, nothing is fetched, the chart can be zoomed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_reports import simulated_body, through_json
+from test_page import NASTY, poisoned
+
+from pipeedge.page import read_run, render_comparison, render_run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
+        yield found
+        found.close()
+
+
+@contextlib.contextmanager
+def opened(
+    browser: Any, html: str, tmp_path: Path, width: int = 1280, scheme: str = "light"
+) -> Iterator[Any]:
+    """The page, which must complain of nothing and ask for nothing."""
+    file = tmp_path / "page.html"
+    file.write_text(html, "utf-8")
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on(
+        "request", lambda request: complaints.append(request.url) if request.url != file.as_uri() else None
+    )
+    page.goto(file.as_uri())
+    page.wait_for_selector("canvas[data-to]", state="attached")
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def whole() -> str:
+    return render_run(read_run(through_json(simulated_body([1.0, 1.6, 0.7], [0.2])), "run.json"))
+
+
+def both() -> str:
+    run = read_run(through_json(simulated_body([1.0, 1.6])), "a rather long name of a report.json")
+    return render_comparison(run, run)
+
+
+@pytest.mark.parametrize("make", [whole, both])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out(make: Any, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
+    with opened(browser, make(), tmp_path, width, scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        outside = page.evaluate(
+            """width => [...document.querySelectorAll('main *')]
+               .filter(e => !e.closest('.scroll, svg'))
+               .filter(e => e.getBoundingClientRect().right > width + 1)
+               .map(e => e.outerHTML.slice(0, 80))""",
+            width,
+        )
+        assert outside == []
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """As WCAG 2 has it."""
+
+    def luminance(colour: list[float]) -> float:
+        parts = [
+            c / 255 / 12.92 if c / 255 <= 0.03928 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour
+        ]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+COLOURS = """() => [...document.querySelectorAll('main *')].filter(e => [...e.childNodes].some(
+  n => n.nodeType === 3 && n.textContent.trim()) && e.getClientRects().length).map(e => {
+    let back = e;
+    const of = e => getComputedStyle(e).backgroundColor;
+    while (back && of(back) === 'rgba(0, 0, 0, 0)') back = back.parentElement;
+    const rgb = text => text.match(/[0-9.]+/g).slice(0, 3).map(Number);
+    return [e.textContent.trim().slice(0, 30), rgb(getComputedStyle(e).color), rgb(of(back))];
+  })"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_can_be_read(scheme: str, browser: Any, tmp_path: Path) -> None:
+    with opened(browser, whole(), tmp_path, scheme=scheme) as page:
+        faint = [
+            (text, round(contrast(ink, back), 1))
+            for text, ink, back in page.evaluate(COLOURS)
+            if contrast(ink, back) < 4.5
+        ]
+        assert faint == []
+
+
+def test_the_chart_is_zoomed_moved_and_reset(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, whole(), tmp_path) as page:
+        canvas = page.locator("canvas")
+
+        def shown() -> tuple[int, int]:
+            return int(canvas.get_attribute("data-from")), int(canvas.get_attribute("data-to"))
+
+        everything = shown()
+        assert everything[0] == 0
+        page.get_by_role("button", name="zoom in").click()
+        closer = shown()
+        assert closer[1] - closer[0] == pytest.approx((everything[1]) / 1.5, rel=0.01)
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        assert shown()[0] > closer[0]
+        box = canvas.bounding_box()
+        x, y = box["x"] + 0.6 * box["width"], box["y"] + 30
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 100, y)
+        page.mouse.up()
+        moved = shown()
+        assert moved[0] < closer[1]
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -400)
+        page.keyboard.up("Control")
+        page.wait_for_function(
+            f"document.querySelector('canvas').dataset.to - {moved[0]} < {moved[1] - moved[0]}"
+        )
+        for _ in range(60):
+            page.keyboard.press("+")
+        assert shown()[1] - shown()[0] >= 19
+        page.get_by_role("button", name="all").click()
+        assert shown() == everything
+        page.mouse.move(x - 200, y)
+        assert "microbatch" in page.locator(".tip").inner_text()
+
+
+def test_the_canvas_shows_the_colour_of_what_was_done(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, whole(), tmp_path) as page:
+        pixel = page.evaluate(
+            """() => { const c = document.querySelector('canvas'), r = devicePixelRatio;
+               const row = c.getContext('2d').getImageData(0, (24 + 4 + 2) * r, c.width, 1).data;
+               const colour = (_, x) => row.slice(4 * x, 4 * x + 3).join();
+               return [...new Set(Array.from({length: c.width}, colour))];
+             }"""
+        )
+        assert "0,114,178" in pixel  # computing
+        assert "213,94,0" in pixel  # waiting for the link: stage 1 is slow
+
+
+def test_text_of_a_report_does_nothing(browser: Any, tmp_path: Path) -> None:
+    run = read_run(through_json(poisoned(simulated_body([1.0, 2.0]))), f"run{NASTY}.json")
+    for html in (render_run(run), render_comparison(run, run)):
+        with opened(browser, html, tmp_path) as page:
+            assert page.locator("img").count() == 0
+            assert json.dumps(NASTY[:20])[1:-1] in json.dumps(page.locator("h1, h2").all_inner_texts())

@@ -1,0 +1,182 @@
+"""``pipeedge-simulate``: files in, a report out, and one line where that cannot be."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeedge.errors import InfeasibleError, RequestError
+from pipeedge.page import read_run
+from pipeedge.simulating.options import SimulationRequest, parse_simulate
+from pipeedge.simulating.session import simulate_request
+
+MB = 1 << 20
+LAYERS = 4
+ELEMENTS = (1000, 500, 2000, 10)
+
+
+def write(path: Path, body: Any) -> None:
+    path.write_text(yaml.safe_dump(body, sort_keys=False))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two kinds of hosts, of which one takes twice as long; 8 Mbps is 1 MB a second."""
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path / "models.yml",
+        {
+            "m": {
+                "layers": LAYERS,
+                "mem_MB": [10, 20, 30, 40],
+                "parameters_in": 100,
+                "parameters_out": list(ELEMENTS),
+            }
+        },
+    )
+
+    def kind(factor: float, **extra: Any) -> dict[str, Any]:
+        times = [factor * seconds for seconds in (0.1, 0.2, 0.3, 0.4)]
+        profile = {"batch_size": 8, "dtype": "torch.float32", "time_s": times, **extra}
+        return {"bw_Mbps": 8, "mem_MB": 500, "model_profiles": {"m": [profile]}}
+
+    extra = {"receive_s": [0.01] * 4, "send_s": [0.02] * 4, "activations_MB": [1, 7, 3, 2], "process_MB": 200}
+    write(tmp_path / "device_types.yml", {"fast": kind(1, **extra), "slow": kind(2)})
+    write(tmp_path / "devices.yml", {"fast": ["a"], "slow": ["b"]})
+    write(tmp_path / "cut.yml", [{"b": [1, 2]}, {"a": [3, 4]}])
+    return tmp_path
+
+
+def request(*arguments: str) -> SimulationRequest:
+    return parse_simulate(["-m", "m", *arguments])
+
+
+def test_stages_and_links_cost_what_the_files_say(cluster: Path) -> None:
+    found = simulate_request(request("--schedule-file", "cut.yml", "-b", "20"))
+    model = found.outcome.model
+    slow, fast = model.stages
+    assert (slow.compute_s, slow.decode_s, slow.send_s) == (pytest.approx(0.6), 0, 0)
+    assert (fast.compute_s, fast.decode_s, fast.send_s) == (pytest.approx(0.7), 0.01, 0.02)
+    first, cut, last = model.links
+    assert first.in_memory  # the data rank is that of stage 0
+    assert cut.wire_s == pytest.approx(500 * 8 * 4 / MB)
+    assert last.wire_s == pytest.approx(10 * 8 * 4 / MB)
+    assert (model.microbatches, model.last_fraction) == (3, 0.5)
+    assert [stage.rank for stage in found.schedule.stages] == [1, 0]  # in the order of the devices file
+    memory = found.memory[1]
+    assert memory.weights == 70 * MB
+    assert memory.buffers == 2 * (500 + 10) * 8 * 4
+    assert memory.working == (3 + 200) * MB
+
+
+def test_bits_neighbours_and_the_data_host_change_the_links(cluster: Path) -> None:
+    write(cluster / "near.yml", {"a": {"b": {"bw_Mbps": 80, "latency_s": 0.25}}})
+    found = simulate_request(
+        request(
+            *("--schedule-file", "cut.yml", "-q", "8,0", "-sdn", "near.yml", "--data-host", "a"),
+            *("--codec-MBps", "0.016", "--read-s", "0.5"),
+        )
+    )
+    first, cut, last = found.outcome.model.links
+    assert first.wire_s == pytest.approx(100 * 8 * 4 / (10 * MB))
+    assert (cut.wire_s, cut.latency_s) == (pytest.approx(500 * 8 / (10 * MB)), 0.25)
+    assert last.in_memory
+    assert found.outcome.model.stages[0].encode_s == pytest.approx(1.0)
+    assert found.outcome.model.stages[1].decode_s == pytest.approx(1.01)
+    assert found.outcome.model.feed_s == 0.5
+    assert found.data_rank == 0
+
+
+def test_without_a_schedule_it_takes_the_best_and_what_comes_out_is_what_was_promised(cluster: Path) -> None:
+    found = simulate_request(request("-b", "800"))
+    assert len(found.schedule.stages) == 2
+    report = found.report()
+    periods = [stage.busy_s for stage in found.outcome.model.stages]
+    assert report.steady_items_per_s == pytest.approx(8 / max(periods), rel=1e-6)
+    # No other cut over the two is faster.
+    for layers, order in itertools.product(range(1, LAYERS), ("ab", "ba")):
+        write(cluster / "other.yml", [{order[0]: [1, layers]}, {order[1]: [layers + 1, LAYERS]}])
+        other = simulate_request(request("-b", "800", "--schedule-file", "other.yml")).report()
+        assert other.throughput_items_per_s <= report.throughput_items_per_s * 1.05
+
+
+def test_the_report_is_that_of_a_run_and_says_that_it_is_none(cluster: Path) -> None:
+    body = simulate_request(request("--schedule-file", "cut.yml")).to_body(["pipeedge-simulate", "-m", "m"])
+    run = read_run(json.loads(json.dumps(body)), "s.json")
+    assert run.simulated
+    assert run.command == "pipeedge-simulate -m m"
+    for stage in run.stages:
+        assert stage.seconds is not None
+        assert sum(stage.seconds.values()) == pytest.approx(run.figures["elapsed_s"])
+    assert len(run.latencies_s) == 8
+    assert run.timeline is not None
+    assert run.series
+
+
+def test_what_the_user_should_know_is_said(cluster: Path) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    types["fast"]["mem_MB"] = 50
+    write(cluster / "device_types.yml", types)
+    notes = simulate_request(request("--schedule-file", "cut.yml", "-q", "4,0")).notes
+    assert any("stage 1 needs 70 MB for weights and buffers, a has 50 MB" in note for note in notes)
+    assert any("counted as free" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-m", "n"], "models.yml does not have the model n; it has m"),
+        (["-u", "4"], r"no profile of m for microbatches of 4 and float32; it has them of 8 of float32"),
+        (["-b", "0"], "-b/--batch-size 0: must be at least 1"),
+        (["-b", "99999999"], "microbatches; up to 1000000"),
+        (["-q", "8"], "1 bit widths .* for 2 stages"),
+        (["-q", "9,0"], "9 bits"),
+        (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
+        (["-H", "a,a"], "names a twice"),
+        (["--data-host", "z"], "the host z is under no type"),
+        (["--dtype", "int3"], "--dtype int3: choose one of float32"),
+        (["--codec-MBps", "0"], "--codec-MBps: must be above 0"),
+        (["--read-s", "-1"], "must not be negative"),
+        (["--report", "r.txt"], "a report is FILE.json, for programs, or FILE.html, for people"),
+        (["--schedule-file", "no.yml"], "no.yml"),
+        (["--schedule-file", "far.yml"], "layers are 1 to 4|goes beyond the model"),
+        (["--schedule-file", "short.yml"], "layers 4 to 4 are covered by no stage"),
+        (["-sd", "typo.yml"], "the host a is of the type fats, which has no device type entry"),
+        (["-sdt", "apart.yml"], "there is no link between b and a"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: list[str], line: str, cluster: Path) -> None:
+    write(cluster / "far.yml", [{"a": [1, 9]}])
+    write(cluster / "short.yml", [{"a": [1, 3]}])
+    write(cluster / "typo.yml", {"fats": ["a"], "slow": ["b"]})
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    types["slow"]["bw_Mbps"] = 0
+    write(cluster / "apart.yml", types)
+    with pytest.raises(RequestError, match=line):
+        simulate_request(request("--schedule-file", "cut.yml", *arguments))
+
+
+def test_a_cluster_that_is_too_small_is_infeasible(cluster: Path) -> None:
+    write(cluster / "devices.yml", {"fast": ["a"]})
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    types["fast"]["mem_MB"] = 15
+    write(cluster / "device_types.yml", types)
+    with pytest.raises(InfeasibleError):
+        simulate_request(request())
+
+
+@pytest.mark.parametrize("suffix", ["json", "html"])
+def test_the_program_prints_the_table_and_writes_the_report(suffix: str, cluster: Path) -> None:
+    report = cluster / f"report.{suffix}"
+    command = [sys.executable, "-m", "pipeedge.simulating", "-m", "m", "--report", str(report)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.startswith("simulated, not run:")
+    assert "throughput" in ended.stdout
+    assert ("<!doctype html>" in report.read_text()) == (suffix == "html")
