@@ -119,10 +119,10 @@ def lines(title: str, series: Sequence[Line], unit: str) -> Chart | None:
     return Chart(
         title,
         _svg(parts, title),
-        tuple(f"{si(top * (1 - step / 2))}{unit}" for step in range(3)),
+        tuple(_figure(top * (1 - step / 2), unit) for step in range(3)),
         tuple(f"{si(right * step / _TICKS)}s" for step in range(_TICKS + 1)),
         tuple(line.name for line in series),
-        f"{len(series)} series over {si(right)}s, up to {si(max(y for _, y in known))}{unit}",
+        f"over {si(right)}s, up to {_figure(max(y for _, y in known), unit)}",
     )
 
 
@@ -133,7 +133,8 @@ def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
         if x is not None and y is not None:
             piece.append((x, y))
         elif piece:
-            yield piece if len(piece) > 1 else [(0.0, piece[0][1]), piece[0]]
+            (x, y), *more = piece
+            yield piece if more else [(0.99 * x, y), (x, y)]
             piece = []
 
 
@@ -145,6 +146,11 @@ def _svg(parts: Sequence[Markup], title: str) -> Markup:
     return Markup(
         '<svg viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}{}</svg>'
     ).format(_at(_WIDTH), _at(_HEIGHT), title, grid, Markup("").join(parts))
+
+
+def _figure(value: float, unit: str) -> str:
+    """What is counted in items or bits takes no prefix."""
+    return f"{si(value)}{unit}" if unit in ("s", "B", "B/s") else f"{value:.4g} {unit}"
 
 
 def _at(value: float) -> str:
