@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -675,7 +676,7 @@ def test_a_member_that_vanishes_is_noticed_at_once() -> None:
 
 
 def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
-    for closes in (True, False):
+    for closes, speaks in itertools.product((True, False), repeat=2):
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self = stack.enter_context(member(listener.getsockname(), 1, timeout=1.0))
@@ -683,12 +684,15 @@ def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
             self.know_hub("stage 0")
             aborted = threading.Event()
             self.on_end(aborted.set)
+            if speaks:
+                server_end.sendall(encode(Message("beat")))
             if closes:
                 server_end.close()
             began = time.monotonic()
             kind = PeerFailedError if closes else DeadlineError
-            with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)"):
+            with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)") as caught:
                 self.wait("plan")
+            assert ("another program" in str(caught.value)) == (not speaks)
             assert time.monotonic() - began < 1.0
             assert aborted.wait(1)
 

@@ -238,10 +238,11 @@ def test_what_only_the_original_reads_is_refused_not_ignored(name: str) -> None:
 
 
 def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
-    if not Path("/dev/full").exists():
+    device = Path("/dev/full")
+    if not device.exists():
         pytest.skip("/dev/full is not here")
     command = [sys.executable, "runtime.py", "0", "1", "-m", "vit-digits", "--dry-run"]
-    with open("/dev/full", "w") as full:
+    with device.open("w") as full:
         done = subprocess.run(
             command,
             cwd=Path(__file__).parents[1],

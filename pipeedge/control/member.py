@@ -68,6 +68,7 @@ class Member:
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
+        self._hub_heard = False  # whether who listens there has shown that it is a hub
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
@@ -225,13 +226,14 @@ class Member:
                     self._fail(self._hub_gone())
                     return
                 heard_at = now
+                self._hub_heard = self._hub_heard or bool(messages)
                 for message in messages:
                     self._hear(message)
             if now - heard_at > self._silence_s:
                 self._fail(
                     DeadlineError(
                         f"{self._hub_name} has been silent for {now - heard_at:.1f} s: "
-                        "it is stopped, or the network between is cut"
+                        f"it is stopped, or the network between is cut{self._or_another}"
                     )
                 )
                 return
@@ -272,9 +274,15 @@ class Member:
                 self._heard[message.kind] = message.body
                 self._changed.notify_all()
 
+    @property
+    def _or_another(self) -> str:
+        return "" if self._hub_heard else ", or another program listens on this --port"
+
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""
-        return PeerFailedError(f"{self._hub_name} is gone: it was killed or lost its network{why}")
+        return PeerFailedError(
+            f"{self._hub_name} is gone: it was killed or lost its network{self._or_another}{why}"
+        )
 
     def _fail(self, error: PipeEdgeError) -> None:
         with self._changed:
