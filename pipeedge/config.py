@@ -19,6 +19,7 @@ __all__ = [
     "COMMS",
     "CompressionRequest",
     "DATASET_NAMES",
+    "DTYPES",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_CLAMP",
     "DEFAULT_WORKER_THREADS",
@@ -37,6 +38,8 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
 DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""Number types of weights and of what is computed: ``pipeedge.models.dtypes``."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Methods of ``pipeedge.quantization.clamping``."""
 DEFAULT_CLAMP = "mse"

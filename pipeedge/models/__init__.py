@@ -1,5 +1,7 @@
 """Models as shards: ViT, DeiT and BERT, cut at four points of every block.
 
+dtypes        number types of weights and computation
+int8          linear layers with 8-bit weights
 registry      names and directories -> Model
 architecture  the numbers of a model; reading config.json
 shard         shard arithmetic, once: which modules, which payload

@@ -10,6 +10,8 @@ from torch import nn
 
 from pipeedge.errors import WeightsError
 from pipeedge.models.architecture import Architecture
+from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.int8 import quantize_rows
 from pipeedge.models.names import (
     Dialect,
     FileTensor,
@@ -22,7 +24,7 @@ from pipeedge.models.names import (
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights import WeightsFile
 
-__all__ = ["Filling", "fill", "hub_tensors", "plan"]
+__all__ = ["Filling", "fill", "hub_tensors", "plan", "read_int8", "scale_name"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
         WeightsError: a tensor that is missing or of another shape or type (the first is named), or a
             file of a deeper model.
     """
-    parameters = dict(shard.named_parameters())
+    parameters = shard.stored_tensors()
     tables = dialects(architecture)
     # The dialect that knows most of the file's names is the one to quote when a name is missing.
     best = max(tables, key=lambda table: sum(_resolve(p, table, architecture, file)[1] for p in parameters))
@@ -76,6 +78,7 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
                 raise WeightsError(
                     f"{file.path}: {name} is of type {entry.dtype_name}; floating point is needed"
                 )
+        _check_int8(filling, tensor, file)
         fillings.append(filling)
     stray = stray_block(architecture, file.names)
     if stray is not None:
@@ -91,30 +94,95 @@ def fill(
     file: WeightsFile,
     *,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
 ) -> Shard:
     """Give ``shard``, built on ``meta``, its weights from ``file``, one tensor at a time; return it.
+
+    Each is converted to the shard's type as it is read. What is made 8-bit here passes through float32, one
+    tensor after the other.
 
     Raises:
         WeightsError: as ``plan``, or data that ends early or is damaged.
     """
     fillings = plan(shard, architecture, file)
-    shapes = {name: parameter.shape for name, parameter in shard.named_parameters()}
-    filled = {}
+    meta = shard.stored_tensors()
+    int8_layers = {f"{name}.weight": layer for name, layer in shard.int8_layers()}
     for filling in fillings:
-        tensor = torch.empty(shapes[filling.parameter], dtype=dtype)
-        for name, view in filling.views(tensor, architecture.heads):
-            file.read_into(name, view)
-        filled[filling.parameter] = nn.Parameter(tensor.to(device), requires_grad=False)
-    shard.load_state_dict(filled, assign=True)
+        name, place = filling.parameter, meta[filling.parameter]
+        if name in int8_layers:
+            weight, scale = read_int8(filling, place.shape, architecture, file)
+            int8_layers[name].set_weight(weight, scale, torch.device(device))
+        else:
+            tensor = _read(filling, place.shape, place.dtype, architecture, file)
+            _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
     return shard
+
+
+def _assign(shard: Shard, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(shard.get_submodule(owner), attribute, parameter)
+
+
+def _read(
+    filling: Filling, shape: torch.Size, dtype: torch.dtype, architecture: Architecture, file: WeightsFile
+) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    for name, view in filling.views(tensor, architecture.heads):
+        file.read_into(name, view)
+    return tensor
+
+
+def read_int8(
+    filling: Filling, shape: torch.Size, architecture: Architecture, file: WeightsFile
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight in 8 bits with its scales: as the file has it, or made so here."""
+    if not _is_int8(filling, file):
+        return quantize_rows(_read(filling, shape, torch.float32, architecture, file))
+    scale = torch.empty(shape[0])
+    for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
+        file.read_into(scale_name(source.name), part)
+    return _read(filling, shape, torch.int8, architecture, file), scale
+
+
+def scale_name(name: str) -> str:
+    """What a file calls the scales of its 8-bit weight ``name``."""
+    return f"{name}_scale"
+
+
+def _is_int8(filling: Filling, file: WeightsFile) -> bool:
+    return any(file.entry(source.name).dtype is torch.int8 for source in filling.sources)
+
+
+def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> None:
+    """Refuse 8-bit weights where others are needed, or without their scales.
+
+    Raises:
+        WeightsError: the message says what would do.
+    """
+    if not _is_int8(filling, file):
+        return
+    rows = place.shape[0] // len(filling.sources)
+    for source in filling.sources:
+        name, scale = source.name, scale_name(source.name)
+        if place.dtype is not torch.int8:
+            raise WeightsError(
+                f"{file.path}: {name} is stored as int8, {dtype_name(place.dtype)} is needed; run with "
+                "--dtype int8, or with weights that are not quantised (-M)"
+            )
+        if file.entry(name).dtype is not torch.int8 or scale not in file.names:
+            raise WeightsError(f"{file.path}: {name} has no scales ({scale}) to its 8-bit values")
+        entry = file.entry(scale)
+        if entry.shape != (rows,) or entry.dtype is not torch.float32:
+            raise WeightsError(
+                f"{file.path}: {scale} is {entry.dtype_name} of shape {list(entry.shape)}; float32 of "
+                f"[{rows}] is needed"
+            )
 
 
 def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
     """Names, with prefix, and shapes of the tensors of ``shard`` as the Hugging Face hub stores them."""
     table = hub_dialect(architecture)
     tensors = {}
-    for parameter, tensor in shard.named_parameters():
+    for parameter, tensor in shard.stored_tensors().items():
         key, block = canonical_name(parameter)
         sources = tuple(source.numbered(block) for source in table[key])
         bare = parameter.startswith("head.") and "classifier" in parameter

@@ -17,6 +17,7 @@ from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
 from pipeedge.models.architecture import Architecture, FamilyName, HeadKind, parse_hf_config
 from pipeedge.models.bert import BERT
 from pipeedge.models.deit import DEIT
+from pipeedge.models.dtypes import stream_dtype
 from pipeedge.models.fill import fill, hub_tensors, plan
 from pipeedge.models.names import find_pooler
 from pipeedge.models.random_weights import RandomWeights
@@ -93,7 +94,7 @@ class Model:
             after_layer: 0 for the model's input, ``n_layers`` for its output.
             items: items of the microbatch.
             tokens: sentence length in tokens (text only; by default the longest).
-            dtype: type of the weights, and so of the hidden states.
+            dtype: type of the weights, which decides that of the hidden states.
 
         Raises:
             ScheduleError: a layer beyond the model.
@@ -108,23 +109,26 @@ class Model:
         elif not 1 <= tokens <= self.max_tokens:
             raise InputError(f"{tokens} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}")
         family = _FAMILIES[self.family]
-        return payload_specs(family, self.config, after_layer, items=items, tokens=tokens, dtype=dtype)
+        return payload_specs(
+            family, self.config, after_layer, items=items, tokens=tokens, dtype=stream_dtype(dtype)
+        )
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""
-        return sum(parameter.numel() for parameter in self.build(layers).parameters())
+        return self.build(layers).parameter_count
 
     def weight_bytes(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> int:
         """Weights of ``layers`` (by default of all), in bytes."""
-        return self.parameter_count(layers) * dtype.itemsize
+        shard = self.build(layers, dtype)
+        return sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
 
-    def build(self, layers: LayerRange | None = None) -> Shard:
+    def build(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> Shard:
         """The shard of ``layers`` (by default all) on ``meta``: shapes without storage.
 
         Raises:
             ScheduleError: layers beyond the model.
         """
-        return self._build(self.config, layers)
+        return self._build(self.config, layers, dtype)
 
     def load(
         self,
@@ -136,31 +140,35 @@ class Model:
         """The shard of ``layers`` (by default all) with the weights in a file, ready to compute.
 
         Only the shard's own tensors are read, one at a time, after all their names and shapes were
-        compared with the model's.
+        compared with the model's. ``dtype`` is one of ``config.DTYPES``; see ``models.dtypes``.
 
         Raises:
             ScheduleError: layers beyond the model.
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
         with self._open(weights) as file:
-            return fill(self.shard_for(file, layers), self.config, file, device=device, dtype=dtype)
+            return fill(self.shard_for(file, layers, dtype), self.config, file, device=device)
 
-    def check_weights(self, weights: str | os.PathLike[str] | None = None) -> None:
+    def check_weights(
+        self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         """Compare the names and shapes in a file with those of the whole model; reads no data.
 
         Raises:
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
         with self._open(weights) as file:
-            plan(self.shard_for(file), self.config, file)
+            plan(self.shard_for(file, dtype=dtype), self.config, file)
 
-    def shard_for(self, file: WeightsFile, layers: LayerRange | None = None) -> Shard:
+    def shard_for(
+        self, file: WeightsFile, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32
+    ) -> Shard:
         """As ``build``, with the pooler that an open weights file has or has not.
 
         A model without a classifier gives the pooler's output where the file has a pooler, and else the
         first token; Google's image classifiers may have one in front of the classifier.
         """
-        return self._build(_with_pooler_of(self.config, file), layers)
+        return self._build(_with_pooler_of(self.config, file), layers, dtype)
 
     def random(
         self,
@@ -170,9 +178,9 @@ class Model:
         dtype: torch.dtype = torch.float32,
     ) -> Shard:
         """The shard of ``layers`` (by default all) with random weights, the same for every cut."""
-        shard = self.build(layers)
+        shard = self.build(layers, dtype)
         source = RandomWeights(hub_tensors(shard, self.config), seed)
-        return fill(shard, self.config, source, device=device, dtype=dtype)
+        return fill(shard, self.config, source, device=device)
 
     def fingerprint(self, weights: str | os.PathLike[str] | None = None) -> str:
         """A digest of configuration and weights, for comparing ranks at start-up.
@@ -192,13 +200,13 @@ class Model:
     def _open(self, weights: str | os.PathLike[str] | None) -> WeightsFile:
         return open_weights(self.default_weights if weights is None else weights)
 
-    def _build(self, config: Architecture, layers: LayerRange | None) -> Shard:
+    def _build(self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype) -> Shard:
         layers = layers if layers is not None else LayerRange(0, self.n_layers)
         if layers.stop > self.n_layers:
             raise ScheduleError(
                 f"the range {layers} goes beyond {self.name}: its layers are 1 to {self.n_layers}"
             )
-        return Shard(_FAMILIES[self.family], config, layers)
+        return Shard(_FAMILIES[self.family], config, layers, dtype)
 
 
 def _with_pooler_of(config: Architecture, file: WeightsFile) -> Architecture:

@@ -17,7 +17,7 @@ Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
+from pipeedge.models.dtypes import stream_dtype
+from pipeedge.models.int8 import Int8Linear
 from pipeedge.payload import Payload, TensorSpec
 from pipeedge.schedule import LayerRange
 
@@ -70,10 +72,18 @@ class Shard(nn.Module):
     the kernels see the same strides and every cut gives the same bits. Inputs are never written to.
     """
 
-    def __init__(self, family: Family, architecture: Architecture, layers: LayerRange) -> None:
+    def __init__(
+        self,
+        family: Family,
+        architecture: Architecture,
+        layers: LayerRange,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.layers = layers
         """The layers this shard computes."""
+        self.stream_dtype = stream_dtype(dtype)
+        """Of what enters and leaves, tokens, masks and final outputs apart."""
         first, last = layers.start == 0, layers.stop == architecture.n_layers
         self._inputs = len(family.inputs) if first else 0
         self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
@@ -86,18 +96,37 @@ class Shard(nn.Module):
             }
         )
         self.head = family.head(architecture) if last else None
+        self.to(self.stream_dtype)
+        if dtype is torch.int8:
+            for part in self.parts.values():
+                _quantize(part, self.stream_dtype)
         self.eval().requires_grad_(False)
+
+    def stored_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What is read from a file, by name: parameters, and weights of 8 bits. Before it is read."""
+        return {**dict(self.named_parameters()), **{f"{n}.weight": m.weight for n, m in self.int8_layers()}}
+
+    def int8_layers(self) -> list[tuple[str, Int8Linear]]:
+        """Linear layers with 8-bit weights, by name."""
+        return [(name, module) for name, module in self.named_modules() if isinstance(module, Int8Linear)]
+
+    @property
+    def parameter_count(self) -> int:
+        """Weights, in values."""
+        quantized = sum(layer.inputs * layer.outputs for _, layer in self.int8_layers())
+        return quantized + sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, payload: Payload) -> Payload:
         """What crosses the cut before this shard to what crosses the cut after it.
 
         Args:
-            payload: tensors as ``payload_specs(layers.start, ...)`` lists them.
+            payload: tensors as ``payload_specs(layers.start, ...)`` lists them; hidden states may be of
+                another type, as after a stage of another one.
 
         Returns:
             Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
         """
-        state = tuple(tensor.contiguous() for tensor in payload)
+        state = tuple(self._own(tensor) for tensor in payload)
         del payload
         mask: torch.Tensor | None = None
         if self.embeddings is not None:
@@ -116,6 +145,10 @@ class Shard(nn.Module):
         if self.head is not None:
             return (self.head(*state),)
         return (*state, mask) if self._mask_out and mask is not None else state
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` as the layers here take it: contiguous, numbers in their type, tokens as they are."""
+        return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
 def attends(layer: int) -> bool:
@@ -150,6 +183,14 @@ def payload_specs(
     state = ((hidden,), (hidden, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]
     mask = family.masked and carries_mask(architecture, after_layer)
     return (*state, TensorSpec(shape, MASK_DTYPE)) if mask else state
+
+
+def _quantize(part: nn.Module, dtype: torch.dtype) -> None:
+    """Put layers with 8-bit weights in the place of the linear ones of ``part``, which is on ``meta``."""
+    for name, child in list(part.named_children()):
+        if isinstance(child, nn.Linear):
+            bias = child.bias is not None
+            setattr(part, name, Int8Linear(child.in_features, child.out_features, bias=bias, dtype=dtype))
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

@@ -33,13 +33,33 @@ _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 256
 
 _SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I8": torch.int8,
+    }
 )
 _NUMPY_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16}
 )
 _SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
-    {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+    {
+        "F64": 8,
+        "I64": 8,
+        "U64": 8,
+        "F32": 4,
+        "I32": 4,
+        "U32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I16": 2,
+        "U16": 2,
+        "I8": 1,
+        "U8": 1,
+        "BOOL": 1,
+    }
 )
 _MAX_HEADER_BYTES = 100 << 20
 _NO_PICKLE = (
