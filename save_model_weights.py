@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from pipeedge.models.download import save_weights
+from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
-from pipeedge.options import OneLineParser, guard
+from pipeedge.options import OneLineParser, guard, version
+from pipeedge.schedule import DTYPES
 
 
 def main() -> None:
@@ -30,6 +32,13 @@ def main() -> None:
         "--random", action="store_true", help="random weights of the right shapes, without a network"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES[1:],
+        help="store them in this number type too, beside the originals: a device that runs with the same "
+        "--dtype then needs that file alone",
+    )
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument("--verbose", action="store_true", help="add the traceback to an error")
     args = parser.parse_args()
     if args.seed is not None and not args.random:
@@ -37,8 +46,9 @@ def main() -> None:
     if args.seed is not None and args.seed < 0:
         parser.error(f"--seed is {args.seed}; it must be at least 0")
     seed = (args.seed or 0) if args.random else None
+    dtype = None if args.dtype is None else find_dtype(args.dtype)
     try:
-        save_weights(args.model_name, args.output_dir, random_seed=seed)
+        save_weights(args.model_name, args.output_dir, random_seed=seed, dtype=dtype)
     except KeyboardInterrupt:
         print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
         raise

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.errors import InputError, RequestError, ScheduleError
-from pipeedge.schedule import check_bits
+from pipeedge.schedule import check_bits, check_dtype
 
 __all__ = [
     "CLAMPS",
     "COMMS",
     "CompressionRequest",
     "DATASET_NAMES",
-    "DTYPES",
+    "AUTO_DTYPE",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_CLAMP",
     "DEFAULT_WORKER_THREADS",
@@ -38,8 +38,8 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
 DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
-DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""Number types of weights and of what is computed: ``pipeedge.models.dtypes``."""
+AUTO_DTYPE = "auto"
+"""Let the scheduler choose among the number types that were profiled."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Methods of ``pipeedge.quantization.clamping``."""
 DEFAULT_CLAMP = "mse"
@@ -248,8 +248,14 @@ class ScheduleRequest:
     quant_bits: tuple[int, ...] | None = None
     """Bits a value on the outgoing link of each stage, 0 for values as they are; None: as the schedule
     file says, else 0."""
+    dtypes: tuple[str, ...] | None = None
+    """Number type of each stage, or one for all, or ``AUTO_DTYPE``; None: as the schedule file says, else
+    float32."""
+    min_agreement: float | None = None
+    """With ``AUTO_DTYPE``: the part of items, of 1, whose class must be float32's; None: any type will do."""
 
     def __post_init__(self) -> None:
+        self._check_dtypes()
         if self.dev_neighbors_file is not None and self.models_file is None:
             raise ScheduleError(
                 "-sdn/--sched-dev-neighbors-file belongs to automatic scheduling: -sm, -sdt, -sd"
@@ -267,6 +273,31 @@ class ScheduleRequest:
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
             twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
             raise ScheduleError(f"-H/--hosts names {twice} twice; each rank is one host")
+
+    def _check_dtypes(self) -> None:
+        if self.automatic_dtype:
+            if self.partition is not None or self.schedule_file is not None or self.models_file is None:
+                raise ScheduleError(
+                    "--dtype auto belongs to automatic scheduling: -sm, -sdt, -sd, and neither -pt nor "
+                    "--schedule-file"
+                )
+        else:
+            for dtype in self.dtypes or ():
+                check_dtype(dtype, "--dtype")
+        if self.min_agreement is None:
+            return
+        if not self.automatic_dtype:
+            raise ScheduleError("--min-agreement goes with --dtype auto")
+        if not 0 < self.min_agreement <= 1:
+            raise ScheduleError(
+                f"--min-agreement {self.min_agreement:g}: the part of items whose class must be float32's, "
+                "above 0 and up to 1"
+            )
+
+    @property
+    def automatic_dtype(self) -> bool:
+        """Whether the scheduler is to choose the number type."""
+        return self.dtypes == (AUTO_DTYPE,)
 
     @property
     def automatic(self) -> bool:

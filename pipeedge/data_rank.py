@@ -6,9 +6,12 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import torch
 
 from pipeedge.data import Group, InputSource, Microbatch
+from pipeedge.payload import TensorSpec
 from pipeedge.recording import COLLECT, FEED, Lane
 from pipeedge.results import Accuracy, ResultWriter
 from pipeedge.timeline import Doing
@@ -19,7 +22,7 @@ __all__ = ["Collector", "Feeder"]
 
 
 class Feeder:
-    """Reads the input and sends it to the first stage."""
+    """Reads the input and sends it to the first stage, in the number type in which that one computes."""
 
     def __init__(
         self,
@@ -30,8 +33,10 @@ class Feeder:
         clock: Callable[[], float] = time.perf_counter,
         *,
         lane: Lane | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.lane = lane or Lane("feed", FEED, clock)
+        self._dtype = dtype
         self._groups = source.groups(ubatch_size)
         self._outgoing = outgoing
         self._activity = activity
@@ -45,7 +50,7 @@ class Feeder:
         self.lane.begin()
         while (group := self._read(number)) is not None:
             self.lane.enter(Doing.WAIT_LINK)
-            reserved = self._outgoing.reserve(group.specs)
+            reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(Doing.READ)
             batch = group.collate(reserved.payload)
             now = self.lane.enter(Doing.WAIT_LINK)
@@ -58,6 +63,13 @@ class Feeder:
             self.lane.finish(number, batch.items, size)
             number += 1
         self._outgoing.finish()
+
+    def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Values in the type of the first stage, which may halve what crosses the link; tokens as they are."""
+        return tuple(
+            dataclasses.replace(spec, dtype=self._dtype) if spec.dtype.is_floating_point else spec
+            for spec in specs
+        )
 
     def take(self) -> tuple[Microbatch, float]:
         """The oldest microbatch without a result, and when it was sent."""

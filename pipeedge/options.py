@@ -26,6 +26,7 @@ from pipeedge.config import (
     WorldRequest,
 )
 from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
+from pipeedge.schedule import DTYPES
 
 __all__ = [
     "DoctorCommand",
@@ -182,6 +183,8 @@ def _run_request(
             hosts=arguments.hosts,
             data_rank=arguments.data_rank,
             quant_bits=arguments.quant,
+            dtypes=arguments.dtype,
+            min_agreement=arguments.min_agreement,
         ),
         output=OutputRequest(arguments.output, arguments.report),
         transport=TransportRequest(arguments.comm, arguments.worker_threads),
@@ -226,6 +229,11 @@ def names(text: str) -> tuple[str, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names like pi1,pi2")
     return found
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    """Number types as torch calls them, or with ``torch.`` left out."""
+    return tuple(name.removeprefix("torch.") for name in names(text))
 
 
 def _runtime_parser() -> argparse.ArgumentParser:
@@ -342,6 +350,20 @@ def _runtime_parser() -> argparse.ArgumentParser:
         choices=CLAMPS,
         default=DEFAULT_CLAMP,
         help="which part of their range the compressed values keep (%(default)s)",
+    )
+    schedule.add_argument(
+        "--dtype",
+        type=_dtypes,
+        metavar="LIST",
+        help=f"number type of weights and computation: {', '.join(DTYPES)}; one for all stages or one for "
+        "each; auto: the fastest that device_types.yml has profiles of (what the schedule file says, else "
+        "float32)",
+    )
+    schedule.add_argument(
+        "--min-agreement",
+        type=float,
+        metavar="PART",
+        help="with --dtype auto: part of the items, of 1, whose class must be float32's, as profiled",
     )
     schedule.add_argument(
         "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank, as in devices.yml"

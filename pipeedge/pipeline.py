@@ -44,6 +44,7 @@ from pipeedge.errors import (
 )
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.models import Model, find_model
+from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.recording import (
     AS_THEY_ARE_BITS,
@@ -347,11 +348,14 @@ class _Rank:
         number = plan.schedule.stage_of(self._rank)
         if number is None:
             return None
-        layers = plan.schedule.stages[number].layers
-        with self.activity.busy(f"loading layers {layers}"):
-            shard = self._model.load(layers, self._request.model.weights, device)
-        parameters = sum(parameter.numel() for parameter in shard.parameters())
-        return _NumberedStage(number, parameters, Stage(shard, device))
+        stage = plan.schedule.stages[number]
+        dtype = find_dtype(stage.dtype)
+        slow = slow_here(dtype, device)
+        if slow is not None:
+            self._warn(f"stage {number} on rank {self._rank}: {slow}")
+        with self.activity.busy(f"loading layers {stage.layers}"):
+            shard = self._model.load(stage.layers, self._request.model.weights, device, dtype)
+        return _NumberedStage(number, shard.parameter_count, Stage(shard, device))
 
     def _connect(self, plan: Plan, interface: str) -> Transport | None:
         if plan.store_port is None:
@@ -537,6 +541,7 @@ class _DataEnd:
             self._outgoing,
             activity,
             lane=Lane("feed", FEED, time.perf_counter, plan.record_rows),
+            dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
         )
         self._collector = Collector(
             self._feeder,

@@ -20,6 +20,7 @@ from pipeedge import scheduler
 from pipeedge.config import DEFAULT_CLAMP, RunRequest
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype
 from pipeedge.payload import TensorSpec, specs_bytes
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
@@ -52,6 +53,9 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
         ranks = request.world.size if order is None else len(order)
         planned = _partitioned(request, model, _even_partition(model.n_layers, min(ranks, model.n_layers)))
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
+    if request.schedule.dtypes is not None and not request.schedule.automatic:
+        schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
+        planned = dataclasses.replace(planned, schedule=schedule)
     if request.schedule.quant_bits is None:
         return planned
     return _compressed(planned, request, model, request.schedule.quant_bits)
@@ -66,7 +70,7 @@ def _compressed(
         return dataclasses.replace(planned, schedule=schedule)
 
     def shrink(stage: StagePlan, before: StagePlan) -> float:
-        specs = model.payload_specs(stage.layers.stop, request.ubatch_size)
+        specs = model.payload_specs(stage.layers.stop, request.ubatch_size, dtype=find_dtype(stage.dtype))
         now, then = (_on_link(specs, plan.quant_bits) for plan in (stage, before))
         return specs_bytes(now) / specs_bytes(then)
 
@@ -235,7 +239,7 @@ class Plan:
         """As a message."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         body["schedule"] = [
-            [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits]
+            [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits, plan.dtype]
             for plan in self.schedule.stages
         ]
         body["prediction"] = None if self.prediction is None else self.prediction.to_body()
@@ -245,24 +249,29 @@ class Plan:
     def from_body(cls, body: Mapping[str, Any]) -> Plan:
         """From a message."""
         stages = tuple(
-            StagePlan(LayerRange(start, stop), rank, host, bits)
-            for start, stop, rank, host, bits in body["schedule"]
+            StagePlan(LayerRange(start, stop), rank, host, bits, dtype)
+            for start, stop, rank, host, bits, dtype in body["schedule"]
         )
         prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
         return cls(**{**body, "schedule": Schedule(stages), "prediction": prediction})
 
     def links(self, model: Model) -> list[Link]:
-        """All links, in order: from the data rank to stage 0, from stage to stage, and back."""
-        ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        cuts = [(0, 0), *((plan.layers.stop, plan.quant_bits) for plan in self.schedule.stages)]
-        return [
-            Link(source, destination, self._specs(model, cut, bits))
-            for source, destination, (cut, bits) in zip(ranks[:-1], ranks[1:], cuts, strict=True)
-        ]
+        """All links, in order: from the data rank to stage 0, from stage to stage, and back.
 
-    def _specs(self, model: Model, cut: int, bits: int) -> tuple[TensorSpec, ...]:
-        specs = model.payload_specs(cut, min(self.ubatch_size, self.items), self.max_tokens)
-        return _on_link(specs, bits)
+        Values travel in the type of the stage that sends them; the data rank sends its own in the type of
+        the first stage.
+        """
+        stages = self.schedule.stages
+        ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
+        specs = [
+            self._specs(model, 0, 0, stages[0].dtype),
+            *(self._specs(model, plan.layers.stop, plan.quant_bits, plan.dtype) for plan in stages),
+        ]
+        return [Link(*ends) for ends in zip(ranks[:-1], ranks[1:], specs, strict=True)]
+
+    def _specs(self, model: Model, cut: int, bits: int, dtype: str) -> tuple[TensorSpec, ...]:
+        items = min(self.ubatch_size, self.items)
+        return _on_link(model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype)), bits)
 
     def name(self, rank: int) -> str | None:
         """What ``rank`` is, for messages."""

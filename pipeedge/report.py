@@ -87,6 +87,7 @@ class RunReport:
                     "host": plan.host,
                     "layers": [plan.layers.first, plan.layers.last],
                     "quant_bits": plan.quant_bits,
+                    "dtype": plan.dtype,
                 }
                 for stage, plan in enumerate(self.schedule.stages)
             ],

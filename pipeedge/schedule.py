@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 
 from pipeedge.errors import ScheduleError
 
-__all__ = ["BIT_WIDTHS", "LayerRange", "Schedule", "StagePlan", "check_bits"]
+__all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
 """Bits that a value may have on a compressed link."""
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""Number types in which a stage may hold its weights and compute: ``pipeedge.models.dtypes``."""
 
 
 @dataclass(frozen=True, order=True)
@@ -70,6 +72,16 @@ def check_bits(bits: int, where: str) -> None:
         )
 
 
+def check_dtype(dtype: str, where: str) -> None:
+    """Refuse a number type that no stage computes in.
+
+    Raises:
+        ScheduleError: none of ``DTYPES``; the message begins with ``where``.
+    """
+    if dtype not in DTYPES:
+        raise ScheduleError(f"{where}: {dtype!r} is no number type; choose one of {', '.join(DTYPES)}")
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """One stage of a schedule."""
@@ -79,9 +91,12 @@ class StagePlan:
     host: str | None = None
     quant_bits: int = 0
     """Bits a value on the link to the next stage; 0: sent as it is."""
+    dtype: str = "float32"
+    """Of weights and computation, one of ``DTYPES``."""
 
     def __post_init__(self) -> None:
         check_bits(self.quant_bits, f"layers {self.layers}")
+        check_dtype(self.dtype, f"layers {self.layers}")
 
 
 @dataclass(frozen=True)
@@ -203,6 +218,25 @@ class Schedule:
             tuple(replace(plan, quant_bits=bits) for plan, bits in zip(self.stages, quant_bits, strict=True))
         )
 
+    def with_dtypes(self, dtypes: Sequence[str]) -> Schedule:
+        """The same stages with these number types (``--dtype``).
+
+        Args:
+            dtypes: one for all stages, or one for each.
+
+        Raises:
+            ScheduleError: another count, or none of ``DTYPES``.
+        """
+        count = len(self.stages)
+        if len(dtypes) not in (1, count):
+            raise ScheduleError(
+                f"{len(dtypes)} number types (--dtype) for {count} stages; give one for all, or one for each"
+            )
+        each = dtypes if len(dtypes) == count else [dtypes[0]] * count
+        return Schedule(
+            tuple(replace(plan, dtype=dtype) for plan, dtype in zip(self.stages, each, strict=True))
+        )
+
     def partition(self) -> tuple[int, ...]:
         """The flat 1-based list that ``from_partition`` reads."""
         return tuple(bound for plan in self.stages for bound in (plan.layers.first, plan.layers.last))
@@ -212,4 +246,5 @@ class Schedule:
         for index, plan in enumerate(self.stages):
             where = f"rank {plan.rank}" + (f" ({plan.host})" if plan.host else "")
             bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""
-            yield f"stage {index}: layers {plan.layers} on {where}{bits}"
+            dtype = f", {plan.dtype}" if plan.dtype != "float32" else ""
+            yield f"stage {index}: layers {plan.layers} on {where}{dtype}{bits}"

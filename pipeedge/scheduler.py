@@ -6,11 +6,13 @@
 A schedule names hosts, the runtime counts ranks. ``hosts`` (the runtime's ``-H``) joins the two: the
 host at index r is rank r. Without it the hosts must be called by their ranks: ``0``, ``1``, ...
 
-A schedule file is what ``sched-pipeline`` prints. A stage whose link is compressed says so in a second
-key of its entry; without such a key the file is the original's, byte for byte:
+A schedule file is what ``sched-pipeline`` prints. A stage whose link is compressed, or which computes in
+another number type than float32, says so in further keys of its entry; without them the file is the
+original's, byte for byte:
 
     - mb-0: [1, 24]
       quant_bits: 8
+      dtype: int8
     - rcc-0: [25, 48]
 """
 
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.specs import load_device_types, short_dtype
 from pipeedge.yamlfile import Field, read_document, write_text, yaml_name
 
@@ -211,7 +213,8 @@ def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerReque
     try:
         answer: dict[str, Any] = json.loads(text)
         stages = [(str(stage["host"]), tuple(stage["layers"])) for stage in answer["schedule"]]
-        schedule = _schedule([(host, layers, 0) for host, layers in stages], hosts, PROGRAM)
+        dtype = short_dtype(request.dtype)
+        schedule = _schedule([(host, layers, 0, dtype) for host, layers in stages], hosts, PROGRAM)
         return Plan(
             schedule=schedule.check(n_layers=answer["layers"], world_size=max(schedule.ranks) + 1),
             bottleneck_s=answer["bottleneck_s"],
@@ -263,10 +266,10 @@ def _number_at(values: object, layer: int) -> float:
 
 
 def _schedule(
-    stages: Sequence[tuple[str, Sequence[int], int]], hosts: Sequence[str] | None, source: str
+    stages: Sequence[tuple[str, Sequence[int], int, str]], hosts: Sequence[str] | None, source: str
 ) -> Schedule:
     """Hosts become ranks: by their place in ``hosts``, or by their names, which are numbers then."""
-    names = [host for host, _, _ in stages]
+    names = [host for host, *_ in stages]
     for name in names:
         if names.count(name) > 1:
             raise ScheduleError(f"{source}: the host {name} is given {names.count(name)} stages; it runs one")
@@ -275,7 +278,7 @@ def _schedule(
             if list(hosts).count(host) > 1:
                 raise ScheduleError(f"the list of hosts names {host} twice; each rank needs its own")
     plans = []
-    for name, layers, quant_bits in stages:
+    for name, layers, quant_bits, dtype in stages:
         if hosts is None:
             if not (name.isascii() and name.isdecimal()):
                 raise ScheduleError(
@@ -295,6 +298,7 @@ def _schedule(
                 rank=rank,
                 host=None if hosts is None else name,
                 quant_bits=quant_bits,
+                dtype=dtype,
             )
         )
     return Schedule(tuple(plans))
@@ -303,6 +307,7 @@ def _schedule(
 # --- schedule files ---------------------------------------------------------------------------------
 
 _QUANT_BITS = "quant_bits"
+_DTYPE = "dtype"
 
 
 def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None = None) -> Schedule:
@@ -327,9 +332,9 @@ def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None =
         raise ScheduleError(f"{where}{error}") from error
 
 
-def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int]:
+def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int, str]:
     fields = entry.entries()
-    bits = fields.pop(_QUANT_BITS, None)
+    bits, dtype = fields.pop(_QUANT_BITS, None), fields.pop(_DTYPE, None)
     if len(fields) != 1:
         entry.fail("must have one host, as in '- host: [first, last]'")
     ((host, layers),) = fields.items()
@@ -341,7 +346,10 @@ def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int]:
     quant_bits = 0 if bits is None else bits.whole_number()
     if bits is not None and quant_bits and quant_bits not in BIT_WIDTHS:
         bits.fail(f"is {quant_bits}; a link carries 2 to 8 or 16 bits a value, or 0 for values as they are")
-    return host, (bounds[0], bounds[1]), quant_bits
+    name = "float32" if dtype is None else short_dtype(dtype.text())
+    if dtype is not None and name not in DTYPES:
+        dtype.fail(f"is {name!r}; a stage computes in one of {', '.join(DTYPES)}")
+    return host, (bounds[0], bounds[1]), quant_bits, name
 
 
 def format_schedule(schedule: Schedule) -> str:
@@ -352,6 +360,8 @@ def format_schedule(schedule: Schedule) -> str:
         lines.append(f"- {name}: [{stage.layers.first}, {stage.layers.last}]\n")
         if stage.quant_bits:
             lines.append(f"  {_QUANT_BITS}: {stage.quant_bits}\n")
+        if stage.dtype != "float32":
+            lines.append(f"  {_DTYPE}: {stage.dtype}\n")
     return "".join(lines)
 
 
@@ -360,8 +370,9 @@ def save_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
     Raises:
         SpecError: the file cannot be written.
-        ScheduleError: a host is called ``quant_bits``, which the form cannot say.
+        ScheduleError: a host is called as a key of the form is, which then cannot be said.
     """
-    if any(stage.host == _QUANT_BITS for stage in schedule.stages):
-        raise ScheduleError(f"a host called {_QUANT_BITS} cannot be written to a schedule file")
+    for stage in schedule.stages:
+        if stage.host in (_QUANT_BITS, _DTYPE):
+            raise ScheduleError(f"a host called {stage.host} cannot be written to a schedule file")
     write_text(path, format_schedule(schedule))

@@ -200,7 +200,8 @@ class Group:
         return tuple(_stacked(tensors) for tensors in columns)
 
     def collate(self, payload: Payload) -> Microbatch:
-        """Stack the items into ``payload``, which has ``specs``; shorter sequences are padded with zeros.
+        """Stack the items into ``payload``, which has ``specs``, or another type of values to convert to;
+        shorter sequences are padded with zeros.
 
         Zero is BERT's ``[PAD]``, its first token type, and a masked position, so one rule serves all.
         """

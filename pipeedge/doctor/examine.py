@@ -30,6 +30,8 @@ from pipeedge.specs import (
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
+    import torch
+
     from pipeedge.models import Model
 
 __all__ = ["examine"]
@@ -256,7 +258,7 @@ class _Examination:
             weights, weights_error = None, None
             try:
                 weights = self._model.fingerprint(request.model.weights)
-                self._model.check_weights(request.model.weights)
+                self._model.check_weights(request.model.weights, self._likely_dtype())
                 self._note(ok("weights", f"{request.model.weights or self._model.weights_path()}").of(rank))
             except PipeEdgeError as error:
                 weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
@@ -274,6 +276,15 @@ class _Examination:
             "device_free_bytes": _device_free_bytes(device),
         }
         return {**facts, **self._probe.software()}
+
+    def _likely_dtype(self) -> torch.dtype:
+        """The number type that this rank will load, if it runs the stage of its own number."""
+        from pipeedge.models.dtypes import find_dtype
+
+        wanted = self._request.schedule
+        if wanted.dtypes is None or wanted.automatic_dtype:
+            return find_dtype("float32")
+        return find_dtype(wanted.dtypes[min(self._rank, len(wanted.dtypes) - 1)])
 
     def _look_at_data_end(self, model: Model) -> tuple[int | None, int | None]:
         """On the data rank: input and output. Returns items and tokens of the longest sentence."""

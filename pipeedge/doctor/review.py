@@ -12,6 +12,7 @@ from pipeedge.doctor.checks import Need, SchedulerFiles
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
 from pipeedge.errors import PipeEdgeError
 from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype
 from pipeedge.payload import specs_bytes
 from pipeedge.planning import Plan, disagreements, plan_schedule
 from pipeedge.scheduler import SchedulerRequest
@@ -113,9 +114,10 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
         stage = plan.schedule.stage_of(rank)
         if stage is not None:
             layers = plan.schedule.stages[stage].layers
-            weights = int(_LOADING * model.weight_bytes(layers))
+            dtype = find_dtype(plan.schedule.stages[stage].dtype)
+            weights = int(_LOADING * model.weight_bytes(layers, dtype))
             buffers += _WORKING_COPIES * max(
-                specs_bytes(model.payload_specs(cut, items, plan.max_tokens))
+                specs_bytes(model.payload_specs(cut, items, plan.max_tokens, dtype))
                 for cut in range(layers.start, layers.stop + 1)
             )
         needs[rank] = Need(weights, buffers)

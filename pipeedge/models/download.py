@@ -24,9 +24,16 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeedge.errors import ModelError, WeightsError
+from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
 from pipeedge.models.weights import TensorEntry, WeightsFile, open_weights
-from pipeedge.models.writing import make_directory_of, needed_names, write_npz, write_random
+from pipeedge.models.writing import (
+    make_directory_of,
+    needed_names,
+    write_converted,
+    write_npz,
+    write_random,
+)
 
 __all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "download_hub", "save_weights"]
 
@@ -102,6 +109,7 @@ def save_weights(
     directory: Path,
     *,
     random_seed: int | None = None,
+    dtype: torch.dtype | None = None,
     origins: Mapping[str, Origin] = _ORIGINS,
     say: Callable[[str], object] = print,
 ) -> None:
@@ -110,9 +118,11 @@ def save_weights(
     Files that are there and whole are kept.
 
     Args:
-        names: known model names; empty for all.
+        names: known model names, and with ``dtype`` Hugging Face directories too, whose weights are converted
+            where they are; empty for all known.
         directory: where the default file names go.
         random_seed: write random weights of the right shapes from this seed, fetching nothing.
+        dtype: store them in this type, beside the originals, which are kept; None: the originals alone.
         origins: where each model's file comes from.
         say: told one line a file.
 
@@ -120,21 +130,51 @@ def save_weights(
         ModelError: a name without a source.
         WeightsError: a file that cannot be fetched, does not fit its model, or cannot be written.
     """
-    for model in [_downloadable(name, origins) for name in names or origins]:
-        target = directory / model.default_weights
+    own = [name for name in names if dtype is not None and name != DIGITS and Path(name).is_dir()]
+    fetched = [_downloadable(name, origins) for name in names or origins if name not in own]
+    for name in own:
+        model = find_model(name)
+        target = model.converted_path(dtype or torch.float32)
+        convert(model, model.default_weights, target, dtype or torch.float32, say)
+    for model in fetched:
+        target, problem = directory / model.default_weights, None
         if target.exists():
             problem = _problem(model, target)
-            if problem is None:
-                say(f"{target}: already there and whole, kept (delete it to have it written again)")
-                continue
-            say(f"{problem}; it will be replaced")
-        if random_seed is not None:
+            if problem is not None:
+                say(f"{problem}; it will be replaced")
+        if target.exists() and problem is None:
+            say(f"{target}: already there and whole, kept (delete it to have it written again)")
+        elif random_seed is not None:
             with _Bar(target.name, model.weight_bytes()) as bar:
                 write_random(target, model.build(), model.config, random_seed, progress=bar.advance)
             say(f"{target}: random weights of {model.name}, seed {random_seed}")
         else:
             download(model, origins[model.name], target)
             say(f"{target}: weights of {model.name}")
+        if dtype is not None:
+            convert(model, target, model.converted_path(dtype, target), dtype, say)
+
+
+def convert(
+    model: Model, source: Path, target: Path, dtype: torch.dtype, say: Callable[[str], object] = print
+) -> None:
+    """Write the weights at ``source`` to ``target`` in another type, a tensor at a time.
+
+    Raises:
+        WeightsError: ``source`` does not fit the model or is damaged, or ``target`` cannot be written.
+    """
+    fingerprint = model.fingerprint(source)
+    if target.exists():
+        with open_weights(target) as there:
+            if there.source == fingerprint:
+                say(f"{target}: already there, made of the same weights, kept")
+                return
+    with open_weights(source) as file:
+        shard = model.shard_for(file, dtype=dtype)
+        total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
+        with _Bar(target.name, total) as bar:
+            write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
+    say(f"{target}: weights of {model.name} as {dtype_name(dtype)}, {target.stat().st_size >> 20} MB")
 
 
 def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from pipeedge.config import DTYPES
 from pipeedge.errors import RequestError
+from pipeedge.schedule import DTYPES
 
 __all__ = ["dtype_name", "find_dtype", "slow_here", "stream_dtype"]
 
@@ -41,7 +41,7 @@ def find_dtype(name: str) -> torch.dtype:
     """The type called ``name``, with or without ``torch.`` in front.
 
     Raises:
-        RequestError: it is none of ``config.DTYPES``.
+        RequestError: it is none of ``schedule.DTYPES``.
     """
     found = _TYPES.get(name.removeprefix("torch."))
     if found is None:

@@ -24,7 +24,7 @@ from pipeedge.models.names import (
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights import WeightsFile
 
-__all__ = ["Filling", "fill", "hub_tensors", "plan", "read_int8", "scale_name"]
+__all__ = ["Filling", "fill", "hub_filling", "hub_tensors", "plan", "read", "read_int8", "scale_name"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def fill(
             weight, scale = read_int8(filling, place.shape, architecture, file)
             int8_layers[name].set_weight(weight, scale, torch.device(device))
         else:
-            tensor = _read(filling, place.shape, place.dtype, architecture, file)
+            tensor = read(filling, place.shape, place.dtype, architecture, file)
             _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
     return shard
 
@@ -122,9 +122,10 @@ def _assign(shard: Shard, name: str, parameter: nn.Parameter) -> None:
     setattr(shard.get_submodule(owner), attribute, parameter)
 
 
-def _read(
+def read(
     filling: Filling, shape: torch.Size, dtype: torch.dtype, architecture: Architecture, file: WeightsFile
 ) -> torch.Tensor:
+    """A parameter of ``shape``, converted to ``dtype`` as it is read."""
     tensor = torch.empty(shape, dtype=dtype)
     for name, view in filling.views(tensor, architecture.heads):
         file.read_into(name, view)
@@ -136,11 +137,11 @@ def read_int8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight in 8 bits with its scales: as the file has it, or made so here."""
     if not _is_int8(filling, file):
-        return quantize_rows(_read(filling, shape, torch.float32, architecture, file))
+        return quantize_rows(read(filling, shape, torch.float32, architecture, file))
     scale = torch.empty(shape[0])
     for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
         file.read_into(scale_name(source.name), part)
-    return _read(filling, shape, torch.int8, architecture, file), scale
+    return read(filling, shape, torch.int8, architecture, file), scale
 
 
 def scale_name(name: str) -> str:
@@ -180,15 +181,19 @@ def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> Non
 
 def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
     """Names, with prefix, and shapes of the tensors of ``shard`` as the Hugging Face hub stores them."""
-    table = hub_dialect(architecture)
-    tensors = {}
-    for parameter, tensor in shard.stored_tensors().items():
-        key, block = canonical_name(parameter)
-        sources = tuple(source.numbered(block) for source in table[key])
-        bare = parameter.startswith("head.") and "classifier" in parameter
-        for name, view in Filling(parameter, sources).views(tensor, architecture.heads):
-            tensors[name if bare else f"{architecture.family}.{name}"] = view.shape
-    return tensors
+    return {
+        name: view.shape
+        for parameter, tensor in shard.stored_tensors().items()
+        for name, view in hub_filling(parameter, architecture).views(tensor, architecture.heads)
+    }
+
+
+def hub_filling(parameter: str, architecture: Architecture) -> Filling:
+    """What the Hugging Face hub calls the tensors that make up ``parameter``, prefix included."""
+    key, block = canonical_name(parameter)
+    prefix = "" if parameter.startswith("head.") and "classifier" in parameter else f"{architecture.family}."
+    templates = (template.numbered(block) for template in hub_dialect(architecture)[key])
+    return Filling(parameter, tuple(FileTensor(prefix + each.name, each.layout) for each in templates))
 
 
 def _resolve(

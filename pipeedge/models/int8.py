@@ -31,6 +31,7 @@ _OFFSET = 128
 """Where zero lies in the unsigned codes."""
 _ROUND = 0.5
 _LEAST_SCALE = 1e-30
+_LEAST_SIDE = 8
 _CUDA_LEAST_ROWS = 17
 _CUDA_MULTIPLE = 8
 
@@ -128,7 +129,8 @@ def choose_product(device: torch.device, inputs: int, outputs: int) -> Product:
     if device.type == "cuda":
         fits = inputs % _CUDA_MULTIPLE == 0 and outputs % _CUDA_MULTIPLE == 0
         return IntProduct() if fits else FloatProduct()
-    if device.type != "cpu" or not _int_mm_is_exact():
+    # _int_mm takes the strides of a matrix of one row or column for those of another.
+    if device.type != "cpu" or min(inputs, outputs) < _LEAST_SIDE or not _int_mm_is_exact():
         return FloatProduct()
     return OnednnProduct() if _has_vnni() else IntProduct()
 

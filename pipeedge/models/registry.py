@@ -17,7 +17,7 @@ from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
 from pipeedge.models.architecture import Architecture, FamilyName, HeadKind, parse_hf_config
 from pipeedge.models.bert import BERT
 from pipeedge.models.deit import DEIT
-from pipeedge.models.dtypes import stream_dtype
+from pipeedge.models.dtypes import dtype_name, find_dtype, stream_dtype
 from pipeedge.models.fill import fill, hub_tensors, plan
 from pipeedge.models.names import find_pooler
 from pipeedge.models.random_weights import RandomWeights
@@ -25,7 +25,7 @@ from pipeedge.models.shard import Family, Shard, payload_specs
 from pipeedge.models.vit import VIT
 from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
 from pipeedge.payload import TensorSpec
-from pipeedge.schedule import LayerRange
+from pipeedge.schedule import DTYPES, LayerRange
 
 __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
 
@@ -80,6 +80,24 @@ class Model:
     def weights_path(self) -> Path:
         """The default weights file."""
         return self.default_weights
+
+    def converted_path(self, dtype: torch.dtype, weights: Path | None = None) -> Path:
+        """Where ``save_model_weights.py --dtype`` puts ``weights`` (the default ones) in another type."""
+        original = self.default_weights if weights is None else weights
+        return original.with_name(f"{original.stem}.{dtype_name(dtype)}.safetensors")
+
+    def find_weights(self, dtype: torch.dtype | None = None) -> Path:
+        """The default weights to read for ``dtype``: stored in that type, if they are, else the original.
+
+        Where there is no original, any stored ones will do that carry its fingerprint (``dtype`` None).
+        """
+        if dtype is not None:
+            converted = self.converted_path(dtype)
+            return converted if converted.exists() else self.default_weights
+        if self.default_weights.exists():
+            return self.default_weights
+        others = (self.converted_path(find_dtype(name)) for name in DTYPES)
+        return next((path for path in others if path.exists()), self.default_weights)
 
     def payload_specs(
         self,
@@ -140,13 +158,13 @@ class Model:
         """The shard of ``layers`` (by default all) with the weights in a file, ready to compute.
 
         Only the shard's own tensors are read, one at a time, after all their names and shapes were
-        compared with the model's. ``dtype`` is one of ``config.DTYPES``; see ``models.dtypes``.
+        compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
 
         Raises:
             ScheduleError: layers beyond the model.
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
-        with self._open(weights) as file:
+        with self._open(weights, dtype) as file:
             return fill(self.shard_for(file, layers, dtype), self.config, file, device=device)
 
     def check_weights(
@@ -157,7 +175,7 @@ class Model:
         Raises:
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
-        with self._open(weights) as file:
+        with self._open(weights, dtype) as file:
             plan(self.shard_for(file, dtype=dtype), self.config, file)
 
     def shard_for(
@@ -188,17 +206,20 @@ class Model:
         It covers every tensor's name, shape and place. Of the content, an ``.npz`` carries a checksum
         of every array in its table of contents, which is used; of a ``.safetensors`` file two samples
         of each tensor are read, not all of it: gigabytes at every start are too slow for a board. The
-        file's path plays no part.
+        file's path plays no part. Weights that were converted to another type are taken for what they were
+        converted from, so that each rank may hold those of its own type.
 
         Raises:
             WeightsError: a file that is missing, truncated, or of an unknown kind.
         """
         with self._open(weights) as file:
+            if file.source is not None:
+                return file.source
             config = json.dumps(self.config.as_dict(), sort_keys=True).encode()
             return identity_digest(iter([config, *file.identity()]))
 
-    def _open(self, weights: str | os.PathLike[str] | None) -> WeightsFile:
-        return open_weights(self.default_weights if weights is None else weights)
+    def _open(self, weights: str | os.PathLike[str] | None, dtype: torch.dtype | None = None) -> WeightsFile:
+        return open_weights(self.find_weights(dtype) if weights is None else weights)
 
     def _build(self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype) -> Shard:
         layers = layers if layers is not None else LayerRange(0, self.n_layers)
@@ -365,8 +386,10 @@ def _from_directory(directory: Path, name: str) -> Model:
     except WeightsError:
         # Not this function's business: -M may name a file elsewhere, and ``load`` will say it.
         weights = directory
+        if any(directory.glob("model.*.safetensors")):
+            weights = directory / "model.safetensors"  # which converted ones stand for
     names: tuple[str, ...] = ()
-    if not document.get("architectures") and weights != directory:
+    if not document.get("architectures") and weights.is_file():
         with open_weights(weights) as file:
             names = tuple(file.names)
     try:

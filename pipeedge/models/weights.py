@@ -27,7 +27,7 @@ import torch
 
 from pipeedge.errors import WeightsError
 
-__all__ = ["TensorEntry", "WeightsFile", "open_weights"]
+__all__ = ["SOURCE_KEY", "TensorEntry", "WeightsFile", "open_weights"]
 
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 256
@@ -62,6 +62,8 @@ _SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
     }
 )
 _MAX_HEADER_BYTES = 100 << 20
+SOURCE_KEY = "pipeedge_source"
+"""In the metadata of a ``.safetensors`` file: the fingerprint of what it was converted from."""
 _NO_PICKLE = (
     "is a PyTorch pickle, which is not read because unpickling can run code; convert it once with "
     "transformers: AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors"
@@ -84,6 +86,8 @@ class WeightsFile(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.source: str | None = None
+        """The fingerprint of the weights that these were converted from; None where they are the original."""
 
     def __enter__(self) -> WeightsFile:
         return self
@@ -183,6 +187,7 @@ class SafetensorsFile(_StreamedFile):
         try:
             for name, value in json.loads(raw).items():
                 if name == "__metadata__":
+                    self.source = value.get(SOURCE_KEY)
                     continue
                 kind = str(value["dtype"])
                 shape = tuple(int(side) for side in value["shape"])

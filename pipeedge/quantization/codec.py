@@ -32,7 +32,7 @@ __all__ = [
     "row_count",
 ]
 
-_COMPRESSIBLE = (torch.float32, torch.bfloat16)
+_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NonFiniteError(PipeEdgeError):
@@ -100,7 +100,7 @@ def encode_tensor(
     """The codes of ``tensor``.
 
     Args:
-        tensor: float32 or bfloat16, any shape, on the CPU.
+        tensor: float32, bfloat16 or float16, any shape, on the CPU. The last is decoded as float32.
         bits: 2 to 8, or 16.
         levels: which part of a row's range the codes cover; what lies outside becomes its border.
         granularity: what has a range of its own.
@@ -111,6 +111,8 @@ def encode_tensor(
     """
     if not is_compressible(tensor.dtype):
         raise ValueError(f"a tensor of {tensor.dtype} cannot be encoded")
+    if tensor.dtype is torch.float16:
+        tensor = tensor.float()
     shape = tuple(tensor.shape)
     rows = row_count(shape, granularity)
     codes = torch.empty(packed_bytes(tensor.numel(), bits), dtype=torch.uint8)

@@ -65,7 +65,7 @@ class LinkEncoder:
     def _part(self, index: int, tensor: torch.Tensor, bits: int) -> WirePart:
         if not bits or not is_compressible(tensor.dtype):
             return tensor
-        tensor = tensor.contiguous()
+        tensor = tensor.float() if tensor.dtype is torch.float16 else tensor.contiguous()
         try:
             key = index, bits
             if key not in self._levels and tensor.numel():

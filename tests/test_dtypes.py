@@ -1,0 +1,440 @@
+"""Shards in bfloat16, float16 and int8: against exact sums, against float32, in files, among real ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_oracle import Case, image_cases, reference_output, save, text_cases
+from processes import run_world
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from pipeedge.config import Environment
+from pipeedge.errors import RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.models import Model, find_model
+from pipeedge.models.download import convert, save_weights
+from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
+from pipeedge.models.int8 import (
+    FloatProduct,
+    Int8Linear,
+    IntProduct,
+    Product,
+    choose_product,
+    quantize_rows,
+)
+from pipeedge.options import parse_runtime
+from pipeedge.payload import Payload
+from pipeedge.planning import Plan, plan_schedule
+from pipeedge.schedule import DTYPES, LayerRange, Schedule, StagePlan
+from pipeedge.scheduler import format_schedule, load_schedule
+
+CPU = torch.device("cpu")
+DIGITS = find_model("vit-digits")
+REDUCED = (torch.bfloat16, torch.float16, torch.int8)
+BF16_STEP = 2.0**-8
+
+
+def layer(weight: torch.Tensor, bias: torch.Tensor | None, product: Product | None = None) -> Int8Linear:
+    built = Int8Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=torch.bfloat16)
+    built.set_weight(*quantize_rows(weight.clone()), CPU)
+    if product is not None:
+        built._product = product
+        built.weight = product.pack(quantize_rows(weight.clone())[0])
+    if bias is not None:
+        built.bias = torch.nn.Parameter(bias.bfloat16(), requires_grad=False)
+    return built
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows of very different sizes, rows and channels of zeros, sizes that fill no register."""
+    rows, inputs, outputs = (draw(st.integers(1, most)) for most in (20, 70, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sizes = 10.0 ** rng.integers(-6, 5, (rows, 1)) * rng.integers(0, 4, (rows, 1)).clip(0, 1)
+    x = rng.standard_normal((rows, inputs)) * sizes
+    w = rng.standard_normal((outputs, inputs)) * 10.0 ** rng.integers(-4, 3, (outputs, 1))
+    w[rng.integers(0, outputs)] *= draw(st.sampled_from([0.0, 1.0]))
+    bias = torch.from_numpy(rng.standard_normal(outputs)).bfloat16() if draw(st.booleans()) else None
+    return torch.from_numpy(x).bfloat16(), torch.from_numpy(w).float(), bias
+
+
+@settings(deadline=None, max_examples=60)
+@given(case=products())
+def test_an_8_bit_product_is_off_by_no_more_than_its_steps(
+    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+) -> None:
+    x, w, bias = case
+    exact = x.double() @ w.double().t()
+    with torch.inference_mode():
+        found = layer(w, bias)(x).double()
+    # Half a step of each factor, where the step of a row is its largest value over 127.
+    x_step = x.double().abs().amax(1, keepdim=True) / 127 * (1 + BF16_STEP)
+    w_step = w.double().abs().amax(1)[None, :] / 127
+    x_sum, w_sum = x.double().abs().sum(1, keepdim=True), w.double().abs().sum(1)[None, :]
+    bound = x_step / 2 * w_sum + w_step / 2 * x_sum + x_step * w_step * x.shape[1] / 4
+    if bias is not None:
+        exact = exact + bias.double()
+    # Two roundings to bfloat16: of the sum, and of what it is with scale and bias.
+    bound = 1.01 * bound + 3 * BF16_STEP * (exact.abs() + bound) + 1e-9
+    if bias is not None:
+        bound = bound + 3 * BF16_STEP * bias.double().abs()
+    assert bool((found - exact).abs().le(bound).all())
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=products())
+def test_every_kernel_gives_the_same_bits(
+    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+) -> None:
+    x, w, bias = case
+    fastest = type(choose_product(CPU, w.shape[1], w.shape[0]))
+    kernels: list[Product] = [FloatProduct()]
+    if fastest is not FloatProduct:
+        kernels += [IntProduct(), fastest()]
+    with torch.inference_mode():
+        results = [layer(w, bias, kernel)(x) for kernel in kernels]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=products(), data=st.data())
+def test_a_token_does_not_depend_on_its_neighbours(
+    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], data: st.DataObject
+) -> None:
+    x, w, bias = case
+    row = data.draw(st.integers(0, x.shape[0] - 1))
+    with torch.inference_mode():
+        built = layer(w, bias)
+        assert torch.equal(built(x)[row], built(x[row : row + 1])[0])
+
+
+def test_what_is_no_number_stays_none() -> None:
+    built = layer(torch.randn(5, 8), None)
+    x = torch.ones(3, 8).bfloat16()
+    x[1, 2] = math.nan
+    x[2, 3] = math.inf
+    with torch.inference_mode():
+        finite = built(x).isfinite().all(dim=1)
+    assert finite.tolist() == [True, False, False]
+
+
+def test_a_processor_that_overflows_gets_the_kernel_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.float() @ b.float()).clamp(max=2**15).int())
+    assert type(choose_product(CPU, 8, 8)) is FloatProduct
+
+
+def test_a_processor_without_vnni_gets_no_kernel_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert type(choose_product(CPU, 8, 8)) in (IntProduct, FloatProduct)
+
+
+# --- shards ---------------------------------------------------------------------------------------------
+
+
+def through(model: Model, dtypes: list[torch.dtype], cuts: list[int], inputs: Payload) -> torch.Tensor:
+    payload = inputs
+    with torch.inference_mode():
+        for dtype, (start, stop) in zip(dtypes, pairwise([0, *cuts, model.n_layers]), strict=True):
+            payload = model.load(LayerRange(start, stop), dtype=dtype)(payload)
+            tokens = inputs[0].shape[1] if model.family == "bert" else None
+            specs = model.payload_specs(stop, inputs[0].shape[0], tokens, dtype)
+            found = [(tuple(tensor.shape), tensor.dtype) for tensor in payload]
+            assert found == [(spec.shape, spec.dtype) for spec in specs]
+    return payload[0]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, relative: float) -> bool:
+    return bool((found - expected).norm() <= relative * expected.norm() + 1e-3)
+
+
+def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Path) -> None:
+    reference, inputs = case.model(), case.inputs()
+    expected = reference_output(reference, inputs)
+    model = find_model(save(reference, directory))
+    cuts = [cut for cut in cuts if cut < model.n_layers]
+    whole = through(model, [dtype], [], inputs)
+    assert torch.equal(through(model, [dtype] * (len(cuts) + 1), cuts, inputs), whole)
+    assert close(whole, expected, {torch.int8: 0.5, torch.bfloat16: 0.25, torch.float16: 0.05}[dtype])
+
+
+CUTS = st.sets(st.integers(1, 11), min_size=1, max_size=6).map(sorted)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    case=st.one_of(image_cases("vit"), image_cases("deit"), text_cases()),
+    dtype=st.sampled_from(REDUCED),
+    cuts=CUTS,
+)
+def test_every_cut_gives_the_same_bits_near_those_of_float32(
+    case: Case, dtype: torch.dtype, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_reduced(case, dtype, cuts, tmp_path_factory.mktemp("model"))
+
+
+def test_bfloat16_is_as_near_to_float32_as_transformers_is() -> None:
+    reference = transformers.ViTForImageClassification.from_pretrained(DIGITS.directory).eval()
+    inputs = (torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)),)
+    exact = reference_output(reference, inputs)
+    theirs = reference_output(reference.bfloat16(), (inputs[0].bfloat16(),)).float()
+    ours = through(DIGITS, [torch.bfloat16], [], inputs)
+    assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm()
+
+
+def heldout() -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(Path(str(DIGITS.directory)).parent / "digits.npz") as arrays:
+        images = torch.from_numpy((arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5)
+        return images, torch.from_numpy(arrays["labels_heldout"])
+
+
+@pytest.mark.parametrize("dtype", REDUCED, ids=str)
+def test_the_held_out_digits_are_as_often_right(dtype: torch.dtype) -> None:
+    images, labels = heldout()
+    correct = [
+        int((through(DIGITS, [each], [], (images,)).argmax(1) == labels).sum())
+        for each in (torch.float32, dtype)
+    ]
+    assert correct[0] - correct[1] <= 0.003 * len(labels)
+
+
+@settings(deadline=None, max_examples=8)
+@given(dtypes=st.lists(st.sampled_from([torch.float32, *REDUCED]), min_size=2, max_size=4), data=st.data())
+def test_stages_of_different_types_understand_each_other(
+    dtypes: list[torch.dtype], data: st.DataObject
+) -> None:
+    count = len(dtypes) - 1
+    cuts = sorted(data.draw(st.sets(st.integers(1, 15), min_size=count, max_size=count)))
+    images, _ = heldout()
+    expected = through(DIGITS, [torch.float32], [], (images[:24],))
+    found = through(DIGITS, dtypes, cuts, (images[:24],))
+    assert float(torch.nn.functional.cosine_similarity(found, expected).min()) > 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *REDUCED], ids=str)
+def test_weights_take_the_bytes_that_are_foretold(dtype: torch.dtype) -> None:
+    large = find_model("google/vit-large-patch16-224")
+    half = LayerRange(0, 48)
+    share = large.weight_bytes(half, dtype) / large.weight_bytes(half)
+    assert share <= {4: 1.0, 2: 0.5, 1: 0.27}[dtype.itemsize]
+    assert large.build(half, dtype).parameter_count == large.parameter_count(half)
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path, model_dirs: dict[str, Path]) -> Path:
+    """A copy of a small ViT that may be written to."""
+    target = tmp_path / "vit"
+    target.mkdir()
+    for file in model_dirs["vit"].iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+@pytest.mark.parametrize("family", ["vit", "deit", "bert"])
+@pytest.mark.parametrize("dtype", REDUCED, ids=str)
+def test_stored_weights_give_the_same_bits(
+    family: str, dtype: torch.dtype, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = find_model(model_dirs[family])
+    stored = tmp_path / "w.safetensors"
+    convert(model, model.weights_path(), stored, dtype, say=lambda _line: None)
+    for layers in (LayerRange(0, 5), LayerRange(5, 12)):
+        ours, theirs = (model.load(layers, path, dtype=dtype) for path in (stored, None))
+        for (name, a), (_, b) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+            a, b = (tensor.to_dense() if tensor.is_mkldnn else tensor for tensor in (a, b))
+            assert torch.equal(a, b), name
+    assert model.fingerprint(stored) == model.fingerprint()
+    size = sum(t.nbytes for t in load_file(stored).values())
+    assert size == model.weight_bytes(dtype=dtype)
+
+
+def test_stored_8_bit_weights_are_the_original_but_for_half_a_step(directory: Path) -> None:
+    original = load_file(directory / "model.safetensors")
+    save_weights([str(directory)], Path(), dtype=torch.int8, say=lambda _line: None)
+    with safe_open(directory / "model.int8.safetensors", "pt") as file:
+        names = [name for name in file.keys() if not name.endswith("_scale")]  # noqa: SIM118
+        assert sorted(names) == sorted(original)
+        for name in names:
+            tensor = file.get_tensor(name)
+            if tensor.dtype is not torch.int8:
+                torch.testing.assert_close(tensor.float(), original[name], rtol=2 * BF16_STEP, atol=0)
+                continue
+            scale = file.get_tensor(f"{name}_scale")[:, None]
+            off = (tensor.float() * scale - original[name]).abs()
+            assert bool(off.le(0.5001 * scale).all())
+
+
+def test_a_device_needs_only_the_stored_weights(directory: Path) -> None:
+    model = find_model(directory)
+    pixels = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        expected = model.load(dtype=torch.int8)((pixels,))[0]
+        save_weights([str(directory)], Path(), dtype=torch.int8, say=lambda _line: None)
+        fingerprint = model.fingerprint()
+        (directory / "model.safetensors").unlink()
+        model = find_model(directory)
+        assert model.fingerprint() == fingerprint
+        assert torch.equal(model.load(dtype=torch.int8)((pixels,))[0], expected)
+    with pytest.raises(WeightsError, match=r"no weights at .*model.safetensors"):
+        model.load(dtype=torch.bfloat16)
+
+
+def broken(name: str, directory: Path) -> Path:
+    model = find_model(directory)
+    stored = directory / "w.safetensors"
+    convert(model, model.weights_path(), stored, torch.int8, say=lambda _line: None)
+    tensors = load_file(stored)
+    key = "vit.encoder.layer.1.output.dense.weight"
+    if name == "no scales":
+        del tensors[f"{key}_scale"]
+    elif name == "other scales":
+        tensors[f"{key}_scale"] = tensors[f"{key}_scale"][:-1].clone()
+    elif name == "half scales":
+        tensors[f"{key}_scale"] = tensors[f"{key}_scale"].half()
+    elif name == "norm in 8 bits":
+        tensors["vit.layernorm.weight"] = tensors["vit.layernorm.weight"].to(torch.int8)
+    save_file(tensors, stored)
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "said"),
+    [
+        ("as it is", torch.float32, "stored as int8, float32 is needed; run with --dtype int8"),
+        ("as it is", torch.bfloat16, "stored as int8, bfloat16 is needed; run with --dtype int8"),
+        ("no scales", torch.int8, r"1.output.dense.weight has no scales \(.*weight_scale\)"),
+        ("other scales", torch.int8, r"weight_scale is F32 of shape \[23\]; float32 of \[24\] is needed"),
+        ("half scales", torch.int8, r"weight_scale is F16 of shape \[24\]; float32 of \[24\] is needed"),
+        ("norm in 8 bits", torch.int8, "layernorm.weight is stored as int8, bfloat16 is needed"),
+    ],
+)
+def test_stored_weights_that_do_not_fit_are_refused(
+    name: str, dtype: torch.dtype, said: str, directory: Path
+) -> None:
+    with pytest.raises(WeightsError, match=said):
+        find_model(directory).load(weights=broken(name, directory), dtype=dtype)
+
+
+# --- the request ----------------------------------------------------------------------------------------
+
+SOME = Environment()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--dtype int4", "--dtype: 'int4' is no number type; choose one of float32, bfloat16, float16, int8"),
+        ("--dtype int8,", "--dtype: 'int8,' is no list"),
+        ("--min-agreement 0.9", "--min-agreement goes with --dtype auto"),
+        ("--dtype auto", "--dtype auto belongs to automatic scheduling"),
+        ("--dtype auto -pt 1,16", "--dtype auto belongs to automatic scheduling"),
+        ("--dtype auto,int8", "--dtype: 'auto' is no number type"),
+        ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "above 0 and up to 1"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(options: str, said: str) -> None:
+    with pytest.raises((RequestError, ScheduleError), match=said.replace(".", r"\.")):
+        parse_runtime(["0", "2", *options.split()], SOME)
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    request = parse_runtime(["0", "2", "-m", "vit-digits", "--dtype", "int8,int8,int8"], SOME).request
+    with pytest.raises(ScheduleError, match=r"3 number types \(--dtype\) for 2 stages"):
+        plan_schedule(request, DIGITS)
+
+
+def test_one_type_is_for_all_stages_and_a_list_for_each() -> None:
+    for text, expected in (
+        ("int8", ["int8"] * 2),
+        ("torch.bfloat16,float32", ["bfloat16", "float32"]),
+    ):
+        request = parse_runtime(f"0 2 -m vit-digits --dtype {text}".split(), SOME).request
+        assert [plan.dtype for plan in plan_schedule(request, DIGITS).schedule.stages] == expected
+
+
+@given(
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=4),
+    bits=st.sampled_from([0, 4]),
+)
+def test_a_schedule_file_keeps_the_types(
+    dtypes: list[str], bits: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stages = tuple(
+        StagePlan(LayerRange(rank, rank + 1), rank, None, bits, dtype) for rank, dtype in enumerate(dtypes)
+    )
+    path = tmp_path_factory.mktemp("schedule") / "s.yml"
+    path.write_text(format_schedule(Schedule(stages)))
+    assert load_schedule(path) == Schedule(stages)
+    plan = Plan(Schedule(stages), 0, 8, 8, None, None, None)
+    assert Plan.from_body(json.loads(json.dumps(plan.to_body()))) == plan
+
+
+def test_a_schedule_file_with_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yml").write_text("- 0: [1, 16]\n  dtype: int4\n")
+    with pytest.raises(SpecError, match=r"s\.yml:2: .*dtype: is 'int4'; a stage computes in one of float32"):
+        load_schedule(tmp_path / "s.yml")
+
+
+def test_links_carry_the_type_of_the_stage_that_sends() -> None:
+    request = parse_runtime(["0", "3", "-m", "vit-digits", "--dtype", "bfloat16,float32,int8"], SOME).request
+    plan = Plan(plan_schedule(request, DIGITS).schedule, 0, 8, 8, None, None, None)
+    found = [link.specs[0].dtype for link in plan.links(DIGITS)]
+    assert found == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    assert stream_dtype(find_dtype("int8")) is torch.bfloat16
+
+
+def test_it_is_said_where_a_type_will_be_slow() -> None:
+    here = {"avx2": True, "avx512_vnni": True}
+    assert slow_here(torch.float32, CPU, here) is None
+    assert "no instructions for bfloat16" in (slow_here(torch.bfloat16, CPU, here) or "")
+    assert "no instructions for bfloat16" in (slow_here(torch.int8, CPU, here) or "")
+    assert slow_here(torch.int8, CPU, {**here, "avx512_bf16": True}) is None
+    assert "no instructions for int8" in (slow_here(torch.int8, CPU, {"avx512_bf16": True}) or "")
+    assert slow_here(torch.float16, torch.device("cuda"), here) is None
+
+
+# --- real ranks -----------------------------------------------------------------------------------------
+
+COMMON = ("-m", "vit-digits", "-b", "360", "-u", "8", "--report", "r.json", "--output", "o.npz")
+
+
+def reduced_world(directory: Path) -> None:
+    ended = run_world(directory, 2, *COMMON, "--dtype", "int8,bfloat16", "-pt", "1,8,9,16")
+    assert {end.status for end in ended.values()} == {0}, ended
+    report = json.loads((directory / "r.json").read_text())
+    assert [stage["dtype"] for stage in report["schedule"]] == ["int8", "bfloat16"]
+    assert report["accuracy"]["correct"] >= 355
+    full = 8 * 4 * DIGITS.config.hidden * DIGITS.config.image_tokens
+    assert report["stages"][0]["bytes_out_mean"] < 0.6 * full
+    images, _ = heldout()
+    outputs = np.load(directory / "o.npz")["outputs"]
+    expected = [
+        through(DIGITS, [torch.int8, torch.bfloat16], [8], (images[at : at + 8],)) for at in range(0, 360, 8)
+    ]
+    assert np.array_equal(outputs, torch.cat(expected).numpy())
+
+
+def compressed_world(directory: Path) -> None:
+    ended = run_world(directory, 2, *COMMON, "--dtype", "bfloat16,float16", "-q", "4,8", "-pt", "1,8,9,16")
+    assert {end.status for end in ended.values()} == {0}, ended
+    report = json.loads((directory / "r.json").read_text())
+    assert report["accuracy"]["correct"] >= 350
+
+
+def test_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    worlds = (reduced_world, compressed_world)
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
+            future.result()
