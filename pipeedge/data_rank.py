@@ -65,7 +65,7 @@ class Feeder:
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Values in the type of the first stage, which may halve what crosses the link; tokens as they are."""
+        """Values in the type of the first stage, which may halve the bytes; tokens as they are."""
         return tuple(
             dataclasses.replace(spec, dtype=self._dtype) if spec.dtype.is_floating_point else spec
             for spec in specs

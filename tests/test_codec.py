@@ -235,7 +235,7 @@ def test_other_widths_are_refused(bits: int) -> None:
         encode_tensor(torch.ones(4), bits)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="cannot be encoded"):
         encode_tensor(torch.ones(4, dtype=dtype), 8)
@@ -372,3 +372,10 @@ def test_an_encoded_tensor_knows_its_size() -> None:
     encoded = encode_tensor(torch.ones(4, 16), 4)
     assert isinstance(encoded, EncodedTensor)
     assert encoded.bytes == 4 * 16 // 2 + 4 * 8
+
+
+def test_float16_is_encoded_as_the_float32_that_it_is() -> None:
+    tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).half()
+    encoded, wide = encode_tensor(tensor, 6), encode_tensor(tensor.float(), 6)
+    assert torch.equal(encoded.codes, wide.codes)
+    assert torch.equal(decode_tensor(encoded), decode_tensor(wide))
