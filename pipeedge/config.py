@@ -6,15 +6,17 @@ MASTER_PORT). It imports nothing heavy, so that a mistake on the command line is
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.errors import InputError, RequestError, ScheduleError
-from pipeedge.schedule import check_bits, check_dtype
+from pipeedge.schedule import BIT_WIDTHS, check_bits, check_dtype
 
 __all__ = [
+    "ADAPTIVE",
     "CLAMPS",
     "COMMS",
     "CompressionRequest",
@@ -22,6 +24,7 @@ __all__ = [
     "AUTO_DTYPE",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_CLAMP",
+    "DEFAULT_WINDOW_SIZE",
     "DEFAULT_WORKER_THREADS",
     "Environment",
     "InputRequest",
@@ -47,7 +50,11 @@ DEFAULT_CLAMP = "mse"
 
 REPORT_SUFFIXES = (".json", ".html")
 
-_UNKNOWN_VARIABLES = ("ADAPTIVE_QUANT", "WINDOW_SIZE", "SEND_CONSTRAINT", "CSV_FILE_MODE")
+ADAPTIVE = ("heuristic", "heuristic2", "controller", "auto")
+"""Policies of ``pipeedge.quantization.policies``; all but the last need a target."""
+DEFAULT_WINDOW_SIZE = 10
+
+_UNKNOWN_VARIABLES = ("CSV_FILE_MODE",)
 
 _ROWS_OF_A_REPORT = 400
 """More than a screen can tell apart."""
@@ -68,6 +75,12 @@ class Environment:
     """``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
     agent_run: str = ""
     """Tells apart the runs that share one agent's store."""
+    adaptive: str | None = None
+    """ADAPTIVE_QUANT: a policy, in lower case."""
+    window_size: int | None = None
+    """WINDOW_SIZE: microbatches."""
+    send_constraint: float | None = None
+    """SEND_CONSTRAINT: items a second."""
     unknown: tuple[str, ...] = ()
     """Variables of the original that this version does not know, as NAME=VALUE."""
 
@@ -88,6 +101,15 @@ class Environment:
             except ValueError:
                 raise RequestError(f"the environment's {name}={text!r} is no whole number") from None
 
+        def decimal(name: str) -> float | None:
+            text = environ.get(name)
+            if text is None:
+                return None
+            try:
+                return float(text)
+            except ValueError:
+                raise RequestError(f"the environment's {name}={text!r} is no number") from None
+
         run_id, restarts = (
             environ.get("TORCHELASTIC_RUN_ID", ""),
             environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
@@ -99,6 +121,9 @@ class Environment:
             master_port=number("MASTER_PORT"),
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             agent_run=f"{run_id}/{restarts}",
+            adaptive=environ.get("ADAPTIVE_QUANT", "").lower() or None,
+            window_size=number("WINDOW_SIZE"),
+            send_constraint=decimal("SEND_CONSTRAINT"),
             unknown=tuple(f"{name}={environ[name]}" for name in _UNKNOWN_VARIABLES if name in environ),
         )
 
@@ -311,10 +336,51 @@ class CompressionRequest:
 
     clamp: str = DEFAULT_CLAMP
     """Which part of the values' range the codes cover: one of ``CLAMPS``."""
+    adaptive: str | None = None
+    """The policy by which the bits of links between stages follow the bandwidth: one of ``ADAPTIVE``; None:
+    they stay as they are."""
+    window_size: int = DEFAULT_WINDOW_SIZE
+    """Microbatches from one decision of the policy, and one choice of what is clamped, to the next."""
+    send_constraint: float | None = None
+    """Items a second that the policy is to reach."""
+    min_bits: int | None = None
+    """The policy goes no lower; None: 2."""
 
     def __post_init__(self) -> None:
         if self.clamp not in CLAMPS:
             raise RequestError(f"--clamp {self.clamp}: choose one of {', '.join(CLAMPS)}")
+        if self.window_size < 1:
+            raise RequestError(
+                f"--window-size (WINDOW_SIZE) {self.window_size}: a window has at least 1 microbatch"
+            )
+        if self.adaptive is not None and self.adaptive not in ADAPTIVE:
+            raise RequestError(
+                f"--adaptive (ADAPTIVE_QUANT) {self.adaptive}: choose one of {', '.join(ADAPTIVE)}"
+            )
+        self._check_target()
+        if self.min_bits is not None:
+            if self.adaptive is None:
+                raise RequestError("--min-bits goes with --adaptive")
+            if self.min_bits not in BIT_WIDTHS:
+                raise RequestError(
+                    f"--min-bits {self.min_bits}: choose one of {', '.join(map(str, BIT_WIDTHS))}"
+                )
+
+    def _check_target(self) -> None:
+        target = self.send_constraint
+        if self.adaptive in ADAPTIVE[:-1]:
+            if target is None:
+                raise RequestError(
+                    f"--adaptive {self.adaptive} needs --send-constraint (SEND_CONSTRAINT), the items a "
+                    "second to reach; --adaptive auto needs none"
+                )
+            if not 0 < target < math.inf:
+                raise RequestError(f"--send-constraint (SEND_CONSTRAINT) {target:g}: items a second above 0")
+        elif target is not None:
+            raise RequestError(
+                "--send-constraint (SEND_CONSTRAINT) goes with --adaptive "
+                f"{', '.join(ADAPTIVE[:-1])}; leave it out"
+            )
 
 
 def check_report_name(path: Path) -> None:

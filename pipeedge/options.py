@@ -8,13 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pipeedge.config import (
     CLAMPS,
     COMMS,
     DATASET_NAMES,
     DEFAULT_CLAMP,
+    DEFAULT_WINDOW_SIZE,
     CompressionRequest,
     Environment,
     InputRequest,
@@ -188,9 +189,24 @@ def _run_request(
         ),
         output=OutputRequest(arguments.output, arguments.report),
         transport=TransportRequest(arguments.comm, arguments.worker_threads),
-        compression=CompressionRequest(arguments.clamp),
+        compression=_compression_request(arguments, environment),
         ubatch_size=arguments.ubatch_size,
         command=command,
+    )
+
+
+def _compression_request(arguments: argparse.Namespace, environment: Environment) -> CompressionRequest:
+    """What the command line says goes before the environment."""
+
+    def first(*values: Any) -> Any:
+        return next((value for value in values if value is not None), None)
+
+    return CompressionRequest(
+        clamp=arguments.clamp,
+        adaptive=first(arguments.adaptive, environment.adaptive),
+        window_size=first(arguments.window_size, environment.window_size, DEFAULT_WINDOW_SIZE),
+        send_constraint=first(arguments.send_constraint, environment.send_constraint),
+        min_bits=arguments.min_bits,
     )
 
 
@@ -198,8 +214,8 @@ def _refuse_what_is_missing(environment: Environment) -> None:
     """What the original reads and this version does not: said at once, rather than ignored."""
     if environment.unknown:
         raise RequestError(
-            f"{environment.unknown[0]} in the environment: adaptive links and windows of metrics are not in "
-            "this version; unset it"
+            f"{environment.unknown[0]} in the environment: windows of metrics are not in this version; "
+            "unset it"
         )
 
 
@@ -364,6 +380,27 @@ def _runtime_parser() -> argparse.ArgumentParser:
         type=float,
         metavar="PART",
         help="with --dtype auto: part of the items, of 1, whose class must be float32's, as profiled",
+    )
+    schedule.add_argument(
+        "--adaptive",
+        type=str.lower,
+        metavar="POLICY",
+        help="let the bits of the links between stages follow the bandwidth, from those of -q on: auto (just "
+        "as few as it takes to keep the slowest stage busy), or heuristic, heuristic2, controller (to reach "
+        "--send-constraint)",
+    )
+    schedule.add_argument(
+        "--send-constraint", type=float, metavar="RATE", help="items a second for --adaptive to reach"
+    )
+    schedule.add_argument(
+        "--min-bits", type=int, metavar="N", help="the fewest bits for --adaptive to take (2)"
+    )
+    schedule.add_argument(
+        "--window-size",
+        type=int,
+        metavar="N",
+        help=f"microbatches from one decision of --adaptive, and one choice of --clamp, to the next "
+        f"({DEFAULT_WINDOW_SIZE})",
     )
     schedule.add_argument(
         "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank, as in devices.yml"

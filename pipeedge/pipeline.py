@@ -11,6 +11,7 @@ leaves as soon as it knows that.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 import socket
@@ -27,6 +28,7 @@ import torch
 from rich.console import Console
 
 import pipeedge
+from pipeedge.adaptation import AdaptiveBits, FixedBits
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits
@@ -46,6 +48,7 @@ from pipeedge.metrics import Latency, StageStats
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
     AS_THEY_ARE_BITS,
     COLLECT,
@@ -204,13 +207,16 @@ class _Rank:
         ends = _LinkEnds(self._rank, plan.links(self._model), transport, self._crew)
         loops = None
         if stage is not None:
-            loops = _StageLoops(stage, plan, ends, self.activity, self._crew)
+            tell = functools.partial(self._tell_of, stage)
+            bits = _link_bits(plan, self._model, stage.number, member, tell)
+            loops = _StageLoops(stage, plan, ends, bits, self.activity, self._crew)
         if data_end is not None:
             data_end.open(plan, ends, self.activity, self._crew)
         member.ready()
         member.wait("start")
         startup_s = time.time() - psutil.Process().create_time()
         with data_end.writer if data_end is not None else ExitStack():
+            ends.start()
             if loops is not None:
                 loops.start(self._crew)
             if data_end is not None:
@@ -247,6 +253,7 @@ class _Rank:
             lanes=tuple(lane.record(member.hub_clock) for part in parts for lane in part.lanes),
             links=tuple(part.link.record(member.hub_clock) for part in parts),
             clock_error_s=member.hub_clock.error_s,
+            decided=loops.decided(member.hub_clock) if loops is not None else (),
         )
 
     @staticmethod
@@ -263,6 +270,9 @@ class _Rank:
                     peer=rank,
                 ) from error
         return found
+
+    def _tell_of(self, stage: _NumberedStage, line: str) -> None:
+        self._warn(f"stage {stage.number}: {line}")
 
     def _facts(self, data_end: _DataEnd | None) -> dict[str, Any]:
         try:
@@ -300,7 +310,7 @@ class _Rank:
             max_tokens=data["max_tokens"],
             store_port=None,
             prediction=planned.prediction,
-            clamp=self._request.compression.clamp,
+            compression=self._request.compression,
             record_rows=data["record_rows"],
         )
         if len(plan.participants) > 1:
@@ -423,6 +433,8 @@ class _LinkEnds:
         self._rank = rank
         self._links = links
         self._transport = transport
+        self._crew = crew
+        self._telling: list[Receiver] = []
         self._local = {
             number: LocalLink()
             for number, link in enumerate(links)
@@ -444,7 +456,16 @@ class _LinkEnds:
         if number in self._local:
             return self._local[number], None
         link = self._links[number]
-        return self._network().receiver(link), link.source
+        receiver = self._network().receiver(link)
+        if link.receipts:
+            self._crew.on_stop(receiver.close)
+            self._telling.append(receiver)
+        return receiver, link.source
+
+    def start(self) -> None:
+        """Begin to send receipts."""
+        for receiver in self._telling:
+            self._crew.start("receipts", receiver.run)
 
     def _network(self) -> Transport:
         if self._transport is None:
@@ -456,23 +477,38 @@ class _StageLoops:
     """A stage between its links: link ``n`` leads to stage n, link n + 1 away from it."""
 
     def __init__(
-        self, stage: _NumberedStage, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew
+        self,
+        stage: _NumberedStage,
+        plan: Plan,
+        ends: _LinkEnds,
+        bits: AdaptiveBits | FixedBits | None,
+        activity: Activity,
+        crew: Crew,
     ) -> None:
         self._stage = stage
-        number, stages = stage.number, plan.schedule.stages
+        self._bits = bits
+        arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
+        number, compression = stage.number, plan.compression
         sender, peer = ends.sender(number + 1)
         self.link = LinkLane(f"stage {number} link", peer, plan.record_rows)
-        self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
+        self._outgoing = Outgoing(sender, peer, activity, lane=self.link, arrived=arrived)
         crew.on_stop(self._outgoing.close)
-        bits = stages[number].quant_bits
         self._compute = StageLoop(
             stage.compute,
             *ends.receiver(number),
             self._outgoing,
             activity,
             decode=_decode(plan, number - 1) if number else None,
-            encode=Encode(bits, plan.clamp, stage=number, rank=stages[number].rank) if bits else None,
-            bits=bits or AS_THEY_ARE_BITS,
+            encode=None
+            if bits is None
+            else Encode(
+                bits,
+                compression.clamp,
+                compression.window_size,
+                stage=number,
+                rank=plan.schedule.stages[number].rank,
+            ),
+            bits=lambda: (bits.latest if bits is not None else 0) or AS_THEY_ARE_BITS,
             lane=Lane(f"stage {number}", STAGE, time.perf_counter, plan.record_rows),
         )
 
@@ -480,6 +516,12 @@ class _StageLoops:
     def lanes(self) -> tuple[Lane, ...]:
         """What its threads were at."""
         return (self._compute.lane,)
+
+    def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
+        """The bits that were decided on, by the hub's clock."""
+        if not isinstance(self._bits, AdaptiveBits):
+            return ()
+        return tuple(dataclasses.replace(one, time_s=hub_clock(one.time_s)) for one in self._bits.decided)
 
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
@@ -510,8 +552,28 @@ class _StageLoops:
 
 def _decode(plan: Plan, stage: int) -> Decode | None:
     """Undoes what ``stage`` does to what it sends."""
-    sending = plan.schedule.stages[stage]
-    return Decode(sending.rank) if sending.quant_bits else None
+    stage %= len(plan.schedule.stages)
+    return Decode(plan.schedule.stages[stage].rank) if plan.compresses(stage) else None
+
+
+def _link_bits(
+    plan: Plan, model: Model, stage: int, member: Member, tell: Callable[[str], None]
+) -> AdaptiveBits | FixedBits | None:
+    """The bits of what ``stage`` sends; None where it is not encoded."""
+    bits, compression = plan.schedule.stages[stage].quant_bits, plan.compression
+    if compression.adaptive is None or not plan.adapts(stage):
+        return FixedBits(bits) if bits else None
+    policy, target = compression.adaptive, compression.send_constraint or 0.0
+    sizes = plan.sizes(model, stage)
+    return AdaptiveBits(
+        lambda sizes: make_policy(policy, sizes, target),
+        sizes,
+        window=compression.window_size,
+        first_bits=bits if bits in sizes.bytes_at else 0,
+        slowest_s=lambda: member.slowest_stage_s,
+        clock=time.perf_counter,
+        tell=tell,
+    )
 
 
 class _DataEnd:

@@ -10,23 +10,25 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import pipeedge
 from pipeedge import scheduler
-from pipeedge.config import DEFAULT_CLAMP, RunRequest
+from pipeedge.config import CompressionRequest, RunRequest
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.payload import TensorSpec, specs_bytes
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
+from pipeedge.quantization.policies import Sizes
 from pipeedge.recording import DEFAULT_ROWS
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
+from pipeedge.transport.frame import frame_capacity
 
 __all__ = ["Plan", "PlannedSchedule", "disagreement", "disagreements", "plan_schedule", "rank_facts"]
 
@@ -56,9 +58,26 @@ def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
     if request.schedule.dtypes is not None and not request.schedule.automatic:
         schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
         planned = dataclasses.replace(planned, schedule=schedule)
-    if request.schedule.quant_bits is None:
+    if request.schedule.quant_bits is not None:
+        planned = _compressed(planned, request, model, request.schedule.quant_bits)
+    return _adaptable(planned, request.compression)
+
+
+def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
+    """Where the bits of links follow the bandwidth: there are such links, and they begin where they may."""
+    if compression.adaptive is None:
         return planned
-    return _compressed(planned, request, model, request.schedule.quant_bits)
+    inner = planned.schedule.stages[:-1]
+    if not inner:
+        note = f"--adaptive {compression.adaptive} changes nothing: with one stage there is no link to adapt"
+        return dataclasses.replace(planned, notes=(*planned.notes, note))
+    least = compression.min_bits or 0
+    for stage, plan in enumerate(inner):
+        if 0 < plan.quant_bits < least:
+            raise ScheduleError(
+                f"the link from stage {stage} begins with {plan.quant_bits} bits, --min-bits is {least}"
+            )
+    return planned
 
 
 def _compressed(
@@ -225,8 +244,7 @@ class Plan:
     store_port: int | None
     """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
     prediction: Prediction | None
-    clamp: str = DEFAULT_CLAMP
-    """Of the compressed links."""
+    compression: CompressionRequest = field(default_factory=CompressionRequest)
     record_rows: int = DEFAULT_ROWS
     """That each thread keeps of what it was at."""
 
@@ -243,6 +261,7 @@ class Plan:
             for plan in self.schedule.stages
         ]
         body["prediction"] = None if self.prediction is None else self.prediction.to_body()
+        body["compression"] = dataclasses.asdict(self.compression)
         return body
 
     @classmethod
@@ -253,7 +272,9 @@ class Plan:
             for start, stop, rank, host, bits, dtype in body["schedule"]
         )
         prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
-        return cls(**{**body, "schedule": Schedule(stages), "prediction": prediction})
+        compression = CompressionRequest(**body["compression"])
+        known = {"schedule": Schedule(stages), "prediction": prediction, "compression": compression}
+        return cls(**{**body, **known})
 
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back.
@@ -261,17 +282,47 @@ class Plan:
         Values travel in the type of the stage that sends them; the data rank sends its own in the type of
         the first stage.
         """
-        stages = self.schedule.stages
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        specs = [
-            self._specs(model, 0, 0, stages[0].dtype),
-            *(self._specs(model, plan.layers.stop, plan.quant_bits, plan.dtype) for plan in stages),
+        specs = [self._payload_specs(model, 0, self.schedule.stages[0].dtype)]
+        specs += (self._link_specs(model, stage) for stage in range(len(self.schedule.stages)))
+        return [
+            Link(ranks[number], ranks[number + 1], crossing, number > 0 and self.adapts(number - 1))
+            for number, crossing in enumerate(specs)
         ]
-        return [Link(*ends) for ends in zip(ranks[:-1], ranks[1:], specs, strict=True)]
 
-    def _specs(self, model: Model, cut: int, bits: int, dtype: str) -> tuple[TensorSpec, ...]:
+    def adapts(self, stage: int) -> bool:
+        """Whether the bits of the link that leaves ``stage`` follow the bandwidth: between stages they do."""
+        return self.compression.adaptive is not None and stage < len(self.schedule.stages) - 1
+
+    def compresses(self, stage: int) -> bool:
+        """Whether what leaves ``stage`` is encoded."""
+        return self.adapts(stage) or self.schedule.stages[stage].quant_bits != 0
+
+    def sizes(self, model: Model, stage: int) -> Sizes:
+        """What the largest microbatch takes on the adaptive link that leaves ``stage``, at each width."""
+        return Sizes({bits: frame_capacity(specs) for bits, specs in self._by_width(model, stage).items()})
+
+    def _link_specs(self, model: Model, stage: int) -> tuple[TensorSpec, ...]:
+        if self.adapts(stage):
+            return self._by_width(model, stage)[0]
+        plan = self.schedule.stages[stage]
+        return _on_link(self._payload_specs(model, plan.layers.stop, plan.dtype), plan.quant_bits)
+
+    def _by_width(self, model: Model, stage: int) -> dict[int, tuple[TensorSpec, ...]]:
+        """What may cross the adaptive link: as it is, and whatever is smaller than that."""
+        plan = self.schedule.stages[stage]
+        specs = self._payload_specs(model, plan.layers.stop, plan.dtype)
+        found = {0: wire_specs(specs, 0)}
+        largest, least = frame_capacity(found[0]), self.compression.min_bits or 0
+        for bits in BIT_WIDTHS:
+            crossing = wire_specs(specs, bits)
+            if bits >= least and frame_capacity(crossing) < largest:
+                found[bits] = crossing
+        return found
+
+    def _payload_specs(self, model: Model, cut: int, dtype: str) -> tuple[TensorSpec, ...]:
         items = min(self.ubatch_size, self.items)
-        return _on_link(model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype)), bits)
+        return model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype))
 
     def name(self, rank: int) -> str | None:
         """What ``rank`` is, for messages."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeedge.metrics import Tally
+from pipeedge.quantization.policies import Decided
 from pipeedge.timeline import Doing, Span, Timeline
 
 __all__ = [
@@ -312,6 +313,8 @@ class Recording:
     links: tuple[LinkRecord, ...] = ()
     clock_error_s: float | None = None
     """How far its times can be from the hub's; None where it was not measured."""
+    decided: tuple[Decided, ...] = ()
+    """What bits the outgoing link of its stage was to carry, where they follow the bandwidth."""
 
     def to_text(self) -> str:
         """As it travels."""
@@ -320,6 +323,7 @@ class Recording:
             "lanes": [lane.to_body() for lane in self.lanes],
             "links": [link.to_body() for link in self.links],
             "clock_error_s": self.clock_error_s,
+            "decided": [one.to_body() for one in self.decided],
         }
         return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
@@ -338,6 +342,7 @@ class Recording:
             lanes=tuple(LaneRecord.from_body(lane) for lane in body["lanes"]),
             links=tuple(LinkRecord.from_body(link) for link in body["links"]),
             clock_error_s=None if error is None else _number(error),
+            decided=tuple(Decided.from_body(one) for one in body["decided"]),
         )
 
     def lane(self, name: str) -> LaneRecord | None:
@@ -403,7 +408,9 @@ def series(
     Returns:
         For each stage columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
         ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None where nothing
-        was watched) and ``bits`` (mean; 32: values as they are).
+        was watched) and ``bits`` (mean; 32: values as they are). Where the bits follow the bandwidth, also
+        ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: as they are), ``bytes_per_s``, ``reason`` of
+        each decision.
     """
     found = []
     for recording in recordings:
@@ -413,7 +420,15 @@ def series(
                 continue
             link = links.get(f"{lane.name} link")
             columns = _columns(lane.rows, link.transfers if link else (), began_s, window, points)
-            found.append({"stage": int(lane.name.split()[1]), "rank": recording.rank, **columns})
+            decided = [replace(one, time_s=one.time_s - began_s).to_body() for one in recording.decided]
+            found.append(
+                {
+                    "stage": int(lane.name.split()[1]),
+                    "rank": recording.rank,
+                    **columns,
+                    **({"decided": decided} if decided else {}),
+                }
+            )
     return sorted(found, key=lambda one: int(one["stage"]))
 
 

@@ -7,6 +7,7 @@ Only what crosses a compressed link is decoded and encoded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -56,11 +57,21 @@ class Decode:
 
 
 class Encode:
-    """Turns values into what goes over a compressed link."""
+    """Turns values into what goes over a compressed link.
 
-    def __init__(self, bits: int, clamp: str, *, stage: int, rank: int) -> None:
+    Args:
+        bits: of each microbatch, asked once for each, in order: its number and its items.
+        clamp: as ``LinkEncoder`` has it.
+        window: microbatches of one choice of levels.
+        stage: that sends.
+        rank: of it.
+    """
+
+    def __init__(
+        self, bits: Callable[[int, int], int], clamp: str, window: int, *, stage: int, rank: int
+    ) -> None:
         self._bits = bits
-        self._encoder = LinkEncoder(clamp)
+        self._encoder = LinkEncoder(clamp, window=window)
         self._where = f"stage {stage} on rank {rank}"
 
     def __call__(self, packet: Packet) -> Packet:
@@ -69,12 +80,13 @@ class Encode:
         Raises:
             NonFiniteError: a NaN or an infinity; the message names the microbatch, the stage, the rank.
         """
+        bits = self._bits(packet.number, packet.items)
         try:
             with torch.inference_mode():
-                payload = self._encoder.encode(packet.payload, self._bits)
+                payload = self._encoder.encode(packet.payload, bits)
         except NonFiniteError as error:
             raise NonFiniteError(
-                f"microbatch {packet.number}: {self._where} computed values that no {self._bits} bits stand "
+                f"microbatch {packet.number}: {self._where} computed values that no {bits} bits stand "
                 f"for ({error}); check its weights and the input, or send them as they are (-q 0)"
             ) from error
         return _with_payload(packet, payload)

@@ -14,8 +14,10 @@ them is kept, and raised where ``Crew.wait`` is called. Nothing polls.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +35,10 @@ __all__ = ["Activity", "Crew", "Outgoing", "StageLoop", "receive"]
 
 _WATCH_S = 0.02
 _WATCHED = 4
+_RECENT = 9
+"""Microbatches of which the median tells how long one takes."""
+_WITH_RECEIPTS = 8
+"""More packets than may be under way: whoever sends does not wait for whoever watches."""
 
 
 class Activity:
@@ -45,6 +51,7 @@ class Activity:
         self._awaiting: list[int] = []
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
+        self._computed: deque[float] = deque(maxlen=_RECENT)
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -79,6 +86,11 @@ class Activity:
         with self._lock:
             self._received[peer] = self._received.get(peer, 0) + 1
 
+    def computed(self, seconds: float) -> None:
+        """The stage has done a microbatch: decoding, computing and encoding it took so long."""
+        with self._lock:
+            self._computed.append(seconds)
+
     def status(self) -> RankStatus:
         """All of it, now."""
         with self._lock:
@@ -88,6 +100,7 @@ class Activity:
                 sent=dict(self._sent),
                 received=dict(self._received),
                 awaiting=frozenset(self._awaiting),
+                stage_s=statistics.median(self._computed) if self._computed else None,
             )
 
 
@@ -177,6 +190,14 @@ def receive(receiver: Receiver, peer: int | None, activity: Activity) -> Packet 
 class Outgoing:
     """The sending side of a stage or of the data rank.
 
+    Args:
+        sender: puts packets on the link.
+        peer: the rank at its other end; None where that is this one.
+        activity: of this rank.
+        clock: seconds.
+        arrived: on a link with receipts: called, from the watching thread, with each microbatch, its bytes,
+            and the seconds that it occupied the link without waiting for the next stage.
+
     ``send`` puts a packet on the link from the caller's thread, so that nothing stands between a
     result and the wire; ``run`` waits, in a thread of its own, for packets to arrive, so that the time
     they occupy the link is known. Two packets in a row are watched at least every ``_WATCH_S``: all of
@@ -191,6 +212,7 @@ class Outgoing:
         clock: Callable[[], float] = time.perf_counter,
         *,
         lane: LinkLane | None = None,
+        arrived: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self.seconds = Tally()
         """That a packet occupied the link; of those that were watched."""
@@ -202,7 +224,8 @@ class Outgoing:
         self._activity = activity
         self._clock = clock
         self._lane = lane
-        self._watched: Channel[_Watched] = Channel(_WATCHED)
+        self._arrived = arrived
+        self._watched: Channel[_Watched] = Channel(_WATCHED if arrived is None else _WITH_RECEIPTS)
         self._watch_next = 0
         self._watch_at = 0.0
         self._sent = 0
@@ -220,6 +243,9 @@ class Outgoing:
             return 0
         self._activity.sent(self._peer)
         self.bytes.add(shipment.bytes)
+        if self._arrived is not None:
+            self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))
+            return shipment.bytes
         if started >= self._watch_at:
             self._watch_next, self._watch_at = 2, started + _WATCH_S
         if self._watch_next:
@@ -236,6 +262,9 @@ class Outgoing:
 
     def run(self) -> None:
         """Watch packets arrive, until the last."""
+        if self._arrived is not None:
+            self._hear_of_arrivals(self._arrived)
+            return
         free_at, previous = 0.0, 0
         while (watched := self._watched.get()) is not None:
             watched.shipment.wait()
@@ -251,6 +280,18 @@ class Outgoing:
                 if seconds > 0 and free_at <= watched.started:
                     self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
             free_at, previous = now, watched.number
+
+    def _hear_of_arrivals(self, arrived: Callable[[int, int, float], None]) -> None:
+        while (watched := self._watched.get()) is not None:
+            receipt, size = watched.shipment.receipt(), watched.shipment.bytes
+            now = self._clock()
+            seconds = receipt.link_seconds(now - watched.started)
+            self.seconds.add(seconds)
+            if seconds > 0:
+                self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
+            if self._lane is not None:
+                self._lane.add(watched.microbatch, size, now - seconds, now)
+            arrived(watched.microbatch, size, seconds)
 
     @property
     def send_s_best(self) -> float:
@@ -268,6 +309,7 @@ class _Watched:
     """From 1, among those sent."""
     microbatch: int
     started: float
+    """When it began to be posted; on a link with receipts, when that was done."""
     shipment: Shipment
 
 
@@ -286,7 +328,7 @@ class StageLoop:
         *,
         decode: Callable[[Packet], Packet] | None = None,
         encode: Callable[[Packet], Packet] | None = None,
-        bits: float = AS_THEY_ARE_BITS,
+        bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS,
         lane: Lane | None = None,
     ) -> None:
         self.lane = lane or Lane("stage", STAGE, clock)
@@ -300,12 +342,14 @@ class StageLoop:
         self._peer = peer
         self._outgoing = outgoing
         self._activity = activity
+        self._clock = clock
         self._cpu_clock = cpu_clock
 
     def run(self) -> None:
         """Compute until the link ends."""
         self.lane.begin()
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
+            started = self._clock()
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
                     packet = self._step(packet)  # lets go of the input while the link is full
@@ -315,9 +359,9 @@ class StageLoop:
                 raise PipeEdgeError(
                     f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
                 ) from error
-            self.lane.enter(Doing.WAIT_LINK)
+            self._activity.computed(self.lane.enter(Doing.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
-            self.lane.finish(packet.number, packet.items, size, self._bits)
+            self.lane.finish(packet.number, packet.items, size, self._bits())
         self._outgoing.finish()
 
     def _step(self, packet: Packet) -> Packet:

@@ -237,7 +237,7 @@ class World:
 def environment() -> dict[str, str]:
     """The environment of a rank: one thread, no network, and nothing of a surrounding torchrun."""
     launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
-    dropped = (*launcher, "ADAPTIVE_QUANT", "TORCH_CPP_LOG_LEVEL")
+    dropped = (*launcher, "ADAPTIVE_QUANT", "SEND_CONSTRAINT", "WINDOW_SIZE", "TORCH_CPP_LOG_LEVEL")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -17,6 +17,7 @@ from conftest import VOCABULARY
 from processes import DEADLINE_S, RUNTIME, run_world
 from safetensors.torch import load_file, save_file
 
+from pipeedge.adaptation import FixedBits
 from pipeedge.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
 from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.models import Model, find_model
@@ -47,12 +48,12 @@ def run(
 ) -> torch.Tensor:
     """The pipeline in one thread; every link goes through a frame of the capacity that the plan says."""
     items = inputs[0].shape[0]
-    plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, None, clamp)
+    plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp))
     steps: list[Callable[[Packet], Packet]] = []
     for number, (stage, link) in enumerate(zip(schedule.stages, plan.links(model)[1:], strict=True)):
         steps.append(Stage(model.load(stage.layers, None, CPU), CPU))
         if stage.quant_bits:
-            steps.append(Encode(stage.quant_bits, clamp, stage=number, rank=stage.rank))
+            steps.append(Encode(FixedBits(stage.quant_bits), clamp, 10, stage=number, rank=stage.rank))
         steps.append(functools.partial(through_frame, FrameBuffer(frame_capacity(link.specs))))
         if stage.quant_bits:
             steps.append(Decode(stage.rank))
@@ -159,7 +160,7 @@ def test_received_memory_is_free_once_decoded_unless_a_tensor_passes_through() -
         wire = LinkEncoder("mse").encode(payload, 8)
         decoded = Decode(0)(Packet(0, 2, wire, lease))
         assert lease.released == released
-        Encode(4, "mse", stage=0, rank=0)(decoded)
+        Encode(FixedBits(4), "mse", 10, stage=0, rank=0)(decoded)
         assert lease.released == released
 
 
@@ -168,7 +169,7 @@ def test_received_memory_is_free_once_decoded_unless_a_tensor_passes_through() -
 def test_what_no_bits_stand_for_is_an_error_that_says_where(bits: int, bad: float) -> None:
     values = torch.zeros(2, 3, 8)
     values[1, 2, 0] = bad
-    encode = Encode(bits, "mse", stage=3, rank=5)
+    encode = Encode(FixedBits(bits), "mse", 10, stage=3, rank=5)
     with pytest.raises(NonFiniteError, match=r"^microbatch 17: stage 3 on rank 5 .*row 5 of 6.*-q 0\)$"):
         encode(Packet(17, 2, (values,)))
 

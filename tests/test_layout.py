@@ -32,6 +32,7 @@ ORDER = (
     "simulation",
     "page",
     "prediction",
+    "adaptation",
     "transport",
     "control",
     "stage",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.config import CLAMPS, Environment, RunRequest
+from pipeedge.config import CLAMPS, CompressionRequest, Environment, RunRequest
 from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
 from pipeedge.models import MODEL_NAMES, Model, find_model
 from pipeedge.options import parse_runtime
@@ -19,7 +19,8 @@ from pipeedge.payload import specs_bytes
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.transport.frame import frame_capacity
 
 DIGITS = find_model("vit-digits")
 
@@ -222,7 +223,9 @@ def plans(draw: st.DrawFn) -> Plan:
         max_tokens=None,
         store_port=draw(st.none() | st.integers(1, 65535)),
         prediction=draw(st.none() | st.just(Prediction((StagePrediction(1.5, 0.1, 0.2, None),), 8))),
-        clamp=draw(st.sampled_from(CLAMPS)),
+        compression=CompressionRequest(
+            clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
+        ),
     )
 
 
@@ -237,9 +240,19 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
     assert tuple(link.destination for link in links[:-1]) == plan.schedule.ranks
     items = min(plan.items, plan.ubatch_size)
     assert specs_bytes(links[0].specs) == items * 64 * 4
-    for link, stage in zip(links[1:], plan.schedule.stages, strict=True):
+    for number, (link, stage) in enumerate(zip(links[1:], plan.schedule.stages, strict=True)):
         specs = DIGITS.payload_specs(stage.layers.stop, items)
-        assert link.specs == (wire_specs(specs, stage.quant_bits) if stage.quant_bits else specs)
+        adapts = plan.compression.adaptive is not None and number < len(plan.schedule.stages) - 1
+        assert link.receipts == adapts
+        if not adapts:
+            assert link.specs == (wire_specs(specs, stage.quant_bits) if stage.quant_bits else specs)
+            continue
+        sizes = plan.sizes(DIGITS, number).bytes_at
+        assert 2 in sizes
+        for bits in (0, *BIT_WIDTHS):  # whatever is decided later must fit, and be worth it
+            size = frame_capacity(wire_specs(specs, bits))
+            assert sizes.get(bits) == (size if bits == 0 or size < sizes[0] else None)
+            assert sizes.get(bits, 0) <= frame_capacity(link.specs)
     assert set(plan.participants) == {plan.data_rank, *plan.schedule.ranks}
     # Between two ranks there is at most one link each way: that is what counts per peer rely on.
     pairs = [(link.source, link.destination) for link in links if link.source != link.destination]

@@ -4,7 +4,7 @@
     to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
                        failed {line}                lost {rank, line}  done {stats}
                        clock {sent}                 record {text}, any number of them before done
-    from the hub       plan {...}   start {}   summary {stats by rank}   beat {}   notice {line}
+    from the hub       plan {...}   start {}   summary {stats by rank}   beat {slowest_s}   notice {line}
                        clock {sent, there}          record {rank, text}, to the data rank alone
                        verdict {line, rank, exit_code}
 
@@ -205,7 +205,7 @@ class HubState:
         outgoing = []
         if now - self._beat_at >= self._beat_s:
             self._beat_at = now
-            outgoing += self._to_all(Message("beat"))
+            outgoing += self._to_all(Message("beat", {"slowest_s": self._slowest_s()}))
         if self.verdict is not None:
             return outgoing
         if self._suspect is not None and now >= self._suspect[0]:
@@ -266,6 +266,10 @@ class HubState:
         """Ranks that are still there and will leave by themselves: not the one that stopped answering."""
         culprit = self.verdict.rank if self.verdict is not None else None
         return tuple(rank for rank in self._rank_of.values() if rank != culprit)
+
+    def _slowest_s(self) -> float:
+        """What the slowest stage spends on a microbatch, as far as they have told."""
+        return max((self._ranks[rank].status.stage_s or 0.0 for rank in self._ranks), default=0.0)
 
     # -- the rules --------------------------------------------------------------------------------
 

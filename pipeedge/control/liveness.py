@@ -54,6 +54,8 @@ class RankStatus:
     """Per peer, microbatches that have come, and the end mark after them."""
     awaiting: frozenset[int] = frozenset()
     """Peers that it waits for, with nothing else to do until a microbatch comes from them."""
+    stage_s: float | None = None
+    """That its stage spends on a microbatch, without waiting; None before the first, or without a stage."""
 
     def to_body(self) -> dict[str, Any]:
         """As a message body."""
@@ -62,6 +64,7 @@ class RankStatus:
             "sent": {str(peer): count for peer, count in self.sent.items()},
             "received": {str(peer): count for peer, count in self.received.items()},
             "awaiting": sorted(self.awaiting),
+            "stage_s": self.stage_s,
         }
 
     @classmethod
@@ -73,11 +76,15 @@ class RankStatus:
             if not isinstance(what, str) or not isinstance(seconds, int | float) or len(what) > _MAX_WHAT:
                 raise TypeError(f"{type(busy).__name__} where something to do and for how long was due")
             busy = ("".join(char if char.isprintable() else " " for char in what), float(seconds))
+        stage_s = body["stage_s"]
+        if stage_s is not None and not (isinstance(stage_s, float) and stage_s >= 0):
+            raise ValueError(f"{stage_s!r} where seconds were due")
         return cls(
             busy=busy,
             sent=_counts(body["sent"]),
             received=_counts(body["received"]),
             awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
+            stage_s=stage_s,
         )
 
     @property

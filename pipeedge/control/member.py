@@ -72,6 +72,7 @@ class Member:
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
+        self._slowest_s = 0.0
         self._abort: Callable[[], None] = lambda: None
         self._waker, self._wakened = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="member", daemon=True)
@@ -195,6 +196,12 @@ class Member:
         with self._changed:
             return self._error
 
+    @property
+    def slowest_stage_s(self) -> float:
+        """What the slowest stage of the pipeline spends on a microbatch; 0 before that is known."""
+        with self._changed:
+            return self._slowest_s
+
     # -- the member's thread ----------------------------------------------------------------------
 
     def _say(self, message: Message) -> None:
@@ -269,7 +276,9 @@ class Member:
         elif message.kind == "record":
             with self._changed:
                 self._records.setdefault(int(message.body["rank"]), []).append(str(message.body["text"]))
-        elif message.kind != "beat":
+        elif message.kind == "beat":
+            self._know_the_slowest(message.body.get("slowest_s"))
+        else:
             with self._changed:
                 self._heard[message.kind] = message.body
                 self._changed.notify_all()
@@ -277,6 +286,11 @@ class Member:
     @property
     def _or_another(self) -> str:
         return "" if self._hub_heard else ", or another program listens on this --port"
+
+    def _know_the_slowest(self, seconds: object) -> None:
+        if isinstance(seconds, float) and seconds >= 0:
+            with self._changed:
+                self._slowest_s = seconds
 
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""

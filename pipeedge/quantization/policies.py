@@ -5,11 +5,11 @@
 A window is a number of microbatches on one link. A policy holds no state of its own and reads no clock:
 what it remembers goes in and comes out, what was measured is in the window.
 
-    HEURISTIC   the widest codes with which the link reaches a target rate, at the bandwidth just seen
-    HEURISTIC2  the same, one width at a time, and wider only where that leaves a margin
-    CONTROLLER  integral control of the rate towards the target; the base rate comes from a Kalman filter,
+    heuristic   the widest codes with which the link reaches a target rate, at the bandwidth just seen
+    heuristic2  the same, one width at a time, and wider only where that leaves a margin
+    controller  integral control of the rate towards the target; the base rate comes from a Kalman filter,
                 and a window is split between two widths so that their mean is what the control asks for
-    AUTO        no target: the widest codes with which the link takes less time than the slowest stage
+    auto        no target: the widest codes with which the link takes less time than the slowest stage
 
 The first three are QuantPipe's (Wang et al., ICASSP 2023); the controller is that of C. Imes et al.,
 "POET: a portable approach to minimizing energy under soft real-time constraints", RTAS 2015, with bits in
@@ -19,15 +19,13 @@ the place of clock rates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
-
-from pipeedge.errors import RequestError
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 __all__ = [
-    "POLICIES",
     "Auto",
     "Controller",
+    "Decided",
     "Decision",
     "Heuristic",
     "Heuristic2",
@@ -37,8 +35,6 @@ __all__ = [
     "Window",
     "make_policy",
 ]
-
-POLICIES = ("HEURISTIC", "HEURISTIC2", "CONTROLLER", "AUTO")
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,10 @@ class Sizes:
         fitting = [bits for bits in self.widths if self.seconds(bits, bytes_per_s) <= seconds]
         return fitting[-1] if fitting else self.widths[0]
 
+    def scaled(self, factor: float) -> Sizes:
+        """Those of microbatches that are as many times as large at each width."""
+        return Sizes({bits: factor * size for bits, size in self.bytes_at.items()})
+
     def speedup(self, bits: int) -> float:
         """How many times as many microbatches the link carries as at its widest codes."""
         return self.bytes_at[self.widths[-1]] / self.bytes_at[bits]
@@ -80,10 +80,12 @@ class Window:
     items: float
     """Of a microbatch, mean."""
     bytes_per_s: float | None
-    """Pace of the fastest packet, which is the link's own: others may have waited for the next stage.
-    None where no packet was watched."""
+    """Pace of the link while a packet occupied it, waiting for the next stage not included; None where none
+    has arrived."""
     slowest_compute_s: float
-    """Seconds a microbatch of the slowest stage of the pipeline, decoding and encoding included."""
+    """Seconds a microbatch of the pipeline's slowest stage, decoding and encoding included; 0: unknown."""
+    next_microbatches: int
+    """Of the window that the decision is for."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,37 @@ class State:
     """Of that estimate, relative to its square."""
 
 
+@dataclass(frozen=True)
+class Decided:
+    """A decision that was taken, for the report."""
+
+    microbatch: int
+    """The first that it holds for."""
+    time_s: float
+    """When it was taken."""
+    bits: int
+    """Of that microbatch; 0: as it is."""
+    bytes_per_s: float | None
+    """What the link carried; None where nothing was known."""
+    reason: str
+
+    def to_body(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Decided:
+        """From plain data; what is malformed raises KeyError, TypeError or ValueError."""
+        pace = body["bytes_per_s"]
+        return cls(
+            int(body["microbatch"]),
+            float(body["time_s"]),
+            int(body["bits"]),
+            None if pace is None else float(pace),
+            str(body["reason"]),
+        )
+
+
 class Policy(Protocol):
     """Decides bits."""
 
@@ -132,32 +165,28 @@ class Policy(Protocol):
         """After ``window``; ``state.decision`` is for the next one."""
 
 
-def make_policy(name: str, sizes: Sizes, target_items_per_s: float | None) -> Policy:
+def make_policy(name: str, sizes: Sizes, target_items_per_s: float) -> Policy:
     """The policy called ``name``.
 
     Args:
-        name: one of ``POLICIES``.
+        name: as in ``pipeedge.config.ADAPTIVE``, which also says which of them need a target.
         sizes: of the link's microbatches.
-        target_items_per_s: ``SEND_CONSTRAINT``; all but ``AUTO`` need it.
+        target_items_per_s: without meaning for ``auto``.
 
     Raises:
-        RequestError: an unknown name; a target that is missing, not positive, or without effect.
+        ValueError: an unknown name, or a target that is not positive.
     """
-    if name not in POLICIES:
-        raise RequestError(f"ADAPTIVE_QUANT={name}: choose one of {', '.join(POLICIES)}")
-    if name == "AUTO":
-        if target_items_per_s is not None:
-            raise RequestError("ADAPTIVE_QUANT=AUTO needs no target; leave SEND_CONSTRAINT out")
+    if name == "auto":
         return Auto(sizes)
-    if target_items_per_s is None:
-        raise RequestError(f"ADAPTIVE_QUANT={name} needs SEND_CONSTRAINT, the items a second to reach")
     if not 0 < target_items_per_s < float("inf"):
-        raise RequestError(f"SEND_CONSTRAINT={target_items_per_s:g}: items a second above 0")
-    if name == "HEURISTIC":
+        raise ValueError(f"a target of {target_items_per_s:g} items a second")
+    if name == "heuristic":
         return Heuristic(sizes, target_items_per_s)
-    if name == "HEURISTIC2":
+    if name == "heuristic2":
         return Heuristic2(sizes, target_items_per_s)
-    return Controller(sizes, target_items_per_s)
+    if name == "controller":
+        return Controller(sizes, target_items_per_s)
+    raise ValueError(f"no policy is called {name}")
 
 
 def _start(sizes: Sizes) -> State:
@@ -256,7 +285,7 @@ class Controller:
             f"the link carries {base * window.items:.4g} items/s with {_name(widest)}, "
             f"{self.target_items_per_s:g} wanted: {speedup:.3g} times as many"
         )
-        return State(self._split(speedup, window.microbatches, reason), speedup, base, variance)
+        return State(self._split(speedup, window.next_microbatches, reason), speedup, base, variance)
 
     def _filter(self, state: State, applied: float, rate: float) -> tuple[float, float]:
         """Scalar Kalman filter of the base rate, observed as ``rate = applied * base``."""

@@ -112,14 +112,14 @@ def _next(rest: Iterator[torch.Tensor]) -> torch.Tensor:
 def wire_specs(
     specs: Sequence[TensorSpec], bits: int, granularity: Granularity = Granularity.TOKEN
 ) -> tuple[TensorSpec, ...]:
-    """What crosses a link that sends payloads of ``specs`` with ``bits`` bits a value.
+    """What crosses a link that sends payloads of ``specs`` with ``bits`` bits a value; 0: as they are.
 
     Raises:
-        ValueError: bits other than 2 to 8 and 16.
+        ValueError: bits other than 0, 2 to 8 and 16.
     """
     found = [TensorSpec((len(specs), _COLUMNS), torch.int64)]
     for spec in specs:
-        found += _specs(spec, bits, granularity) if is_compressible(spec.dtype) else (spec,)
+        found += _specs(spec, bits, granularity) if bits and is_compressible(spec.dtype) else (spec,)
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "Lease",
     "Link",
     "Packet",
+    "Receipt",
     "Receiver",
     "Reserved",
     "Sender",
@@ -74,6 +75,33 @@ class Link:
     """Rank that receives."""
     specs: tuple[TensorSpec, ...]
     """The largest payload that will cross it."""
+    receipts: bool = False
+    """The receiving end tells the sending one when each packet has arrived; its ``run`` is called."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the receiving end of a link says of a packet that has come. Durations, because no clock is shared.
+
+        sender     posted ├───────────────────── way ──────────────────────┤ receipt
+        receiver             ├──── apart ────┤ arrived ├── held ──┤ receipt
+
+    The packet crossed the link within ``apart_s``, and within ``way - held_s``; where the network is what it
+    waited for, in no less than the smaller of the two: ``link_seconds``.
+    """
+
+    apart_s: float
+    """Since the packet before it had arrived and there was room for this one; infinite: not known."""
+    held_s: float = 0.0
+    """From its arrival until the receipt was sent."""
+
+    def link_seconds(self, way_s: float) -> float:
+        """That the packet occupied the link, waiting for the next stage not included.
+
+        Args:
+            way_s: from posting the packet to having the receipt, by the sender's clock.
+        """
+        return max(0.0, min(self.apart_s, way_s - self.held_s))
 
 
 class Shipment(Protocol):
@@ -85,6 +113,13 @@ class Shipment(Protocol):
 
     def wait(self) -> None:
         """Wait until the other end has it.
+
+        Raises:
+            PeerError: the other end is gone.
+        """
+
+    def receipt(self) -> Receipt:
+        """Wait for what the other end says of it; once, and only on a link with receipts.
 
         Raises:
             PeerError: the other end is gone.
@@ -114,6 +149,12 @@ class Sender(Protocol):
 
 class Receiver(Protocol):
     """The receiving end."""
+
+    def run(self) -> None:
+        """On a link with receipts: send them, in a thread of its own, until the last packet."""
+
+    def close(self) -> None:
+        """Wake whoever waits here for the other thread."""
 
     def receive(self) -> Packet | None:
         """The next packet, in order; None when the other end has finished.

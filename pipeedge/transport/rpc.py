@@ -17,14 +17,19 @@ from the reply that the shard is loaded, or why not.
 
 Calls have no deadline of their own, because a stage may compute for long: the hub of
 ``pipeedge.control`` watches over all ranks, and ``abort`` wakes whoever waits here.
+
+On a link with receipts a reply is more than a credit: it says how long the frame took.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -33,7 +38,7 @@ import torch.distributed.rpc
 
 from pipeedge.errors import PeerFailedError, PipeEdgeError
 from pipeedge.payload import TensorSpec
-from pipeedge.transport.base import Link, Packet, Reserved, unbound
+from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
 from pipeedge.transport.channel import Channel, Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 from pipeedge.transport.rendezvous import connect_store
@@ -242,7 +247,7 @@ class Order:
 
 
 class _Answer:
-    """What another rank will say to one call. An empty reply means yes."""
+    """What another rank will say to one call. Text that is not empty says why not."""
 
     def __init__(self, peer: int, *, lost: str, refused: str) -> None:
         self._peer = peer
@@ -250,6 +255,7 @@ class _Answer:
         self._refused = refused
         self._settled = threading.Event()
         self._error: Exception | None = None
+        self._reply: object = None
 
     def call(self, function: Any, *arguments: object) -> None:
         """Make the call; returns at once."""
@@ -282,7 +288,8 @@ class _Answer:
         except RuntimeError as error:
             self._settle(self._failure(self._lost, error))
         else:
-            self._settle(self._failure(self._refused, reply) if reply else None)
+            self._reply = reply
+            self._settle(self._failure(self._refused, reply) if reply and isinstance(reply, str) else None)
 
     def _settle(self, error: Exception | None) -> None:
         self._error = error
@@ -301,7 +308,22 @@ class RpcShipment(_Answer):
             lost=f"the connection to rank {link.destination} was lost while sending",
             refused=f"rank {link.destination} refused microbatch {number}",
         )
+        self._link = link
         self.bytes = length
+
+    def receipt(self) -> Receipt:
+        """What the other end says of it; only on a link with receipts."""
+        self.wait()
+        reply = self._reply
+        if not isinstance(reply, tuple) or len(reply) != 2 or not all(_is_duration(part) for part in reply):
+            raise FrameError(
+                f"from rank {self._link.destination}: a reply that is no receipt", peer=self._link.destination
+            )
+        return Receipt(*reply)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, float) and value >= 0
 
 
 class RpcSender:
@@ -354,7 +376,7 @@ class RpcSender:
             if len(self._under_way) == WINDOW:
                 self._under_way.popleft()
             self._under_way.append(shipment)
-        shipment.call(_deliver, self._link.source, buffer[:length])
+        shipment.call(_deliver, self._link.source, _alone(buffer, length))
         self._sent += 1
         return shipment
 
@@ -362,12 +384,14 @@ class RpcSender:
 class RpcReceiver:
     """Puts the frames of one link into order, and says when there is room for more."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, clock: Callable[[], float] = time.perf_counter) -> None:
         self._link = link
+        self._clock = clock
+        self._before = -math.inf
         self._capacity = frame_capacity(link.specs)
         self._changed = threading.Condition()
         self._waiting: dict[int, Frame] = {}
-        self._withheld: deque[Any] = deque()
+        self._withheld: deque[_Withheld] = deque()
         self._due = 0
         self._error: FrameError | None = None
         self._closed = False
@@ -384,9 +408,9 @@ class RpcReceiver:
                 raise Closed
             frame = self._waiting.pop(self._due)
             self._due += 1
-            reply = self._withheld.popleft() if self._withheld else None
-        if reply is not None:
-            reply.set_result("")
+            withheld = self._withheld.popleft() if self._withheld else None
+        if withheld is not None:
+            withheld.reply.set_result(self._yes(withheld.apart_s, withheld.since))
         if frame.kind is Kind.END:
             return None
         return Packet(frame.number, frame.items, frame.payload)
@@ -396,6 +420,8 @@ class RpcReceiver:
         try:
             frame = self._read(buffer)
             with self._changed:
+                now = self._clock()
+                apart_s, self._before = now - self._before, now
                 if self._closed:
                     return _answered(_ENDED)
                 if not self._due <= frame.number < self._due + QUEUE or frame.number in self._waiting:
@@ -403,14 +429,17 @@ class RpcReceiver:
                 self._waiting[frame.number] = frame
                 self._changed.notify_all()
                 if len(self._waiting) > QUEUE - WINDOW:
-                    self._withheld.append(_Future())
-                    return self._withheld[-1]
-            return _answered("")
+                    self._withheld.append(_Withheld(_Future(), apart_s, now))
+                    return self._withheld[-1].reply
+            return _answered(self._yes(apart_s, now))
         except FrameError as error:
             with self._changed:
                 self._error = FrameError(f"from rank {self._link.source}: {error}", peer=self._link.source)
                 self._changed.notify_all()
             return _answered(str(error))
+
+    def run(self) -> None:
+        """Receipts are replies, which need no thread."""
 
     def close(self) -> None:
         """Wake whoever waits, for good."""
@@ -418,6 +447,9 @@ class RpcReceiver:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+
+    def _yes(self, apart_s: float, arrived_at: float) -> str | tuple[float, float]:
+        return (apart_s, self._clock() - arrived_at) if self._link.receipts else ""
 
     def _read(self, buffer: object) -> Frame:
         if not isinstance(buffer, torch.Tensor) or buffer.dtype != torch.uint8 or buffer.dim() != 1:
@@ -427,11 +459,24 @@ class RpcReceiver:
         return read_frame(buffer)
 
 
+@dataclass(frozen=True)
+class _Withheld:
+    reply: Any
+    apart_s: float
+    since: float
+
+
+def _alone(buffer: torch.Tensor, length: int) -> torch.Tensor:
+    """The first ``length`` bytes, as memory that ends there: torch sends all that is behind a tensor, unless
+    that is more than twice as much."""
+    return torch.from_numpy(buffer.numpy()[:length])
+
+
 def _worker(rank: int) -> str:
     return f"rank{rank}"
 
 
-def _answered(reply: str) -> Any:
+def _answered(reply: str | tuple[float, float]) -> Any:
     future = _Future()
     future.set_result(reply)
     return future
