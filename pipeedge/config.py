@@ -19,6 +19,7 @@ __all__ = [
     "ADAPTIVE",
     "CLAMPS",
     "COMMS",
+    "CSV_FILE_MODES",
     "CompressionRequest",
     "DATASET_NAMES",
     "AUTO_DTYPE",
@@ -28,6 +29,7 @@ __all__ = [
     "DEFAULT_WORKER_THREADS",
     "Environment",
     "InputRequest",
+    "MetricsRequest",
     "ModelRequest",
     "OutputRequest",
     "RunRequest",
@@ -43,6 +45,7 @@ DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
 AUTO_DTYPE = "auto"
 """Let the scheduler choose among the number types that were profiled."""
+CSV_FILE_MODES = ("x", "w", "a")
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Methods of ``pipeedge.quantization.clamping``."""
 DEFAULT_CLAMP = "mse"
@@ -54,10 +57,11 @@ ADAPTIVE = ("heuristic", "heuristic2", "controller", "auto")
 """Policies of ``pipeedge.quantization.policies``; all but the last need a target."""
 DEFAULT_WINDOW_SIZE = 10
 
-_UNKNOWN_VARIABLES = ("CSV_FILE_MODE",)
-
 _ROWS_OF_A_REPORT = 400
 """More than a screen can tell apart."""
+_ROWS_OF_A_PAGE = 4000
+"""Which can be zoomed into."""
+_ROWS_OF_A_TRACE = 20_000
 
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
@@ -81,8 +85,8 @@ class Environment:
     """WINDOW_SIZE: microbatches."""
     send_constraint: float | None = None
     """SEND_CONSTRAINT: items a second."""
-    unknown: tuple[str, ...] = ()
-    """Variables of the original that this version does not know, as NAME=VALUE."""
+    csv_file_mode: str | None = None
+    """CSV_FILE_MODE: of the metrics' files."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -124,7 +128,7 @@ class Environment:
             adaptive=environ.get("ADAPTIVE_QUANT", "").lower() or None,
             window_size=number("WINDOW_SIZE"),
             send_constraint=decimal("SEND_CONSTRAINT"),
-            unknown=tuple(f"{name}={environ[name]}" for name in _UNKNOWN_VARIABLES if name in environ),
+            csv_file_mode=environ.get("CSV_FILE_MODE"),
         )
 
 
@@ -399,15 +403,47 @@ class OutputRequest:
 
     results: Path | None = None
     report: Path | None = None
+    trace: Path | None = None
+    """Of what every thread was at, for Perfetto."""
+    quiet: bool = False
+    """Print neither progress nor tables."""
 
     @property
     def record_rows(self) -> int:
         """How much of what each thread was at is kept for it."""
-        return _ROWS_OF_A_REPORT
+        if self.trace is not None:
+            return _ROWS_OF_A_TRACE
+        is_page = self.report is not None and self.report.suffix == ".html"
+        return _ROWS_OF_A_PAGE if is_page else _ROWS_OF_A_REPORT
 
     def __post_init__(self) -> None:
         if self.report is not None:
             check_report_name(self.report)
+        if self.trace is not None and self.trace.suffix != ".json":
+            raise RequestError(f"--trace {self.trace}: a trace is JSON; name it FILE.json")
+
+
+@dataclass(frozen=True)
+class MetricsRequest:
+    """What is measured for each microbatch, and where that goes."""
+
+    directory: Path | None = None
+    """A CSV file for each key of each rank."""
+    csv_file_mode: str = "x"
+    """What happens to files that are there: one of ``CSV_FILE_MODES``."""
+    prometheus_port: int | None = None
+    """Where this rank serves them."""
+    window_size: int = DEFAULT_WINDOW_SIZE
+    """Microbatches."""
+
+    def __post_init__(self) -> None:
+        if self.csv_file_mode not in CSV_FILE_MODES:
+            raise RequestError(
+                f"--csv-file-mode (CSV_FILE_MODE) {self.csv_file_mode}: x (files must not be there), "
+                "w (replace them) or a (append)"
+            )
+        if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
+            raise RequestError(f"--prometheus-port {self.prometheus_port}: a port is 1 to 65535")
 
 
 @dataclass(frozen=True)
@@ -419,6 +455,7 @@ class RunRequest:
     input: InputRequest = field(default_factory=InputRequest)
     schedule: ScheduleRequest = field(default_factory=ScheduleRequest)
     output: OutputRequest = field(default_factory=OutputRequest)
+    metrics: MetricsRequest = field(default_factory=MetricsRequest)
     transport: TransportRequest = field(default_factory=TransportRequest)
     compression: CompressionRequest = field(default_factory=CompressionRequest)
     ubatch_size: int = 8

@@ -144,7 +144,15 @@ class Collector:
             with self._activity.busy(f"writing the results of microbatch {packet.number}"):
                 self._writer.write(packet.number, outputs, batch)
                 self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
-                if self._counts_accuracy:
-                    self.accuracy = self.accuracy.with_outputs(outputs, batch.labels)
+                right = self._judge(outputs, batch)
             packet.lease.release()
-            self.lane.finish(packet.number, packet.items)
+            self.lane.finish(packet.number, packet.items, note=right)
+
+    def _judge(self, outputs: torch.Tensor, batch: Microbatch) -> float:
+        """Count the right answers. How many there are or, where nobody knows, how sure the model is."""
+        if not self._counts_accuracy:
+            return 0.0
+        before, self.accuracy = self.accuracy, self.accuracy.with_outputs(outputs, batch.labels)
+        if self.accuracy.labelled > before.labelled or not self.lane.observed:
+            return self.accuracy.correct - before.correct
+        return float(outputs.double().softmax(dim=1).max(dim=1).values.sum())

@@ -13,12 +13,14 @@ from typing import Any, NoReturn
 from pipeedge.config import (
     CLAMPS,
     COMMS,
+    CSV_FILE_MODES,
     DATASET_NAMES,
     DEFAULT_CLAMP,
     DEFAULT_WINDOW_SIZE,
     CompressionRequest,
     Environment,
     InputRequest,
+    MetricsRequest,
     ModelRequest,
     OutputRequest,
     RunRequest,
@@ -142,7 +144,6 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
 def _run_request(
     arguments: argparse.Namespace, environment: Environment, command: tuple[str, ...]
 ) -> RunRequest:
-    _refuse_what_is_missing(environment)
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
     addr, port = arguments.addr, arguments.port
@@ -150,6 +151,7 @@ def _run_request(
     if from_torchrun:
         addr = environment.master_addr if addr is None else addr
         port = environment.master_port if port is None else port
+    compression = _compression_request(arguments, environment)
     return RunRequest(
         world=WorldRequest(
             rank=rank,
@@ -187,9 +189,15 @@ def _run_request(
             dtypes=arguments.dtype,
             min_agreement=arguments.min_agreement,
         ),
-        output=OutputRequest(arguments.output, arguments.report),
+        output=OutputRequest(arguments.output, arguments.report, arguments.trace, arguments.quiet),
+        metrics=MetricsRequest(
+            arguments.metrics_dir,
+            arguments.csv_file_mode or environment.csv_file_mode or CSV_FILE_MODES[0],
+            arguments.prometheus_port,
+            compression.window_size,
+        ),
         transport=TransportRequest(arguments.comm, arguments.worker_threads),
-        compression=_compression_request(arguments, environment),
+        compression=compression,
         ubatch_size=arguments.ubatch_size,
         command=command,
     )
@@ -208,15 +216,6 @@ def _compression_request(arguments: argparse.Namespace, environment: Environment
         send_constraint=first(arguments.send_constraint, environment.send_constraint),
         min_bits=arguments.min_bits,
     )
-
-
-def _refuse_what_is_missing(environment: Environment) -> None:
-    """What the original reads and this version does not: said at once, rather than ignored."""
-    if environment.unknown:
-        raise RequestError(
-            f"{environment.unknown[0]} in the environment: windows of metrics are not in this version; "
-            "unset it"
-        )
 
 
 def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int, int]:
@@ -399,8 +398,8 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "--window-size",
         type=int,
         metavar="N",
-        help=f"microbatches from one decision of --adaptive, and one choice of --clamp, to the next "
-        f"({DEFAULT_WINDOW_SIZE})",
+        help=f"microbatches from one decision of --adaptive, and one choice of --clamp, to the next, "
+        f"and in a window of metrics ({DEFAULT_WINDOW_SIZE}; else WINDOW_SIZE says)",
     )
     schedule.add_argument(
         "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank, as in devices.yml"
@@ -433,6 +432,33 @@ def _runtime_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="what ran, how fast, where the time went: .json, or .html for a page",
+    )
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="what each thread of each rank was at, to look at in ui.perfetto.dev or chrome://tracing",
+    )
+    output.add_argument("--quiet", action="store_true", help="print neither progress nor tables")
+
+    metrics = parser.add_argument_group("metrics (on each rank that is to have them)")
+    metrics.add_argument(
+        "--metrics-dir",
+        type=Path,
+        metavar="DIR",
+        help="a CSV file for each of shard, recv, send, quant_encode, quant_decode, output: a line for each "
+        "microbatch, with time, work, energy and accuracy of it, of the last ones, of all",
+    )
+    metrics.add_argument(
+        "--csv-file-mode",
+        choices=CSV_FILE_MODES,
+        help="for files that are there already: x refuse, w replace, a append (x; else CSV_FILE_MODE says)",
+    )
+    metrics.add_argument(
+        "--prometheus-port",
+        type=int,
+        metavar="PORT",
+        help="serve the same to Prometheus, at the address of the interface for the links",
     )
     return parser
 

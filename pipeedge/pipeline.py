@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import platform
 import socket
@@ -31,10 +32,11 @@ import pipeedge
 from pipeedge.adaptation import AdaptiveBits, FixedBits
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
-from pipeedge.control.liveness import Limits
+from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.control.member import Member
 from pipeedge.data import InputSource, open_input
 from pipeedge.data_rank import Collector, Feeder
+from pipeedge.energy import EnergyMeter, open_source
 from pipeedge.errors import (
     EXIT_REQUEST,
     DeadlineError,
@@ -44,9 +46,23 @@ from pipeedge.errors import (
     WeightsError,
     one_line,
 )
-from pipeedge.metrics import Latency, StageStats
+from pipeedge.files import check_writable, write_whole
+from pipeedge.live import Display, Progress
+from pipeedge.metrics import EnergyUse, Latency, StageStats, energy_body
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
+from pipeedge.monitoring import (
+    DATA_KEYS,
+    STAGE_KEYS,
+    CsvFiles,
+    Exporter,
+    Monitor,
+    Sink,
+    check_metrics_dir,
+    output_beats,
+    send_beats,
+    stage_beats,
+)
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
@@ -57,6 +73,7 @@ from pipeedge.recording import (
     Lane,
     LinkLane,
     Recording,
+    Row,
     assemble,
     series,
 )
@@ -64,9 +81,10 @@ from pipeedge.report import RunReport, check_report_path, print_report, save_rep
 from pipeedge.results import ResultWriter
 from pipeedge.stage import Decode, Encode, Stage, resolve_device
 from pipeedge.timeline import Doing
+from pipeedge.trace import trace_events
 from pipeedge.transport.base import Link, Receiver, Sender, Transport
 from pipeedge.transport.frame import FrameError
-from pipeedge.transport.interfaces import choose_interface, listen
+from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import agent_store, connect_store, serve_store
@@ -117,6 +135,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
                 timeout_s=request.world.timeout_s,
                 status=rank.activity.status,
                 notify=warn,
+                hear_work=rank.hear_work,
             )
         )
         with _telling(member):
@@ -181,15 +200,26 @@ class _Rank:
         self._warn = warn
         self._hub = hub
         self._crew = Crew()
+        self._display: Display | None = None
         self._store: Any = None
+
+    def hear_work(self, work: Mapping[int, StageWork]) -> None:
+        """On the data rank: how the stages spend their time; from the member's thread."""
+        if self._display is not None:
+            self._display.heard(work)
 
     def run(self, member: Member) -> RunReport | None:
         """From facts to summary."""
+        with ExitStack() as stack:
+            return self._run(member, stack)
+
+    def _run(self, member: Member, stack: ExitStack) -> RunReport | None:
         data_end = None
         with self.activity.busy("reading its weights and input"):
             world = self._request.world
             device = resolve_device(self._request.model.device)
             interface = choose_interface(world.socket_ifname, world.addr, world.port)
+            exporter = self._check_metrics(interface, stack)
             if self._rank == self._request.schedule.data_rank:
                 data_end = _DataEnd(self._request, self._model)
             member.facts(self._facts(data_end))
@@ -205,17 +235,18 @@ class _Rank:
         transport = self._connect(plan, interface)
         stage = self._create_stage(plan, device, transport)
         ends = _LinkEnds(self._rank, plan.links(self._model), transport, self._crew)
+        monitor = self._monitor(plan, exporter)
         loops = None
         if stage is not None:
             tell = functools.partial(self._tell_of, stage)
             bits = _link_bits(plan, self._model, stage.number, member, tell)
-            loops = _StageLoops(stage, plan, ends, bits, self.activity, self._crew)
+            loops = _StageLoops(stage, plan, ends, bits, self.activity, self._crew, monitor)
         if data_end is not None:
-            data_end.open(plan, ends, self.activity, self._crew)
+            data_end.open(plan, ends, self.activity, self._crew, monitor)
         member.ready()
         member.wait("start")
         startup_s = time.time() - psutil.Process().create_time()
-        with data_end.writer if data_end is not None else ExitStack():
+        with monitor, self._showing(plan, data_end), data_end.writer if data_end is not None else ExitStack():
             ends.start()
             if loops is not None:
                 loops.start(self._crew)
@@ -228,7 +259,7 @@ class _Rank:
         elif transport is not None:
             with self.activity.busy("closing its links"):
                 self._in_crew("close", transport.close, "the links could not be closed")
-        member.record(self._recording(member, loops, data_end).to_text())
+        member.record(self._recording(member, loops, data_end, monitor.use()).to_text())
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
         summary = member.wait("summary")["stats"]
         if data_end is None:
@@ -241,10 +272,60 @@ class _Rank:
         output = self._request.output
         if output.report is not None:
             save_report(report, output.report)
-        print_report(report, self._console, results=output.results, saved=output.report)
+        if output.trace is not None and report.timeline is not None:
+            events = trace_events(report.timeline, plan.schedule, plan.data_rank)
+            write_whole(output.trace, json.dumps(events, separators=(",", ":")), "--trace")
+        if not output.quiet:
+            print_report(
+                report, self._console, results=output.results, saved=output.report, trace=output.trace
+            )
         return report
 
-    def _recording(self, member: Member, loops: _StageLoops | None, data_end: _DataEnd | None) -> Recording:
+    def _check_metrics(self, interface: str, stack: ExitStack) -> Exporter | None:
+        """Refuse places for metrics that cannot take them; the port is taken at once."""
+        metrics = self._request.metrics
+        if metrics.directory is not None:
+            keys = (*STAGE_KEYS, *DATA_KEYS)
+            check_metrics_dir(metrics.directory, metrics.csv_file_mode, self._rank, keys)
+        if metrics.prometheus_port is None:
+            return None
+        address = interface_addresses()[interface][0]
+        exporter = Exporter(address, metrics.prometheus_port, self._rank)
+        stack.callback(exporter.close)
+        return exporter
+
+    def _monitor(self, plan: Plan, exporter: Exporter | None) -> Monitor:
+        metrics = self._request.metrics
+        sinks: list[Sink] = [] if exporter is None else [exporter]
+        if metrics.directory is not None:
+            keys: tuple[str, ...] = DATA_KEYS if self._rank == plan.data_rank else ()
+            if plan.schedule.stage_of(self._rank) is not None:
+                keys += STAGE_KEYS
+            sinks.append(CsvFiles(metrics.directory, metrics.csv_file_mode, self._rank, keys))
+        meter = EnergyMeter(*open_source())
+        return Monitor(meter, sinks, metrics.window_size, time.perf_counter, self._warn)
+
+    @contextmanager
+    def _showing(self, plan: Plan, data_end: _DataEnd | None) -> Iterator[None]:
+        """Show the progress of the run, on the data rank, unless it is to be quiet."""
+        if data_end is None or self._request.output.quiet:
+            yield
+            return
+        progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
+        with Display(progress, self._console, lambda: data_end.writer.items, time.monotonic) as display:
+            self._display = display
+            try:
+                yield
+            finally:
+                self._display = None
+
+    def _recording(
+        self,
+        member: Member,
+        loops: _StageLoops | None,
+        data_end: _DataEnd | None,
+        energy: EnergyUse,
+    ) -> Recording:
         """What the threads of this rank were at."""
         parts = [part for part in (data_end, loops) if part is not None]
         return Recording(
@@ -254,6 +335,7 @@ class _Rank:
             links=tuple(part.link.record(member.hub_clock) for part in parts),
             clock_error_s=member.hub_clock.error_s,
             decided=loops.decided(member.hub_clock) if loops is not None else (),
+            energy=energy,
         )
 
     @staticmethod
@@ -484,13 +566,26 @@ class _StageLoops:
         bits: AdaptiveBits | FixedBits | None,
         activity: Activity,
         crew: Crew,
+        monitor: Monitor,
     ) -> None:
         self._stage = stage
         self._bits = bits
         arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
-        number, compression = stage.number, plan.compression
+        number, stages, compression = stage.number, plan.schedule.stages, plan.compression
+        decode = _decode(plan, number - 1) if number else None
+        layers = len(stages[number].layers)
+
+        def computed(row: Row, received: float) -> None:
+            came_bits = decode.latest_bits if decode is not None else 0
+            monitor.tell(stage_beats(row, STAGE, int(received), layers, came_bits))
+
+        def sent(size: int, start_s: float, end_s: float) -> None:
+            monitor.tell(send_beats(size, start_s, end_s))
+
         sender, peer = ends.sender(number + 1)
-        self.link = LinkLane(f"stage {number} link", peer, plan.record_rows)
+        self.link = LinkLane(
+            f"stage {number} link", peer, plan.record_rows, sent if monitor.wants_beats else None
+        )
         self._outgoing = Outgoing(sender, peer, activity, lane=self.link, arrived=arrived)
         crew.on_stop(self._outgoing.close)
         self._compute = StageLoop(
@@ -498,7 +593,7 @@ class _StageLoops:
             *ends.receiver(number),
             self._outgoing,
             activity,
-            decode=_decode(plan, number - 1) if number else None,
+            decode=decode,
             encode=None
             if bits is None
             else Encode(
@@ -509,8 +604,15 @@ class _StageLoops:
                 rank=plan.schedule.stages[number].rank,
             ),
             bits=lambda: (bits.latest if bits is not None else 0) or AS_THEY_ARE_BITS,
-            lane=Lane(f"stage {number}", STAGE, time.perf_counter, plan.record_rows),
+            lane=Lane(
+                f"stage {number}",
+                STAGE,
+                time.perf_counter,
+                plan.record_rows,
+                computed if monitor.wants_beats else None,
+            ),
         )
+        activity.stage(self._compute.work)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -584,6 +686,8 @@ class _DataEnd:
         self._command = request.command
         if request.output.report is not None:
             check_report_path(request.output.report)
+        if request.output.trace is not None:
+            check_writable(request.output.trace, "--trace")
         self.writer = ResultWriter(request.output.results, model, None)
         self.source: InputSource = open_input(_with_companions(request), model)
         self.link: LinkLane
@@ -591,8 +695,17 @@ class _DataEnd:
         self._feeder: Feeder
         self._collector: Collector
 
-    def open(self, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew) -> None:
+    def open(self, plan: Plan, ends: _LinkEnds, activity: Activity, crew: Crew, monitor: Monitor) -> None:
         """Take hold of the first and the last link."""
+        last_at = 0.0
+
+        def came(row: Row, right: float) -> None:
+            nonlocal last_at
+            # Until the first result comes the pipeline fills; its time is that of its way through.
+            since = last_at or self._feeder.started_at or row.start_s
+            last_at = row.start_s + row.seconds[0]
+            monitor.tell(output_beats(since, last_at, row.items, right))
+
         sender, peer = ends.sender(0)
         self.link = LinkLane("feed link", peer, plan.record_rows)
         self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
@@ -612,7 +725,13 @@ class _DataEnd:
             activity,
             counts_accuracy=self._model.output_kind == "logits",
             decode=_decode(plan, -1),
-            lane=Lane("collect", COLLECT, time.perf_counter, plan.record_rows),
+            lane=Lane(
+                "collect",
+                COLLECT,
+                time.perf_counter,
+                plan.record_rows,
+                came if monitor.wants_beats else None,
+            ),
         )
 
     def start(self, crew: Crew) -> None:
@@ -658,6 +777,7 @@ class _DataEnd:
             latencies_s=self._collector.latencies,
             timeline=assemble(recordings, began_s, self._collector.elapsed_s),
             series=series(recordings, began_s),
+            energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, self.writer.items),
             command=self._command,
             versions=_versions(),
         )

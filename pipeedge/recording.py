@@ -3,7 +3,7 @@
     a thread ──enter, finish──> Lane ───┐
     watching ──────add────────> Link ───┼─> Recording of a rank ──text──> data rank ──assemble──> Timeline
                                         │   (on the hub's clock)                     └─window────> series
-    host ───────────────────────────────┘
+    energy, host ───────────────────────┘
 
 A lane does the same few things for every microbatch, in the same order and without a gap, so one row
 holds when a microbatch began and how long each thing took. No lock is taken and the clock is read once for
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeedge.metrics import Tally
+from pipeedge.metrics import NOT_MEASURED, EnergyUse, Tally
 from pipeedge.quantization.policies import Decided
 from pipeedge.timeline import Doing, Span, Timeline
 
@@ -110,6 +110,7 @@ class Lane:
         phases: what it does for a microbatch, in order.
         clock: seconds.
         capacity: rows that are kept.
+        observer: called by the thread with the row of each microbatch, and what was noted of it.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Lane:
         phases: Sequence[Doing],
         clock: Callable[[], float],
         capacity: int = DEFAULT_ROWS,
+        observer: Callable[[Row, float], None] | None = None,
     ) -> None:
         if capacity < 2 or capacity % 2:
             raise ValueError(f"a lane keeps an even number of rows, not {capacity}")
@@ -128,6 +130,7 @@ class Lane:
         self.microbatches = 0
         self._clock = clock
         self._capacity = capacity
+        self._observer = observer
         self._rows: list[Row] = []
         self._pending: Row | None = None
         self._stride = 1
@@ -152,8 +155,13 @@ class Lane:
         self._state = (self._places[phase], now, (*totals[:place], spent, *totals[place + 1 :]))
         return now
 
-    def finish(self, number: int, items: int, size: int = 0, bits: float = AS_THEY_ARE_BITS) -> float:
-        """A microbatch is done, and ``size`` bytes of ``bits`` bits a value are on the link; the time."""
+    def finish(
+        self, number: int, items: int, size: int = 0, bits: float = AS_THEY_ARE_BITS, note: float = 0.0
+    ) -> float:
+        """A microbatch is done, and ``size`` bytes of ``bits`` bits a value are on the link; the time.
+
+        ``note`` is for the observer: bytes that came, right answers, as the lane has it.
+        """
         now = self.enter(self.phases[0])
         totals = self._state[2]
         seconds = tuple(after - before for after, before in zip(totals, self._finished, strict=True))
@@ -164,8 +172,16 @@ class Lane:
             seconds = (0.0, *seconds[1:])
         self._finished = totals
         self.microbatches += 1
-        self._keep(Row(number, 1, items, size, bits, start, seconds))
+        row = Row(number, 1, items, size, bits, start, seconds)
+        if self._observer is not None:
+            self._observer(row, note)
+        self._keep(row)
         return now
+
+    @property
+    def observed(self) -> bool:
+        """Whether somebody wants to hear of each microbatch."""
+        return self._observer is not None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -225,10 +241,18 @@ class LinkLane:
         name: as in ``Span.lane``.
         destination: the rank at its other end.
         capacity: transfers that are kept.
+        observer: called with bytes, start and end of each transfer.
     """
 
-    def __init__(self, name: str, destination: int | None, capacity: int = DEFAULT_ROWS) -> None:
+    def __init__(
+        self,
+        name: str,
+        destination: int | None,
+        capacity: int = DEFAULT_ROWS,
+        observer: Callable[[int, float, float], None] | None = None,
+    ) -> None:
         self.name = name
+        self._observer = observer
         self._destination = destination
         self._capacity = capacity
         self._transfers: list[Transfer] = []
@@ -237,12 +261,19 @@ class LinkLane:
 
     def add(self, number: int, size: int, start_s: float, end_s: float) -> None:
         """``size`` bytes occupied the link."""
+        if self._observer is not None:
+            self._observer(size, start_s, end_s)
         if self._seen % self._stride == 0:
             self._transfers.append(Transfer(number, size, start_s, end_s))
             if len(self._transfers) == self._capacity:
                 self._transfers = self._transfers[::2]
                 self._stride *= 2
         self._seen += 1
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every transfer is to be watched, not only a sample where they are short."""
+        return self._observer is not None
 
     def record(self, hub_clock: Callable[[float], float]) -> LinkRecord:
         """What is to be told of it, on the hub's clock."""
@@ -315,6 +346,8 @@ class Recording:
     """How far its times can be from the hub's; None where it was not measured."""
     decided: tuple[Decided, ...] = ()
     """What bits the outgoing link of its stage was to carry, where they follow the bandwidth."""
+    energy: EnergyUse = NOT_MEASURED
+    """What its machine used meanwhile."""
 
     def to_text(self) -> str:
         """As it travels."""
@@ -324,6 +357,7 @@ class Recording:
             "links": [link.to_body() for link in self.links],
             "clock_error_s": self.clock_error_s,
             "decided": [one.to_body() for one in self.decided],
+            "energy": self.energy.to_body(),
         }
         return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
@@ -343,6 +377,7 @@ class Recording:
             links=tuple(LinkRecord.from_body(link) for link in body["links"]),
             clock_error_s=None if error is None else _number(error),
             decided=tuple(Decided.from_body(one) for one in body["decided"]),
+            energy=EnergyUse.from_body(body["energy"]),
         )
 
     def lane(self, name: str) -> LaneRecord | None:

@@ -54,6 +54,8 @@ class RunReport:
     """Of each stage, over time: as ``pipeedge.recording.series`` makes them."""
     command: Sequence[str] = ()
     """The data rank's command line, program first."""
+    energy: Mapping[str, Any] | None = None
+    """As ``pipeedge.metrics.energy_body`` makes it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the data rank's software."""
 
@@ -109,6 +111,7 @@ class RunReport:
             "latencies_s": _thinned(self.latencies_s),
             "series": list(self.series),
             "timeline": self.timeline.to_body() if self.timeline is not None else None,
+            "energy": dict(self.energy) if self.energy is not None else None,
             "command": list(self.command),
             "versions": dict(self.versions),
         }
@@ -185,7 +188,14 @@ def save_body(body: dict[str, Any], path: Path) -> None:
     write_whole(path, text, "--report")
 
 
-def print_report(report: RunReport, console: Console, *, results: Path | None, saved: Path | None) -> None:
+def print_report(
+    report: RunReport,
+    console: Console,
+    *,
+    results: Path | None,
+    saved: Path | None,
+    trace: Path | None = None,
+) -> None:
     """Print the stages as a table, and below it throughput, latency, accuracy and where the files are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     named = any(plan.host for plan in report.schedule.stages)
@@ -228,6 +238,7 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
     if report.accuracy and report.accuracy.top1 is not None:
         accuracy = report.accuracy
         lines.append(f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})")
+    lines += _energy_lines(report.energy)
     if report.skipped:
         lines.append(f"skipped     {len(report.skipped)} inputs that cannot be read:")
         lines += [f"            {line}" for line in report.skipped]
@@ -235,8 +246,22 @@ def print_report(report: RunReport, console: Console, *, results: Path | None, s
         lines.append(f"predictions {results}")
     if saved:
         lines.append(f"report      {saved}")
+    if trace:
+        lines.append(f"trace       {trace}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
+    if energy is None or energy["joules"] is None:
+        return
+    sources = ", ".join(dict.fromkeys(rank["source"] for rank in energy["ranks"] if rank["source"]))
+    line = f"energy      {energy['joules']:.4g} J, {energy['mean_watts']:.4g} W ({sources})"
+    if energy["joules_per_item"] is not None:
+        line += f", {energy['joules_per_item']:.4g} J an item"
+    if energy["unmeasured_hosts"]:
+        line += f"; not measured on {', '.join(energy['unmeasured_hosts'])}"
+    yield line
 
 
 def _comparison_table(comparison: Comparison) -> Table:

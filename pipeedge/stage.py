@@ -43,6 +43,11 @@ class Decode:
         self._source = source
         self._decoder = LinkDecoder()
 
+    @property
+    def latest_bits(self) -> int:
+        """A value of the packet before; 0: it came as it is."""
+        return self._decoder.latest_bits
+
     def __call__(self, packet: Packet) -> Packet:
         """The packet with the values.
 

@@ -25,6 +25,8 @@ class Doing(str, Enum):
     ENCODE = "encode"
     SEND = "send"
     """A microbatch occupies the outgoing link; beside the lane of the stage, on one of its own."""
+    RECEIVE = "receive"
+    """The same, where it arrives."""
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"

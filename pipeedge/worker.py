@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeedge.control.liveness import RankStatus
+from pipeedge.control.liveness import RankStatus, StageWork
 from pipeedge.errors import PipeEdgeError
 from pipeedge.metrics import Tally
 from pipeedge.payload import TensorSpec
@@ -52,6 +52,7 @@ class Activity:
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._computed: deque[float] = deque(maxlen=_RECENT)
+        self._work: Callable[[], StageWork] | None = None
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -91,6 +92,11 @@ class Activity:
         with self._lock:
             self._computed.append(seconds)
 
+    def stage(self, work: Callable[[], StageWork]) -> None:
+        """This rank has a stage, which says how it spends its time."""
+        with self._lock:
+            self._work = work
+
     def status(self) -> RankStatus:
         """All of it, now."""
         with self._lock:
@@ -101,6 +107,7 @@ class Activity:
                 received=dict(self._received),
                 awaiting=frozenset(self._awaiting),
                 stage_s=statistics.median(self._computed) if self._computed else None,
+                work=self._work() if self._work is not None else None,
             )
 
 
@@ -246,7 +253,7 @@ class Outgoing:
         if self._arrived is not None:
             self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))
             return shipment.bytes
-        if started >= self._watch_at:
+        if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
             self._watch_next, self._watch_at = 2, started + _WATCH_S
         if self._watch_next:
             self._watch_next -= 1
@@ -350,6 +357,7 @@ class StageLoop:
         self.lane.begin()
         while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
             started = self._clock()
+            came = self._bytes(packet)
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
                     packet = self._step(packet)  # lets go of the input while the link is full
@@ -361,8 +369,24 @@ class StageLoop:
                 ) from error
             self._activity.computed(self.lane.enter(Doing.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
-            self.lane.finish(packet.number, packet.items, size, self._bits())
+            self.lane.finish(packet.number, packet.items, size, self._bits(), came)
         self._outgoing.finish()
+
+    def _bytes(self, packet: Packet) -> int:
+        """That came over the network, where somebody wants to know."""
+        if self._peer is None or not self.lane.observed:
+            return 0
+        return sum(tensor.nbytes for tensor in packet.payload)
+
+    def work(self) -> StageWork:
+        """How the time was spent until now."""
+        totals = self.lane.totals()
+        return StageWork(
+            busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
+            wait_input_s=totals[Doing.WAIT_INPUT],
+            wait_link_s=totals[Doing.WAIT_LINK],
+            bits=round(self._bits()),
+        )
 
     def _step(self, packet: Packet) -> Packet:
         if self._decode is not None:

@@ -29,6 +29,9 @@ ORDER = (
     "metrics",
     "timeline",
     "recording",
+    "trace",
+    "energy",
+    "monitoring",
     "simulation",
     "page",
     "prediction",
@@ -40,6 +43,7 @@ ORDER = (
     "data",
     "results",
     "report",
+    "live",
     "planning",
     "data_rank",
     "pipeline",
@@ -84,6 +88,7 @@ PURE = (
     "simulation",
     "transport.frame",
     "timeline",
+    "trace",
 )
 """Decisions over plain data: values in, values out."""
 

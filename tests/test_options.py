@@ -231,10 +231,14 @@ def test_verbose_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.endswith("p: wrong\n")
 
 
-@pytest.mark.parametrize("name", ["CSV_FILE_MODE"])
-def test_what_only_the_original_reads_is_refused_not_ignored(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}=5 in the environment"):
-        parse("0 1", Environment.read({name: "5"}))
+def test_the_mode_of_csv_files_is_in_the_environment_or_an_option() -> None:
+    environment = Environment.read({"CSV_FILE_MODE": "w"})
+    assert parse_runtime(["0", "1"], environment).request.metrics.csv_file_mode == "w"
+    appending = parse_runtime(["0", "1", "--csv-file-mode", "a"], environment).request
+    assert appending.metrics.csv_file_mode == "a"
+    assert parse("0 1").metrics.csv_file_mode == "x"
+    with pytest.raises(RequestError, match=r"\(CSV_FILE_MODE\) r\+: x "):
+        parse_runtime(["0", "1"], Environment.read({"CSV_FILE_MODE": "r+"}))
 
 
 def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:

@@ -5,7 +5,8 @@
                        failed {line}                lost {rank, line}  done {stats}
                        clock {sent}                 record {text}, any number of them before done
     from the hub       plan {...}   start {}   summary {stats by rank}   beat {slowest_s}   notice {line}
-                       clock {sent, there}          record {rank, text}, to the data rank alone
+                       clock {sent, there}
+                       record {rank, text}, work {by rank}: to the data rank alone
                        verdict {line, rank, exit_code}
 
 ``HubState`` holds the rules and touches neither socket nor clock: connections, messages and the time
@@ -205,7 +206,7 @@ class HubState:
         outgoing = []
         if now - self._beat_at >= self._beat_s:
             self._beat_at = now
-            outgoing += self._to_all(Message("beat", {"slowest_s": self._slowest_s()}))
+            outgoing += self._to_all(Message("beat", {"slowest_s": self._slowest_s()})) + self._tell_work()
         if self.verdict is not None:
             return outgoing
         if self._suspect is not None and now >= self._suspect[0]:
@@ -300,6 +301,15 @@ class HubState:
     def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
         self._refused.add(connection)
         return [(connection, Verdict(line, None, EXIT_REQUEST).message())]
+
+    def _tell_work(self) -> list[tuple[int, Message]]:
+        """The data rank shows how the stages spend their time."""
+        data = self._ranks.get(self._data_rank) if self._data_rank is not None else None
+        if data is None or not self._started():
+            return []
+        statuses = {rank: self._ranks[rank].status for rank in self._running()}
+        work = {str(rank): status.work.to_body() for rank, status in statuses.items() if status.work}
+        return [(data.connection, Message("work", {"work": work}))]
 
     def _pass_on(self, rank: int, known: _Rank, text: object) -> list[tuple[int, Message]]:
         """A part of what ``rank`` recorded goes to the data rank."""

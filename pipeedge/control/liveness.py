@@ -18,6 +18,7 @@ __all__ = [
     "RankStatus",
     "Silent",
     "Slow",
+    "StageWork",
     "Stalled",
     "Stuck",
     "diagnose",
@@ -27,6 +28,7 @@ __all__ = [
 
 _MAX_WHAT = 200
 _MAX_COUNT = 1 << 63
+_MAX_BITS = 65
 
 
 def whole_number(value: object, below: int = _MAX_COUNT) -> int:
@@ -43,6 +45,38 @@ def _counts(value: Mapping[str, object]) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
+class StageWork:
+    """How a stage has spent its time until now. Seconds."""
+
+    busy_s: float = 0.0
+    """Decoding, computing, encoding."""
+    wait_input_s: float = 0.0
+    wait_link_s: float = 0.0
+    bits: int = 0
+    """A value on its outgoing link."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.busy_s + self.wait_input_s + self.wait_link_s
+
+    def to_body(self) -> list[float]:
+        """As part of a message."""
+        seconds = (self.busy_s, self.wait_input_s, self.wait_link_s)
+        return [*(round(value, 6) for value in seconds), self.bits]
+
+    @classmethod
+    def from_body(cls, body: object) -> StageWork:
+        """From part of a message; what is malformed raises ValueError or TypeError."""
+        if not isinstance(body, list) or not all(isinstance(value, int | float) for value in body):
+            raise TypeError(f"{type(body).__name__} where numbers were due")
+        busy, wait_input, wait_link, bits = body
+        if not all(0 <= value < _MAX_COUNT for value in (busy, wait_input, wait_link)):
+            raise ValueError("times from 0 on were due")
+        return cls(float(busy), float(wait_input), float(wait_link), whole_number(bits, below=_MAX_BITS))
+
+
+@dataclass(frozen=True)
 class RankStatus:
     """What a rank says of itself with each beat."""
 
@@ -56,6 +90,8 @@ class RankStatus:
     """Peers that it waits for, with nothing else to do until a microbatch comes from them."""
     stage_s: float | None = None
     """That its stage spends on a microbatch, without waiting; None before the first, or without a stage."""
+    work: StageWork | None = None
+    """Of its stage; None without one."""
 
     def to_body(self) -> dict[str, Any]:
         """As a message body."""
@@ -65,6 +101,7 @@ class RankStatus:
             "received": {str(peer): count for peer, count in self.received.items()},
             "awaiting": sorted(self.awaiting),
             "stage_s": self.stage_s,
+            "work": self.work.to_body() if self.work else None,
         }
 
     @classmethod
@@ -85,6 +122,7 @@ class RankStatus:
             received=_counts(body["received"]),
             awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
             stage_s=stage_s,
+            work=None if body["work"] is None else StageWork.from_body(body["work"]),
         )
 
     @property

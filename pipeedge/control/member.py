@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Verdict, beat_interval_s
-from pipeedge.control.liveness import Limits, RankStatus
+from pipeedge.control.liveness import Limits, RankStatus, StageWork
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.errors import DeadlineError, PeerError, PeerFailedError, PipeEdgeError, RequestError
 
@@ -37,6 +37,7 @@ class Member:
         timeout_s: within how many seconds a silent hub is to be noticed.
         status: what this rank is at; called for each beat, from the member's thread.
         notify: called with a line for the user that ends nothing.
+        hear_work: called, on the data rank, with what the stages say of their time, by rank.
         clock: monotonic seconds.
         run_clock: seconds, the clock by which the run is recorded.
     """
@@ -49,6 +50,7 @@ class Member:
         timeout_s: float,
         status: Callable[[], RankStatus] = RankStatus,
         notify: Callable[[str], None] = lambda line: None,
+        hear_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None,
         clock: Callable[[], float] = time.monotonic,
         run_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -57,6 +59,7 @@ class Member:
         self._timeout_s = timeout_s
         self._status = status
         self._notify = notify
+        self._hear_work = hear_work
         self._clock = clock
         self._run_clock = run_clock
         self._clock_burst = _CLOCK_BURST
@@ -254,25 +257,28 @@ class Member:
 
     def _know_the_time(self, body: Mapping[str, Any]) -> None:
         received = self._run_clock()
-        try:
-            self.hub_clock.add(float(body["sent"]), float(body["there"]), received)
-        except (KeyError, TypeError, ValueError):
-            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed time"))
-            return
+        self.hub_clock.add(float(body["sent"]), float(body["there"]), received)
         self._clock_burst -= 1
         if self._clock_burst > 0:
             self._ask_the_time()
 
     def _hear(self, message: Message) -> None:
+        try:
+            self._take(message)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {message.kind!r}"))
+
+    def _take(self, message: Message) -> None:
         if message.kind == "verdict":
-            try:
-                self._fail(Verdict.from_message(message).error())
-            except (KeyError, TypeError, ValueError):
-                self._fail(PeerFailedError(f"{self._hub_name} ended the run with a malformed message"))
+            self._fail(Verdict.from_message(message).error())
         elif message.kind == "notice":
             self._notify(str(message.body.get("line", "")))
         elif message.kind == "clock":
             self._know_the_time(message.body)
+        elif message.kind == "work":
+            self._hear_work(
+                {int(rank): StageWork.from_body(work) for rank, work in message.body["work"].items()}
+            )
         elif message.kind == "record":
             with self._changed:
                 self._records.setdefault(int(message.body["rank"]), []).append(str(message.body["text"]))

@@ -90,12 +90,16 @@ class LinkEncoder:
 class LinkDecoder:
     """Decodes the payloads of one link."""
 
+    def __init__(self) -> None:
+        self.latest_bits = 0
+        """A value of what was decoded last; 0: it came as it is."""
+
     def decode(self, payload: Payload) -> Payload:
         """What was encoded. Tensors that were sent as they are remain views of what came.
 
         Raises:
             PeerFailedError: ``payload`` is not in the form that an encoder gives it.
         """
-        return tuple(
-            decode_tensor(part) if isinstance(part, EncodedTensor) else part for part in from_wire(payload)
-        )
+        parts = from_wire(payload)
+        self.latest_bits = max((part.bits for part in parts if isinstance(part, EncodedTensor)), default=0)
+        return tuple(decode_tensor(part) if isinstance(part, EncodedTensor) else part for part in parts)

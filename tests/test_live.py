@@ -1,0 +1,85 @@
+"""What is shown while a run goes on: paces and parts that follow from counts, with a terminal or without."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from pipeedge import live
+from pipeedge.control.liveness import StageWork
+from pipeedge.live import Display, Progress
+
+
+def test_paces_are_those_of_now_and_of_the_run() -> None:
+    progress = Progress(1000, [0], 100.0)
+    assert progress.at(101.0, 0).items_per_s is None
+    for second in range(1, 11):
+        progress.at(100.0 + second, 10 * second)
+    shown = progress.at(115.0, 100 + 5 * 40)
+    assert shown.items_per_s == pytest.approx(40)
+    assert shown.mean_items_per_s == pytest.approx(300 / 15)
+    assert shown.left_s == pytest.approx(700 / 40)
+
+
+def test_parts_are_those_since_the_last_beat() -> None:
+    progress = Progress(10, [1, 0], 0.0)
+    progress.heard({0: StageWork(1.0, 1.0, 0.0, 8)})
+    progress.heard({0: StageWork(1.0, 2.0, 0.0, 4), 1: StageWork(0.5, 0.0, 1.5)})
+    first, second = progress.at(1.0, 5).stages
+    assert (first.stage, first.rank, first.busy, first.wait_link, first.bits) == (0, 1, 0.25, 0.75, 0)
+    assert (second.stage, second.rank, second.busy, second.wait_input, second.bits) == (1, 0, 0.0, 1.0, 4)
+    progress.heard({0: StageWork(1.0, 2.0, 0.0, 4)})  # the same beat again
+    assert progress.at(2.0, 5).stages[1] == second
+
+
+def displayed(console: Console, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a display shows until it has shown something of both stages."""
+    monkeypatch.setattr(live, "_TABLE_S", 0.01)
+    monkeypatch.setattr(live, "_LINE_S", 0.01)
+    shown = threading.Event()
+    asked = 0
+
+    def items() -> int:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            shown.set()
+        return 250
+
+    progress = Progress(1000, [0, 1], 0.0)
+    with Display(progress, console, items, lambda: 10.0) as display:
+        display.heard({0: StageWork(3.0, 1.0, 0.0, 8), 1: StageWork(0.0, 0.5, 0.5)})
+        assert shown.wait(10)
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return stream.getvalue()
+
+
+def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = displayed(Console(file=io.StringIO(), width=80), monkeypatch)
+    assert "\x1b" not in text
+    assert text.splitlines()[0] == (
+        "250 of 1000 items; 25 items/s now, 25 on average, 0:30 left; stage 0 75% busy, 25% input, 0% link, "
+        "8 bits; stage 1 0% busy, 50% input, 50% link, 0 bits"
+    )
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_in_a_terminal_a_table_renews_itself(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
+    text = displayed(console, monkeypatch)
+    assert "\x1b[?25l" in text  # hidden while it runs,
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # and shown again
+    assert "stage 1" in text
+
+
+def test_durations_read_as_people_write_them() -> None:
+    assert [live._duration(seconds) for seconds in (0, 59.6, 3599, 3600)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+    ]

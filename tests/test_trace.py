@@ -1,0 +1,63 @@
+"""The trace: what Perfetto asks of it, and every span once, with its receive where a link leads."""
+
+from __future__ import annotations
+
+import json
+
+from pipeedge.schedule import Schedule
+from pipeedge.timeline import Doing, Span, Timeline
+from pipeedge.trace import trace_events
+
+SCHEDULE = Schedule.from_partition([1, 6, 7, 16], ranks=[1, 0], hosts=["mb-0", "mb-1"])
+
+
+def test_a_row_for_each_rank_and_thread() -> None:
+    spans = (
+        Span(1, "stage 0", Doing.FILL, 0.0, 0.001),
+        Span(1, "stage 0", Doing.COMPUTE, 0.001, 0.003, 0),
+        Span(1, "stage 0", Doing.WAIT_INPUT, 0.003, 0.004, 1),
+        Span(1, "stage 0 link", Doing.SEND, 0.003, 0.0045, 0),
+        Span(0, "stage 1", Doing.COMPUTE, 0.0045, 0.006, 0),
+        Span(0, "stage 1 link", Doing.SEND, 0.006, 0.0061, 0),
+        Span(2, "feed link", Doing.SEND, 0.0, 0.001, 0),
+        Span(2, "collect", Doing.WRITE, 0.0061, 0.007, 0),
+    )
+    trace = json.loads(json.dumps(trace_events(Timeline(0.007, spans), SCHEDULE, 2)))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    meta = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    processes = {event["pid"]: event["args"]["name"] for event in meta if event["name"] == "process_name"}
+    lanes = [event for event in meta if event["name"] == "thread_name"]
+    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in lanes}
+    assert processes == {
+        0: "rank 0 (stage 1, layers 7-16, mb-1)",
+        1: "rank 1 (stage 0, layers 1-6, mb-0)",
+        2: "rank 2 (data rank)",
+    }
+    named = {
+        (event["pid"], threads[event["pid"], event["tid"]], event["name"], event["ts"], event["dur"])
+        for event in events
+    }
+    assert named == {
+        (1, "stage 0", "fill", 0, 1000),
+        (1, "stage 0", "compute 0", 1000, 2000),
+        (1, "stage 0", "wait input", 3000, 1000),
+        (1, "stage 0 link", "send 0", 3000, 1500),
+        (0, "from stage 0", "receive 0", 3000, 1500),
+        (0, "stage 1", "compute 0", 4500, 1500),
+        (0, "stage 1 link", "send 0", 6000, 100),
+        (2, "from stage 1", "receive 0", 6000, 100),
+        (2, "feed link", "send 0", 0, 1000),
+        (1, "from the data rank", "receive 0", 0, 1000),
+        (2, "collect", "write 0", 6100, 900),
+    }
+    assert {event["cat"] for event in events if event["name"].startswith(("wait", "fill"))} == {"wait"}
+    assert len({event["tid"] for event in events}) == len(threads)
+
+
+def test_a_run_of_one_rank_has_one_process() -> None:
+    schedule = Schedule.from_partition([1, 16])
+    trace = trace_events(
+        Timeline(1.0, (Span(0, "stage 0", Doing.COMPUTE, 0.0, 1.0, 0),)), schedule, data_rank=0
+    )
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["rank 0 (data rank, stage 0, layers 1-16)"]
