@@ -66,7 +66,6 @@ from pipeedge.monitoring import (
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
-    AS_THEY_ARE_BITS,
     COLLECT,
     FEED,
     STAGE,
@@ -574,6 +573,7 @@ class _StageLoops:
         number, stages, compression = stage.number, plan.schedule.stages, plan.compression
         decode = _decode(plan, number - 1) if number else None
         layers = len(stages[number].layers)
+        plain_bits = torch.finfo(stream_dtype(find_dtype(stages[number].dtype))).bits
 
         def computed(row: Row, received: float) -> None:
             came_bits = decode.latest_bits if decode is not None else 0
@@ -603,7 +603,7 @@ class _StageLoops:
                 stage=number,
                 rank=plan.schedule.stages[number].rank,
             ),
-            bits=lambda: (bits.latest if bits is not None else 0) or AS_THEY_ARE_BITS,
+            bits=lambda: (bits.latest if bits is not None else 0) or plain_bits,
             lane=Lane(
                 f"stage {number}",
                 STAGE,

@@ -51,7 +51,7 @@ DEFAULT_ROWS = 400
 _POINTS = 200
 """Of a series."""
 AS_THEY_ARE_BITS = 32
-"""On a link whose values are not compressed."""
+"""On a link whose values are float32 and not compressed."""
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ def series(
     Returns:
         For each stage columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
         ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None where nothing
-        was watched) and ``bits`` (mean; 32: values as they are). Where the bits follow the bandwidth, also
+        was watched) and ``bits`` (mean; 32 for float32 as it is). Where the bits follow the bandwidth, also
         ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: as they are), ``bytes_per_s``, ``reason`` of
         each decision.
     """

@@ -60,7 +60,8 @@ def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     save_report(report(prediction=promise(6.0), steady_items_per_s=5.4), path)
     body = json.loads(path.read_text())
-    assert body["schedule"][0] == {"stage": 0, "rank": 1, "host": None, "layers": [1, 6], "quant_bits": 0}
+    first = {"stage": 0, "rank": 1, "host": None, "layers": [1, 6], "dtype": "float32", "quant_bits": 0}
+    assert body["schedule"][0] == first
     assert (body["model"], body["items"], body["microbatches"], body["ubatch_size"]) == (
         "vit-digits",
         20,
