@@ -1,0 +1,164 @@
+"""Whether simulated runs are like real ones: ``python benchmarks/simulation.py``.
+
+For each model and cut: profile two cores of this machine, let the scheduler cut the model, simulate that
+with ``pipeedge-simulate``'s own code, run it with a rank pinned to each core, and put the two reports side
+by side. As ``prediction.py``, whose profiles, cuts and pinning these are; wants an idle machine too.
+
+With ``--scale`` nothing is run: how long 1,000 stages and 10,000 microbatches take to simulate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from prediction import CUTS, LEAST_MICROBATCHES, LIMIT_S, MODELS, ROOT, UBATCH, Cores, profile, read, run
+from prediction import write_cluster as write_hosts
+from rich.console import Console
+from rich.table import Table
+
+from pipeedge.page import find_bottleneck, read_run
+from pipeedge.simulating.options import SimulationRequest
+from pipeedge.simulating.session import simulate_request
+from pipeedge.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
+
+TARGET = 0.05
+RUN_S = 12.0
+SCALE = 1_000, 10_000
+SCALE_LIMIT_S = 30.0
+
+
+def simulated(model: str, directory: Path, items: int) -> dict[str, Any]:
+    """The report of the run that ``prediction.run`` starts."""
+    request = SimulationRequest(
+        models_file=directory / "models.yml",
+        dev_types_file=directory / "kinds.yml",
+        dev_file=directory / "devices.yml",
+        model_name=model,
+        items=items,
+        ubatch_size=UBATCH,
+    )
+    return simulate_request(request).to_body(["pipeedge-simulate"])
+
+
+def steady(body: dict[str, Any]) -> float:
+    """Items a second once the pipeline is full, from the report's time line: between the results of the
+    first and the last microbatch."""
+    run = read_run(body, "report")
+    if run.timeline is None:
+        raise SystemExit("the report has no time line")
+    last = len(run.stages) - 1
+    ends = [
+        span.end_s
+        for span in run.timeline.spans
+        if span.lane == f"stage {last}" and span.doing.value == "compute"
+    ]
+    return (run.figures["microbatches"] - 1) * run.figures["ubatch_size"] / (ends[-1] - ends[0])
+
+
+def compare(model: str, weights: Path, directory: Path, part: float, arguments: Any, port: int) -> list[Any]:
+    """One cut, once: the cut, then simulated, measured and error, of the whole run and once it is full."""
+    cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    profile(model, directory, cores, arguments.iterations)
+    write_hosts(model, directory, part)
+    kind = read(directory / "device_types.yml")["core0"]
+    pass_s = sum(kind["model_profiles"][model][0]["time_s"])
+    items = UBATCH * max(LEAST_MICROBATCHES, int(arguments.seconds / (pass_s * max(part, 1 - part))))
+    promised = simulated(model, directory, items)
+    measured = run(model, weights, directory, cores, items, port)
+    found = [f"{measured['schedule'][0]['layers'][1]}"]
+    for figure in (lambda body: body["throughput_items_per_s"], steady):
+        a, b = figure(promised), figure(measured)
+        found += [a, b, b / a - 1]
+    named = [find_bottleneck(read_run(body, "report")) for body in (promised, measured)]
+    return [*found, *(f"{one.part.value} {one.number}" if one else "-" for one in named)]
+
+
+def measure(model: str, arguments: argparse.Namespace, table: Table, console: Console) -> float:
+    """One model at all cuts; the worst error of the whole run, medians over repetitions."""
+    worst, name = 0.0, model.split("/")[-1]
+    with tempfile.TemporaryDirectory() as text:
+        command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model, "-o", text]
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S
+        )
+        (weights,) = Path(text).glob("*.npz")
+        for number, part in enumerate(CUTS[: arguments.cuts]):
+            runs = []
+            for repetition in range(arguments.repetitions):
+                port = arguments.port + repetition + number * arguments.repetitions
+                runs.append(compare(model, weights, Path(text) / "profile", part, arguments, port))
+                console.print(f"{name}, cut {number + 1}: {runs[-1][3]:+.1%}", highlight=False)
+            figures = [statistics.median(run[column] for run in runs) for column in range(1, 7)]
+            shown = [
+                f"{value:.2f}" if column % 3 != 2 else f"{value:+.1%}" for column, value in enumerate(figures)
+            ]
+            table.add_row(name, runs[-1][0], *shown, *runs[-1][7:])
+            worst = max(worst, abs(figures[2]))
+    return worst
+
+
+def scale(console: Console) -> int:
+    """Time a large simulation; 1 if it takes longer than the limit."""
+    stages, microbatches = SCALE
+    chance = random.Random(0)
+    model = PipelineModel(
+        tuple(SimulatedStage(chance.uniform(0.5, 1.0), send_s=0.01) for _ in range(stages)),
+        tuple(SimulatedLink(chance.uniform(0.1, 0.9), 0.01) for _ in range(stages + 1)),
+        microbatches,
+    )
+    began = time.perf_counter()
+    found = simulate(model)
+    simulated_s = time.perf_counter() - began
+    found.timeline(range(stages))
+    took_s = time.perf_counter() - began
+    console.print(
+        f"{stages} stages, {microbatches} microbatches: {simulated_s:.2f} s, {took_s:.2f} s with spans, "
+        f"asked < {SCALE_LIMIT_S:.0f} s",
+        highlight=False,
+    )
+    return 0 if took_s < SCALE_LIMIT_S else 1
+
+
+def main() -> int:
+    """Print the table; 1 if a simulated throughput is further off than the target."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model-name", action="append", metavar="NAME", help="(three ViT and DeiT)")
+    parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of profile and run (3)")
+    parser.add_argument("--cuts", type=int, default=len(CUTS), metavar="N", help=f"of them ({len(CUTS)})")
+    parser.add_argument("--seconds", type=float, default=RUN_S, metavar="S", help=f"of a run ({RUN_S:g})")
+    parser.add_argument("--cores", default="0,1", metavar="A,B", help="where the two ranks run (0,1)")
+    parser.add_argument("--port", type=int, default=29800, metavar="PORT", help="the first used (29800)")
+    parser.add_argument(
+        "--first", action="store_true", help="before other work on the machine, with nice; needs root"
+    )
+    parser.add_argument("--scale", action="store_true", help="only time a large simulation")
+    arguments = parser.parse_args()
+    console = Console(width=140)
+    if arguments.scale:
+        return scale(console)
+    console.print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", highlight=False)
+    headings = ("simulated", "measured", "error", "once full", "measured", "error")
+    table = Table("model", "cut after", *headings, "bottleneck", "measured")
+    worst = max(measure(model, arguments, table, console) for model in arguments.model_name or MODELS)
+    console.print(table)
+    console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
+    return 0 if worst <= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
