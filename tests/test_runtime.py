@@ -174,6 +174,19 @@ def the_split(
     inputs.collected[str(options)] = outputs(directory / "o.npz").tobytes()
 
 
+@scenarios(two_ranks=())
+def the_report_is_a_page(directory: Path, inputs: Inputs, variant: tuple[()]) -> None:
+    options = (*DIGITS, "-b", 48, "-pt", "1,8,9,16", "-q", "8,0", "--report", "r.html")
+    succeeded(run_world(directory, 2, *options))
+    page = (directory / "r.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    for section in ("schedule", "gantt", "times", "charts", "stages", "origin"):
+        assert f'<section id="{section}">' in page
+    assert "layers 9–16" in page
+    assert "Bottleneck" in page
+    assert "--report r.html" in page
+
+
 def check_report(report: dict[str, Any], stages: Sequence[tuple[int, list[int]]]) -> None:
     """Everything DESIGN 4.1 asks for, and that the numbers can be."""
     assert report["model"] == "vit-digits"

@@ -39,6 +39,8 @@ class Group:
 
 
 _HAIR = 0.01
+_TIMES = 9.0
+"""A change by more than that is told as a factor."""
 NONE = "–"
 
 
@@ -119,7 +121,7 @@ def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool 
     change, better = "", None
     if a and b is not None:
         part = b / a - 1
-        change = f"{part:+.1%}"
+        change = f"{part:+.1%}" if part < _TIMES else f"× {b / a:.3g}"
         if more is not None and abs(part) > _HAIR:
             better = (part > 0) == more
     left, right = (NONE if value is None else _figure(value, unit) for value in (a, b))
