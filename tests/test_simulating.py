@@ -94,6 +94,20 @@ def test_bits_neighbours_and_the_data_host_change_the_links(cluster: Path) -> No
     assert found.data_rank == 0
 
 
+def test_each_stage_may_have_a_number_type_of_its_own(cluster: Path) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    known = types["slow"]["model_profiles"]["m"]
+    known.append({**known[0], "dtype": "torch.bfloat16", "time_s": [0.01, 0.02, 0.03, 0.04]})
+    write(cluster / "device_types.yml", types)
+    for arguments in (["--dtype", "bfloat16,float32"], ["--schedule-file", "typed.yml"]):
+        write(cluster / "typed.yml", [{"b": [1, 2], "dtype": "bfloat16"}, {"a": [3, 4]}])
+        found = simulate_request(request("--schedule-file", "cut.yml", *arguments))
+        assert found.outcome.model.stages[0].compute_s == pytest.approx(0.03)
+        assert found.outcome.model.stages[1].compute_s == pytest.approx(0.7)
+        assert found.outcome.model.links[1].wire_s == pytest.approx(500 * 8 * 2 / MB)
+        assert found.to_body([])["schedule"][0]["dtype"] == "bfloat16"
+
+
 def test_without_a_schedule_it_takes_the_best_and_what_comes_out_is_what_was_promised(cluster: Path) -> None:
     found = simulate_request(request("-b", "800"))
     assert len(found.schedule.stages) == 2
@@ -141,7 +155,9 @@ def test_what_the_user_should_know_is_said(cluster: Path) -> None:
         (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
         (["-H", "a,a"], "names a twice"),
         (["--data-host", "z"], "the host z is under no type"),
-        (["--dtype", "int3"], "--dtype int3: choose one of float32"),
+        (["--dtype", "int3"], "--dtype: 'int3' is no number type"),
+        (["--dtype", "int8,int8,int8"], "3 number types"),
+        (["--dtype", "int8"], "no profile of m for microbatches of 8 and int8"),
         (["--codec-MBps", "0"], "--codec-MBps: must be above 0"),
         (["--read-s", "-1"], "must not be negative"),
         (["--report", "r.txt"], "a report is FILE.json, for programs, or FILE.html, for people"),

@@ -82,6 +82,7 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[Row]:
 
     yield Row("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
     yield Row("on", *both(lambda stage: stage.place))
+    yield Row("computes in", *both(lambda stage: stage.dtype))
     yield Row("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
     for key, name, unit, more in (
         ("compute_s_mean", "computing a microbatch", "s", False),

@@ -106,6 +106,7 @@ class SavedStage:
     layers: tuple[int, int]
     """First and last, from 1."""
     quant_bits: int
+    dtype: str
     figures: Mapping[str, float]
     """``compute_s_mean`` and its kin, as the report has them."""
     seconds: Mapping[str, float] | None
@@ -267,7 +268,7 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
     layers = [bound.whole() for bound in plan.at("layers").items()]
     if len(layers) != 2:
         plan.at("layers").fail("is no pair of first and last layer")
-    host, bits = plan.find("host"), plan.find("quant_bits")
+    host, bits, dtype = plan.find("host"), plan.find("quant_bits"), plan.find("dtype")
     rank = plan.at("rank").whole()
     return SavedStage(
         stage=number,
@@ -275,6 +276,7 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
         host=None if host is None else host.text(),
         layers=(layers[0], layers[1]),
         quant_bits=0 if bits is None else bits.whole(),
+        dtype="float32" if dtype is None else dtype.text(),
         figures={} if stats is None else _numbers(stats),
         seconds=_seconds(stats, timeline, rank, number),
         memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),

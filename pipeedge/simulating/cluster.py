@@ -21,50 +21,51 @@ from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSp
 
 __all__ = ["Cluster", "StageMemory", "Workload"]
 
-VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+STREAM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 2}
+"""Of a value that leaves a stage of that type: with int8 weights, values are bfloat16 between the layers."""
 BUFFERS = 2
 """Microbatches that a stage keeps before it, and as many behind it."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run. Validated on creation."""
+    """What is run."""
 
     model_name: str
     model: ModelSpec
     ubatch_size: int
-    dtype: str
     items: int
     codec_bytes_per_s: float | None = None
     read_s: float = 0.0
     write_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if short_dtype(self.dtype) not in VALUE_BYTES:
-            raise SpecError(f"--dtype {self.dtype}: choose one of {', '.join(VALUE_BYTES)}")
-
-    @property
-    def value_bytes(self) -> int:
-        """Of one value."""
-        return VALUE_BYTES[short_dtype(self.dtype)]
 
     @property
     def microbatches(self) -> int:
         """All of them."""
         return -(-self.items // self.ubatch_size)
 
-    def cut_bytes(self, layer: int, bits: int = 0) -> int:
-        """Of a microbatch where ``layer`` layers lie behind it; the ranges of compressed values, a percent
-        of them, are not counted."""
+    def cut_bytes(self, layer: int, dtype: str, bits: int = 0) -> int:
+        """Of a microbatch behind ``layer`` layers; the ranges of compressed values, a percent of them, are
+        not counted.
+
+        Args:
+            layer: 0: the input.
+            dtype: of the stage that sends it; of the input, that of the first stage.
+            bits: of a value; 0: as it is.
+        """
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
-        return -(-values * bits // 8) if bits else values * self.value_bytes
+        return -(-values * bits // 8) if bits else values * STREAM_BYTES[dtype]
 
-    def codec_s(self, layer: int, bits: int) -> float:
-        """Encoding, or decoding, what crosses a cut."""
-        if not bits or self.codec_bytes_per_s is None:
+    def sent_bytes(self, stage: StagePlan) -> int:
+        """Of a microbatch that leaves ``stage``."""
+        return self.cut_bytes(stage.layers.stop, stage.dtype, stage.quant_bits)
+
+    def codec_s(self, sender: StagePlan) -> float:
+        """Encoding, or decoding, what ``sender`` sends."""
+        if not sender.quant_bits or self.codec_bytes_per_s is None:
             return 0.0
-        return self.cut_bytes(layer) / self.codec_bytes_per_s
+        return self.cut_bytes(sender.layers.stop, sender.dtype) / self.codec_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,17 @@ class Cluster:
                 return name, self.types[name]
         raise SpecError(f"the host {host} is under no type of the devices file; list it there")
 
-    def profile(self, host: str, load: Workload) -> ModelProfile:
-        """Of the model on ``host``, under the conditions of the run.
+    def profile(self, stage: StagePlan, load: Workload) -> ModelProfile:
+        """Of the model on the host of ``stage``, under the conditions of the run.
 
         Raises:
             SpecError: it was not profiled so.
         """
+        host = host_of(stage)
         name, device = self.type_of(host)
         known = device.profiles.get(load.model_name, ())
         for profile in known:
-            if profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == short_dtype(
-                load.dtype
-            ):
+            if profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == stage.dtype:
                 if len(profile.time_s) != load.model.layers:
                     raise SpecError(
                         f"the profile of {load.model_name} on {name} has {len(profile.time_s)} layers, the "
@@ -137,7 +137,7 @@ class Cluster:
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
             f"{name} (host {host}) has no profile of {load.model_name} for microbatches of "
-            f"{load.ubatch_size} and {short_dtype(load.dtype)}; "
+            f"{load.ubatch_size} and {stage.dtype}; "
             + (f"it has them of {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
@@ -170,23 +170,20 @@ class Cluster:
             ScheduleError: hosts that no link joins.
         """
         hosts = (data_host, *(host_of(stage) for stage in schedule.stages), data_host)
-        cuts = [(0, 0), *((stage.layers.stop, stage.quant_bits) for stage in schedule.stages)]
-        links = tuple(
-            self._link_costs(pair, load.cut_bytes(*cut))
-            for pair, cut in zip(pairwise(hosts), cuts, strict=True)
-        )
+        sent = [load.cut_bytes(0, schedule.stages[0].dtype), *map(load.sent_bytes, schedule.stages)]
+        links = tuple(self._link_costs(*given) for given in zip(pairwise(hosts), sent, strict=True))
+        # Nothing encodes what the data rank sends.
+        codecs = [0.0, *map(load.codec_s, schedule.stages)]
         stages = []
-        for stage, incoming, outgoing, (cut, bits) in zip(
-            schedule.stages, links[:-1], links[1:], cuts[:-1], strict=True
-        ):
-            profile = self.profile(host_of(stage), load)
-            layers = stage.layers
+        for number, stage in enumerate(schedule.stages):
+            profile, layers = self.profile(stage, load), stage.layers
+            incoming, outgoing = links[number : number + 2]
             receive = 0.0 if incoming.in_memory else number_at(profile.extra.get("receive_s"), layers.first)
             stages.append(
                 SimulatedStage(
                     compute_s=sum(profile.time_s[layers.start : layers.stop]),
-                    decode_s=receive + load.codec_s(cut, bits),
-                    encode_s=load.codec_s(layers.stop, stage.quant_bits),
+                    decode_s=receive + codecs[number],
+                    encode_s=codecs[number + 1],
                     send_s=0.0 if outgoing.in_memory else number_at(profile.extra.get("send_s"), layers.last),
                 )
             )
@@ -196,7 +193,7 @@ class Cluster:
             links,
             load.microbatches,
             load.read_s,
-            load.write_s + load.codec_s(schedule.n_layers, schedule.stages[-1].quant_bits),
+            load.write_s + codecs[-1],
             last / load.ubatch_size,
         )
 
@@ -209,9 +206,9 @@ class Cluster:
     def memory(self, stage: StagePlan, load: Workload) -> StageMemory:
         """What ``stage`` needs, as ``sched-pipeline`` counts weights and buffers."""
         _, device = self.type_of(host_of(stage))
-        extra = self.profile(host_of(stage), load).extra
+        extra = self.profile(stage, load).extra
         layers = stage.layers
-        crossing = load.cut_bytes(layers.start) + load.cut_bytes(layers.stop)
+        crossing = sum(load.cut_bytes(cut, stage.dtype) for cut in (layers.start, layers.stop))
         activations = max(number_at(extra.get("activations_MB"), layer + 1) for layer in _numbers(stage))
         return StageMemory(
             weights=sum(load.model.mem_bytes[layers.start : layers.stop]),
@@ -222,7 +219,7 @@ class Cluster:
 
     def threads(self, stage: StagePlan, load: Workload) -> int:
         """That the profile of the stage's host was made with; 1 where it does not say."""
-        threads = self.profile(host_of(stage), load).extra.get("threads")
+        threads = self.profile(stage, load).extra.get("threads")
         return threads if isinstance(threads, int) else 1
 
 

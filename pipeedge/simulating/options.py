@@ -11,7 +11,8 @@ from pathlib import Path
 from pipeedge.config import DEFAULT_BATCH_SIZE, ModelRequest, check_report_name
 from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.options import OneLineParser, integers, names, version
-from pipeedge.schedule import check_bits
+from pipeedge.schedule import check_bits, check_dtype
+from pipeedge.specs import short_dtype
 
 __all__ = ["SimulationRequest", "parse_simulate"]
 
@@ -35,7 +36,8 @@ class SimulationRequest:
     model_name: str = ModelRequest.name
     items: int = DEFAULT_BATCH_SIZE
     ubatch_size: int = 8
-    dtype: str = "torch.float32"
+    dtypes: tuple[str, ...] | None = None
+    """Number type of all stages, or of each; None: as the schedule file says, else float32."""
     quant_bits: tuple[int, ...] | None = None
     """Of each stage's outgoing link; None: as the schedule file says, else 0."""
     hosts: tuple[str, ...] | None = None
@@ -59,6 +61,10 @@ class SimulationRequest:
                 f"-b/--batch-size {self.items}: that is {self.microbatches} microbatches; up to "
                 f"{MAX_MICROBATCHES} are simulated, and long before that the throughput stands still"
             )
+        for dtype in self.dtypes or ():
+            check_dtype(dtype, "--dtype")
+        if self.schedule_file is None and len(self.dtypes or ()) > 1:
+            raise RequestError("--dtype with a type for each stage goes with --schedule-file")
         for bits in self.quant_bits or ():
             check_bits(bits, "-q")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
@@ -96,7 +102,7 @@ def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
         model_name=arguments.model_name,
         items=arguments.batch_size,
         ubatch_size=arguments.ubatch_size,
-        dtype=arguments.dtype,
+        dtypes=arguments.dtype,
         quant_bits=arguments.quant,
         hosts=arguments.hosts,
         data_host=arguments.data_host,
@@ -105,6 +111,10 @@ def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
         write_s=arguments.write_s,
         report=arguments.report,
     )
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(short_dtype(name) for name in names(text))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,7 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
     )
-    run.add_argument("--dtype", default="torch.float32", help="as profiled (%(default)s)")
+    run.add_argument(
+        "--dtype",
+        type=_dtypes,
+        metavar="TYPE[,TYPE...]",
+        help="number type of all stages, or of each (what the schedule file says, else float32)",
+    )
     run.add_argument(
         "-q",
         "--quant",

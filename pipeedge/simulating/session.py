@@ -14,7 +14,7 @@ from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.report import RunReport, check_report_path, print_report, save_body
 from pipeedge.schedule import Schedule
-from pipeedge.simulating.cluster import Cluster, StageMemory, Workload, host_of
+from pipeedge.simulating.cluster import STREAM_BYTES, Cluster, StageMemory, Workload, host_of
 from pipeedge.simulating.options import SimulationRequest
 from pipeedge.simulation import PipelineModel, SimulatedRun, simulate
 from pipeedge.specs import BYTES_PER_MB, load_device_types, load_devices, load_models, load_neighbors
@@ -68,7 +68,7 @@ class Simulated:
         working = (costs.decode_s + costs.compute_s + costs.encode_s) * run.passes
         until = run.length_s - float(run.drain_s[stage])
         memory = self.cluster.memory(plan, self.load)
-        bytes_out = 0 if link.in_memory else self.load.cut_bytes(plan.layers.stop, plan.quant_bits)
+        bytes_out = 0 if link.in_memory else self.load.sent_bytes(plan)
         return StageStats(
             stage=stage,
             rank=plan.rank,
@@ -80,7 +80,7 @@ class Simulated:
             bytes_out_mean=bytes_out * share,
             busy_fraction=min(1.0, working / until) if until else 0.0,
             rss_peak_mb=memory.peak / BYTES_PER_MB,
-            parameters=round(memory.weights / self.load.value_bytes),
+            parameters=round(memory.weights / STREAM_BYTES["float32"]),  # as models.yml counts them
             compute_cpu_s_mean=costs.compute_s * share,
             threads=self.cluster.threads(plan, self.load),
             encode_s_mean=costs.encode_s * share,
@@ -113,7 +113,7 @@ class Simulated:
     def _series(self, stage: int) -> dict[str, Any]:
         """Of one stage, over time: as of a run."""
         plan, link = self.schedule.stages[stage], self.outcome.model.links[stage + 1]
-        size = 0 if link.in_memory else self.load.cut_bytes(plan.layers.stop, plan.quant_bits)
+        size = 0 if link.in_memory else self.load.sent_bytes(plan)
         busy_s = link.wire_s + link.latency_s
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("t_s", "items_per_s", "bytes_per_s", "link_bytes_per_s", "bits")
@@ -123,7 +123,7 @@ class Simulated:
             columns["items_per_s"].append(count * self.load.ubatch_size / (until - since))
             columns["bytes_per_s"].append(count * size / (until - since))
             columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
-            columns["bits"].append(plan.quant_bits or 8 * self.load.value_bytes)
+            columns["bits"].append(plan.quant_bits or 8 * STREAM_BYTES[plan.dtype])
         return {"stage": stage, "rank": plan.rank, **columns}
 
 
@@ -176,7 +176,6 @@ def _workload(request: SimulationRequest) -> Workload:
         model_name=request.model_name,
         model=models[request.model_name],
         ubatch_size=request.ubatch_size,
-        dtype=request.dtype,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
         read_s=request.read_s,
@@ -195,7 +194,7 @@ def _schedule(
         cluster.type_of(request.data_host)
     if request.schedule_file is not None:
         schedule = scheduler.load_schedule(request.schedule_file, hosts=hosts)
-        return schedule, ()
+        return schedule if request.dtypes is None else schedule.with_dtypes(request.dtypes), ()
     found = scheduler.plan(
         scheduler.SchedulerRequest(
             models_file=request.models_file,
@@ -204,7 +203,7 @@ def _schedule(
             dev_neighbors_file=request.dev_neighbors_file,
             model_name=load.model_name,
             batch_size=load.ubatch_size,
-            dtype=load.dtype,
+            dtype=(request.dtypes or ("float32",))[0],
             data_host=request.data_host,
         ),
         hosts=hosts,
