@@ -32,6 +32,8 @@ __all__ = [
     "ModelSpec",
     "add_model",
     "add_profile",
+    "device_types_of",
+    "devices_of",
     "load_device_types",
     "load_devices",
     "load_models",
@@ -211,7 +213,12 @@ def load_device_types(path: _PathLike) -> dict[str, DeviceType]:
     Raises:
         SpecError: with file, line and key.
     """
-    return {name: _read_device_type(entry) for name, entry in read_document(path).entries().items()}
+    return device_types_of(read_document(path))
+
+
+def device_types_of(document: Field) -> dict[str, DeviceType]:
+    """As ``load_device_types``, from a map that stands in any document."""
+    return {name: _read_device_type(entry) for name, entry in document.entries().items()}
 
 
 def _read_device_type(entry: Field) -> DeviceType:
@@ -338,9 +345,14 @@ def load_devices(path: _PathLike) -> dict[str, tuple[str, ...]]:
     Raises:
         SpecError: with file, line and key; also for a host that is listed twice.
     """
+    return devices_of(read_document(path))
+
+
+def devices_of(document: Field) -> dict[str, tuple[str, ...]]:
+    """As ``load_devices``, from a map that stands in any document."""
     devices: dict[str, tuple[str, ...]] = {}
     type_of: dict[str, str] = {}
-    for type_name, entry in read_document(path).entries().items():
+    for type_name, entry in document.entries().items():
         for item in entry.items():
             host = item.text()
             if not host:

@@ -71,6 +71,11 @@ class Field:
         """Whether nothing stands there (``key:``, ``~``, ``null``)."""
         return self.node.tag == "tag:yaml.org,2002:null"
 
+    @property
+    def is_name(self) -> bool:
+        """Whether a scalar stands there, neither a map nor a list nor nothing."""
+        return isinstance(self.node, yaml.ScalarNode) and not self.is_null
+
     def entries(self) -> dict[str, Field]:
         """Of a map, in its order; of nothing: none. A key that comes twice raises ``SpecError``."""
         if self.is_null:

@@ -1,0 +1,245 @@
+"""A test bed goes up and down; commands run in its hosts.
+
+    up    look whether all is there and nothing in the way -> journal -> groups -> network -> journal "whole"
+    down  journal -> processes -> namespaces -> groups -> journal gone
+
+``down`` takes away whatever of the journal is there, so it also ends an ``up`` that was interrupted. A bed
+that is up for as long as a process lives (``lent``) and lost it is taken away by the next ``up``, ``down``
+or ``status``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pipeedge.errors import RequestError
+from pipeedge.testbed import network
+from pipeedge.testbed.cluster import Cluster
+from pipeedge.testbed.groups import GroupSettings, Hierarchy, HostUsage, find_hierarchies, kill_all
+from pipeedge.testbed.journal import Journal, Owner, Shelf
+
+__all__ = ["DEFAULT_NAME", "TestBed", "TestBeds"]
+
+DEFAULT_NAME = "testbed"
+_SHELF = Path("/run/pipeedge-testbed")
+_ENTERING = ("nsenter", "unshare", "mount", "sh")
+
+# $1: hosts file, $2: host name; the rest is the command. Its own mount and UTS namespace, for these two.
+_SETTLE = (
+    'mount --bind "$1" /etc/hosts && echo "$2" > /proc/sys/kernel/hostname || exit 126; shift 2; exec "$@"'
+)
+
+
+@dataclass(frozen=True)
+class TestBed:
+    """A test bed that is up."""
+
+    __test__ = False
+    """pytest is not to take it for a test."""
+    journal: Journal
+    directory: Path
+    hierarchies: tuple[Hierarchy, ...]
+
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """What runs ``command`` in ``host``: in its groups, network and under its name.
+
+        Raises:
+            RequestError: there is no such host.
+        """
+        known = self.journal.host(host)
+        group = self.journal.group(known.name)
+        files = [str(tree.mount / group / "cgroup.procs") for tree in self.hierarchies]
+        join = "; ".join(f"echo $$ > {shlex.quote(file)} || exit 126" for file in files)
+        return [
+            *("sh", "-c", f'{join}; exec "$@"', "sh"),
+            *("nsenter", f"--net=/run/netns/{self.journal.namespace(known.name)}", "--"),
+            *("unshare", "--mount", "--uts", "--"),
+            *("sh", "-c", _SETTLE, "sh", str(self.directory / "hosts"), known.name),
+            *command,
+        ]
+
+    def usage(self, host: str) -> HostUsage:
+        """What a host has taken so far."""
+        group = self.journal.group(self.journal.host(host).name)
+        found = [tree.usage(group) for tree in self.hierarchies]
+        return HostUsage(
+            processes=max(usage.processes for usage in found),
+            mem_bytes=max(usage.mem_bytes for usage in found),
+            throttled_s=max(usage.throttled_s for usage in found),
+        )
+
+
+@dataclass(frozen=True)
+class TestBeds:
+    """All test beds of this machine.
+
+    Args:
+        shelf: where their journals are.
+        mounts: what is mounted, a file in the form of ``/proc/mounts``.
+    """
+
+    __test__ = False
+    shelf: Shelf = field(default_factory=lambda: Shelf(_SHELF))
+    mounts: Path = Path("/proc/mounts")
+
+    def up(self, name: str, cluster: Cluster, *, owner: Owner | None = None) -> TestBed:
+        """Build a test bed.
+
+        Args:
+            name: tells it from others.
+            cluster: its hosts.
+            owner: the process that it goes down with; None: it stays until ``down``.
+
+        Raises:
+            RequestError: it is up already, or this machine cannot be it; nothing is left behind.
+        """
+        _check_name(name)
+        trees = self._features()
+        cluster.check(processors=os.cpu_count() or 1, mem_bytes=int(psutil.virtual_memory().total))
+        with self.shelf.locked():
+            known = self.shelf.find(name)
+            if known is not None and not known.left_over:
+                raise RequestError(
+                    f"the test bed {name} is up already; take it down first, or use another --name"
+                )
+            if known is not None:
+                self._remove(known, trees)
+            journal = Journal(name, cluster.hosts, Owner.of(os.getpid()))
+            _check_nothing_in_the_way(journal, trees)
+            self.shelf.write(journal)
+            try:
+                self._build(journal, cluster, trees)
+            except BaseException:
+                self._remove(journal, trees)
+                raise
+            journal = journal.finished(owner)
+            self.shelf.write(journal)
+        return TestBed(journal, self.shelf.place(name), trees)
+
+    @contextlib.contextmanager
+    def lent(self, name: str, cluster: Cluster) -> Iterator[TestBed]:
+        """A test bed for as long as the block runs, and no longer than this process lives."""
+        bed = self.up(name, cluster, owner=Owner.of(os.getpid()))
+        try:
+            yield bed
+        finally:
+            self.down(name)
+
+    def down(self, name: str) -> bool:
+        """Take a test bed away, with all processes in it; False where there is none."""
+        _check_name(name)
+        trees = self._features()
+        with self.shelf.locked():
+            journal = self.shelf.find(name)
+            if journal is None:
+                return False
+            self._remove(journal, trees)
+        return True
+
+    def find(self, name: str) -> TestBed:
+        """A test bed that is up.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        _check_name(name)
+        journal = self.shelf.find(name)
+        if journal is None or not journal.whole:
+            raise RequestError(f"no test bed {name} is up; testbed.py up CLUSTER.yml builds one")
+        return TestBed(journal, self.shelf.place(name), self._features())
+
+    def all(self) -> list[TestBed]:
+        """Those that are up; what crashes have left behind is taken away."""
+        trees = self._features()
+        beds = []
+        with self.shelf.locked():
+            for name in self.shelf.names():
+                journal = self.shelf.find(name)
+                if journal is None:
+                    continue
+                if journal.left_over:
+                    self._remove(journal, trees)
+                else:
+                    beds.append(TestBed(journal, self.shelf.place(name), trees))
+        return beds
+
+    def _features(self) -> tuple[Hierarchy, ...]:
+        """What this machine has for it.
+
+        Raises:
+            RequestError: something is missing; the message says what.
+        """
+        if not sys.platform.startswith("linux"):
+            raise RequestError("the test bed needs Linux: network namespaces and control groups")
+        if os.geteuid() != 0:
+            raise RequestError(
+                "the test bed needs root: network namespaces, rates and control groups are root's"
+            )
+        network.check_programs()
+        for program in _ENTERING:
+            if shutil.which(program) is None:
+                raise RequestError(f"the test bed needs the program {program}: install util-linux")
+        return find_hierarchies(self.mounts.read_text())
+
+    def _build(self, journal: Journal, cluster: Cluster, trees: Sequence[Hierarchy]) -> None:
+        lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost"]
+        lines += [f"{host.address}\t{host.name}" for host in journal.hosts]
+        (self.shelf.place(journal.name) / "hosts").write_text("\n".join(lines) + "\n")
+        for tree in trees:
+            for host in journal.hosts:
+                tree.create(journal.group(host.name))
+                tree.limit(journal.group(host.name), GroupSettings(host.cpu_fraction, host.mem_bytes))
+        network.make_network(
+            journal.switch,
+            [
+                network.Port(
+                    journal.namespace(host.name),
+                    host.name,
+                    f"{host.address}/{cluster.prefix_length}",
+                    host.bw_bytes_per_s,
+                )
+                for host in journal.hosts
+            ],
+        )
+
+    def _remove(self, journal: Journal, trees: Sequence[Hierarchy]) -> None:
+        for group in journal.groups:
+            kill_all(trees, group)
+        network.remove_namespaces(journal.namespaces)
+        for tree in trees:
+            for group in journal.groups:
+                tree.remove(group)
+            tree.remove(str(Path(journal.groups[0]).parent))
+            # Not while another test bed has groups in it.
+            with contextlib.suppress(OSError):
+                tree.remove(str(Path(journal.groups[0]).parent.parent))
+        self.shelf.forget(journal.name)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_]{0,63}", name, re.ASCII):
+        raise RequestError(f"--name {name}: a test bed is called by letters, digits and _, 64 at most")
+
+
+def _check_nothing_in_the_way(journal: Journal, trees: Sequence[Hierarchy]) -> None:
+    """What has our names and is not ours is not touched."""
+    for namespace in sorted(network.existing_namespaces() & set(journal.namespaces)):
+        raise RequestError(
+            f"a network namespace {namespace} is there that no test bed has made; use another --name"
+        )
+    for tree in trees:
+        for group in journal.groups:
+            if (tree.mount / group).exists():
+                raise RequestError(
+                    f"{tree.mount / group} is there, and no test bed has made it; use another --name"
+                )

@@ -1,0 +1,134 @@
+"""``tools/testbed.py``: a cluster on one machine.
+
+testbed.py up CLUSTER.yml            build it
+testbed.py status                    what is up, and what its hosts take
+testbed.py exec HOST -- COMMAND      run a command in a host
+testbed.py ssh [OPTIONS] HOST LINE   the same for pipeedge-launch --ssh 'tools/testbed.py ssh'
+testbed.py down                      take it away, with all that runs in it
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from pipeedge.errors import RequestError
+from pipeedge.options import OneLineParser, guard
+from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
+from pipeedge.testbed.cluster import load_cluster
+
+__all__ = ["main"]
+
+PROGRAM = "testbed.py"
+
+_SSH_WITH_VALUE = frozenset("bcDeFiIlLmoOpPQRsSwW")
+"""Options of ssh that are followed by a value."""
+
+
+def main() -> NoReturn:
+    """Do what the command line says, and end the process."""
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
+
+
+def _run(argv: Sequence[str]) -> None:
+    if argv[:1] == ["ssh"]:
+        _ssh(argv[1:])
+    arguments = _parser().parse_args(argv)
+    beds = TestBeds()
+    if arguments.action == "up":
+        _show(beds.up(arguments.name, load_cluster(arguments.cluster)))
+    elif arguments.action == "down":
+        if not beds.down(arguments.name):
+            print(f"no test bed {arguments.name} is up")
+    elif arguments.action == "status":
+        found = beds.all()
+        for bed in found:
+            _show(bed)
+        if not found:
+            print("no test bed is up")
+    else:
+        command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+        if not command:
+            raise RequestError("exec: give a command, as in 'testbed.py exec pi1 -- hostname'")
+        _become(beds.find(arguments.name), arguments.host, command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=PROGRAM,
+        description="Emulate a cluster on this machine: a network namespace, a bandwidth, a share of the "
+        "processor and a limit of memory for each host. Needs root, on Linux.",
+        epilog="Exit status: 0 done, 2 the request is wrong or the machine lacks something, 1 a fault; "
+        "exec ends as the command does.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    up = actions.add_parser("up", help="build the cluster of a file", allow_abbrev=False)
+    up.add_argument(
+        "cluster", metavar="CLUSTER.yml", help="device types, devices, cpu_fraction: docs/testbed.md"
+    )
+    down = actions.add_parser("down", help="take it away, with all that runs in it", allow_abbrev=False)
+    actions.add_parser("status", help="what is up, and what its hosts take", allow_abbrev=False)
+    execute = actions.add_parser("exec", help="run a command in a host", allow_abbrev=False)
+    for action in (up, down, execute):
+        action.add_argument("--name", default=DEFAULT_NAME, help="of the test bed (%(default)s)")
+    execute.add_argument("host", metavar="HOST", help="as devices.yml calls it")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+    actions.add_parser("ssh", help="as ssh, into a host: for pipeedge-launch --ssh", add_help=False)
+    return parser
+
+
+def _ssh(argv: Sequence[str]) -> NoReturn:
+    """``[options of ssh] HOST LINE``: the line goes to a shell in the host, as ssh does it."""
+    rest = list(argv)
+    name = DEFAULT_NAME
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--name" and rest:
+            name = rest.pop(0)
+        elif len(option) == 2 and option[1] in _SSH_WITH_VALUE and rest:
+            rest.pop(0)
+    if len(rest) < 2:
+        raise RequestError("ssh: give a host and a command, as in 'testbed.py ssh pi1 hostname'")
+    _become(TestBeds().find(name), rest[0].rpartition("@")[2], ["sh", "-c", " ".join(rest[1:])])
+
+
+def _become(bed: TestBed, host: str, command: Sequence[str]) -> NoReturn:
+    """This process goes into the host and becomes the command."""
+    inside = bed.command(host, command)
+    sys.stdout.flush()
+    os.execvp(inside[0], inside)  # noqa: S606
+
+
+def _show(bed: TestBed) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("host", "type", "address", "bandwidth", "processors", "memory", "processes", box=box.SIMPLE)
+    for host in bed.journal.hosts:
+        usage = bed.usage(host.name)
+        table.add_row(
+            host.name,
+            host.type_name,
+            host.address,
+            f"{host.bw_bytes_per_s * 8 / 2**20:g} Mbps",
+            "any" if host.cpu_fraction is None else f"{host.cpu_fraction:g}",
+            f"{usage.mem_bytes >> 20}/{host.mem_bytes >> 20} MB",
+            str(usage.processes),
+        )
+    console = Console()
+    console.print(f"test bed {bed.journal.name}: {len(bed.journal.hosts)} hosts", highlight=False)
+    console.print(table)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise KeyboardInterrupt

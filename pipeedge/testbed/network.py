@@ -1,0 +1,159 @@
+"""Namespaces, cables and rates, by iproute2.
+
+A host sends into ``eth0``, shaped by htb in its own namespace; the switch sends into the cable's other end,
+shaped there, so that both directions have the host's bandwidth and neither disturbs the other. The queue in
+front of each is as short as a switch's: 50 ms of the rate, so that a slow host does not make others wait
+for seconds.
+
+Rates are those of the data in a TCP connection, as profiles and ``pipeedge-doctor`` give them. On the cable
+there are headers too, 66 bytes with each 1448.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeedge.errors import PipeEdgeError, RequestError
+
+__all__ = [
+    "BRIDGE",
+    "Port",
+    "check_programs",
+    "cut",
+    "existing_namespaces",
+    "make_network",
+    "remove_namespaces",
+]
+
+BRIDGE = "br0"
+_PROGRAMS = ("ip", "tc")
+_LIMIT_S = 60.0
+_CARRIER_S = 10.0
+_LOOK_AGAIN_S = 0.05
+_HEADERS = 1514 / 1448
+_QUEUE_S = 0.05
+_LEAST_QUEUE = 192 << 10
+_BURST_S = 0.001
+_LEAST_BURST = 16 << 10
+
+
+@dataclass(frozen=True)
+class Port:
+    """A host at the switch."""
+
+    namespace: str
+    interface: str
+    """The cable's end at the switch; at the host it is ``eth0``."""
+    address: str
+    """With the length of the prefix, ``10.213.0.1/16``."""
+    bw_bytes_per_s: float | None
+    """Of each direction; None: as fast as it goes."""
+
+
+def check_programs() -> None:
+    """Whether iproute2 is there.
+
+    Raises:
+        RequestError: it is not.
+    """
+    for program in _PROGRAMS:
+        if shutil.which(program) is None:
+            raise RequestError(f"the test bed needs the program {program}: install iproute2")
+
+
+def existing_namespaces() -> set[str]:
+    """Names of all network namespaces that have one."""
+    return {line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()}
+
+
+def make_network(switch: str, ports: Sequence[Port]) -> None:
+    """Namespaces of the switch and of each host, joined and shaped. Who calls it takes away what was made.
+
+    Raises:
+        RequestError: the kernel cannot do it; the message says what.
+        PipeEdgeError: a cable stays down.
+    """
+    for namespace in (switch, *(port.namespace for port in ports)):
+        _need("network namespaces", ["ip", "netns", "add", namespace])
+    at_switch = ["ip", "-n", switch]
+    _need("bridges", [*at_switch, "link", "add", "name", BRIDGE, "type", "bridge"])
+    _need("bridges", [*at_switch, "link", "set", "dev", BRIDGE, "up"])
+    for port in ports:
+        cable = [
+            "link",
+            "add",
+            "name",
+            port.interface,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            port.namespace,
+        ]
+        _need("veth pairs", [*at_switch, *cable])
+        _need("bridges", [*at_switch, "link", "set", "dev", port.interface, "master", BRIDGE, "up"])
+        for words in (f"addr add {port.address} dev eth0", "link set dev eth0 up", "link set dev lo up"):
+            _run(["ip", "-n", port.namespace, *words.split()])
+        if port.bw_bytes_per_s is not None:
+            _shape(port.namespace, "eth0", port.bw_bytes_per_s)
+            _shape(switch, port.interface, port.bw_bytes_per_s)
+    for port in ports:
+        _wait_for_carrier(port.namespace)
+
+
+def remove_namespaces(namespaces: Sequence[str]) -> None:
+    """Take away those that are there; cables, bridge and rates go with them."""
+    there = existing_namespaces()
+    for namespace in namespaces:
+        if namespace in there:
+            _run(["ip", "netns", "delete", namespace])
+
+
+def cut(switch: str, interface: str) -> None:
+    """Pull the cable of a host out of the switch."""
+    _run(["ip", "-n", switch, "link", "set", "dev", interface, "down"])
+
+
+def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
+    rate = round(8 * _HEADERS * bw_bytes_per_s)
+    burst = max(_LEAST_BURST, round(_BURST_S * bw_bytes_per_s))
+    queue = max(_LEAST_QUEUE, round(_QUEUE_S * bw_bytes_per_s))
+    for words in (
+        f"qdisc add dev {interface} root handle 1: htb default 1 r2q 1000",
+        f"class add dev {interface} parent 1: classid 1:1 htb rate {rate}bit burst {burst} cburst {burst} "
+        "quantum 60000",
+        f"qdisc add dev {interface} parent 1:1 handle 10: bfifo limit {queue}",
+    ):
+        _need("tc htb (sch_htb)", ["tc", "-n", namespace, *words.split()])
+
+
+def _wait_for_carrier(namespace: str) -> None:
+    """The kernel takes up to a second until a fresh cable carries; what is sent before is lost."""
+    deadline = time.monotonic() + _CARRIER_S
+    while _run(["ip", "-n", namespace, "-br", "link", "show", "eth0"]).split()[1] != "UP":
+        if time.monotonic() > deadline:
+            raise PipeEdgeError(f"eth0 in {namespace} does not come up within {_CARRIER_S:g} s")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _need(feature: str, command: Sequence[str]) -> None:
+    try:
+        _run(command)
+    except PipeEdgeError as error:
+        raise RequestError(f"the test bed needs {feature}, which this machine refuses: {error}") from error
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise PipeEdgeError(f"{' '.join(command)}: {said}")
+    return done.stdout
