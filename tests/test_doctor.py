@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import make_network
 from processes import free_port
 from safetensors.torch import load_file, save_file
 
@@ -678,50 +680,10 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cable() -> Iterator[tuple[str, str]]:
-    """Two network namespaces joined by a cable: 10.77.0.1 and 10.77.0.2."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the program ip")
-    names = (f"pedoc{os.getpid()}a", f"pedoc{os.getpid()}b")
-
-    def ip(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(["ip", *arguments], capture_output=True, timeout=10, check=False)
-
-    try:
-        for name in names:
-            if ip("netns", "add", name).returncode:
-                pytest.skip("network namespaces are not permitted here")
-        made = ip(
-            *("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "eth0", "netns", names[1])
-        )
-        if made.returncode:
-            pytest.skip("virtual cables are not permitted here")
-        for number, name in enumerate(names, start=1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        for name in names:
-            wait_until_running(name)
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
-def wait_until_running(name: str) -> None:
-    """The kernel takes up to a second to notice that both ends of a cable are up."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        shown = subprocess.run(
-            ["ip", "-n", name, "-br", "link", "show", "eth0"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        if shown.stdout.split()[1] == "UP":
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"eth0 of {name} did not come up")
+    """Two network namespaces that reach each other: 10.213.7.1 and 10.213.7.2."""
+    with contextlib.ExitStack() as stack:
+        network = make_network("pedoc", 2, stack)
+        yield network.space(0), network.space(1)
 
 
 def inside(name: str) -> list[str]:
@@ -745,16 +707,16 @@ def drop(name: str, *rule: str) -> None:
 def test_fault_firewalled_port(cable: tuple[str, str]) -> None:
     drop(cable[0], "-p", "tcp", "--dport", "29500")
     began = time.monotonic()
-    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.1", "--timeout", 3, prefix=inside(cable[1])))
+    out, status = outcome(doctor(1, 2, "--addr", "10.213.7.1", "--timeout", 3, prefix=inside(cable[1])))
     assert time.monotonic() - began < WITHIN_S
-    assert "problem  port      rank 1: nothing answers at 10.77.0.1:29500" in out
+    assert "problem  port      rank 1: nothing answers at 10.213.7.1:29500" in out
     assert "firewall" in out
     assert status == 4
 
 
 def test_fault_no_machine_there(cable: tuple[str, str]) -> None:
     began = time.monotonic()
-    out, status = outcome(doctor(1, 2, "--addr", "10.77.0.99", "--timeout", 3, prefix=inside(cable[1])))
+    out, status = outcome(doctor(1, 2, "--addr", "10.213.7.99", "--timeout", 3, prefix=inside(cable[1])))
     assert time.monotonic() - began < WITHIN_S
     assert "problem  port      rank 1:" in out
     assert "no machine has this address" in out or "machine is off" in out
@@ -773,7 +735,7 @@ def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
     drop(cable[0], "-p", "tcp", "!", "--dport", "29500", "--syn")
     drop(cable[1], "-p", "tcp", "--syn")
     began = time.monotonic()
-    arguments = (2, "--addr", "10.77.0.1")
+    arguments = (2, "--addr", "10.213.7.1")
     ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
     answers = [outcome(rank) for rank in ranks]
     assert time.monotonic() - began < 20
@@ -803,7 +765,7 @@ def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
     cable: tuple[str, str], tmp_path: Path
 ) -> None:
     limited = slow_down(cable[0], "100mbit")
-    arguments = (2, "--addr", "10.77.0.1", "--timeout", "15", "--neighbors-file", tmp_path / "n.yml")
+    arguments = (2, "--addr", "10.213.7.1", "--timeout", "15", "--neighbors-file", tmp_path / "n.yml")
     ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
     answers = [outcome(rank) for rank in ranks]
     assert [status for _, status in answers] == [0, 0], answers

@@ -12,7 +12,6 @@ import csv
 import functools
 import io
 import json
-import os
 import random
 import re
 import shutil
@@ -33,6 +32,7 @@ import pytest
 import torch
 import yaml
 from conftest import VOCABULARY, WORDS
+from networks import make_network
 from processes import DEADLINE_S, RUNTIME, Ended, World, environment, free_port, run_world
 from rich.console import Console
 
@@ -543,86 +543,11 @@ def it_is_interrupted_at_any_moment(directory: Path, inputs: Inputs) -> None:
 # A network of its own for each rank. ----------------------------------------------------------------
 
 
-class Network:
-    """Hosts in network namespaces, joined by a bridge; needs root."""
-
-    def __init__(self, name: str, hosts: int) -> None:
-        self._name = name
-        self._hosts = hosts
-
-    def __enter__(self) -> Network:
-        bridge = f"{self._name}b"
-        self._ip("link", "add", bridge, "type", "bridge")
-        self._ip("link", "set", bridge, "up")
-        for host in range(self._hosts):
-            space = self.space(host)
-            self._ip("netns", "add", space)
-            self._ip("link", "add", self._outer(host), "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", self._outer(host), "master", bridge, "up")
-            inside = ("netns", "exec", space, "ip")
-            self._ip(*inside, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            self._ip(*inside, "link", "set", "eth0", "up")
-            self._ip(*inside, "link", "set", "lo", "up")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for host in range(self._hosts):
-            self._ip("netns", "del", self.space(host), check=False)
-        self._ip("link", "del", f"{self._name}b", check=False)
-
-    def space(self, host: int) -> str:
-        return f"{self._name}-{host}"
-
-    def address(self, host: int) -> str:
-        return f"10.213.7.{host + 1}"
-
-    def run(self, host: int) -> Sequence[str]:
-        return ("ip", "netns", "exec", self.space(host))
-
-    def cut(self, host: int) -> float:
-        """Pull the cable of ``host``; the time of that."""
-        self._ip("link", "set", self._outer(host), "down")
-        return time.monotonic()
-
-    def black_hole(self, host: int, other: int) -> float:
-        """Whatever ``host`` sends to ``other`` is lost without a word: it goes to a card that nobody has."""
-        nobody = ("lladdr", "02:00:00:00:00:fe", "dev", "eth0")
-        inside = ("netns", "exec", self.space(host), "ip")
-        self._ip(*inside, "neigh", "replace", self.address(other), *nobody, "nud", "permanent")
-        return time.monotonic()
-
-    def _outer(self, host: int) -> str:
-        return f"{self._name}v{host}"
-
-    @staticmethod
-    def _ip(*arguments: str, check: bool = True) -> None:
-        done = subprocess.run(
-            ["ip", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if check and done.returncode:
-            raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-def network(name: str, hosts: int, stack: contextlib.ExitStack) -> Network:
-    """A network for the rest of ``stack``, or the test is skipped."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-    try:
-        return stack.enter_context(Network(f"{name}{os.getpid() % 10000}", hosts))
-    except OSError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-
-
 @scenarios(of_a_member=2, of_the_hub=0)
 def a_cable_is_cut(directory: Path, inputs: Inputs, variant: int) -> None:
     timeout = 6
     with contextlib.ExitStack() as stack:
-        net = network(f"pc{variant}", 3, stack)
+        net = make_network(f"pc{variant}", 3, stack)
         options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0), "-D", 1)
         world = stack.enter_context(World(directory, 3, *options, prefix=net.run))
         world.start().until_rows()
@@ -646,7 +571,7 @@ def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
     """Both its ends go on talking to the hub, so neither is silent: the link is to blame."""
     timeout = 6
     with contextlib.ExitStack() as stack:
-        net = network("pl", 3, stack)
+        net = make_network("pl", 3, stack)
         options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0))
         world = stack.enter_context(World(directory, 3, *options, prefix=net.run))
         world.start().until_rows()
@@ -667,7 +592,7 @@ def links_that_never_open_are_named(directory: Path, inputs: Inputs) -> None:
     """A firewall between two ranks, which both reach rank 0."""
     timeout = 6
     with contextlib.ExitStack() as stack:
-        net = network("pf", 3, stack)
+        net = make_network("pf", 3, stack)
         net.black_hole(1, 2)
         net.black_hole(2, 1)
         options = (*ENDLESS, "--timeout", timeout, "--addr", net.address(0))

@@ -1,0 +1,68 @@
+"""Hosts with a network of their own, for tests that cut cables: the test bed's, without its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from pipeedge.errors import PipeEdgeError
+from pipeedge.testbed import network
+
+
+class Network:
+    """Hosts in network namespaces, joined by a switch; needs root."""
+
+    def __init__(self, name: str, hosts: int) -> None:
+        self._switch = f"{name}-switch"
+        self._ports = [
+            network.Port(f"{name}-{host}", f"host{host}", f"10.213.7.{host + 1}/24", None)
+            for host in range(hosts)
+        ]
+
+    def __enter__(self) -> Network:
+        try:
+            network.make_network(self._switch, self._ports)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        network.remove_namespaces([self._switch, *(port.namespace for port in self._ports)])
+
+    def space(self, host: int) -> str:
+        return self._ports[host].namespace
+
+    def address(self, host: int) -> str:
+        return self._ports[host].address.partition("/")[0]
+
+    def run(self, host: int) -> Sequence[str]:
+        return ("ip", "netns", "exec", self.space(host))
+
+    def cut(self, host: int) -> float:
+        """Pull the cable of ``host``; the time of that."""
+        network.cut(self._switch, self._ports[host].interface)
+        return time.monotonic()
+
+    def black_hole(self, host: int, other: int) -> float:
+        """Whatever ``host`` sends to ``other`` is lost without a word: it goes to a card that nobody has."""
+        nobody = ("lladdr", "02:00:00:00:00:fe", "dev", "eth0", "nud", "permanent")
+        command = ["ip", "-n", self.space(host), "neigh", "replace", self.address(other), *nobody]
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+        return time.monotonic()
+
+
+def make_network(name: str, hosts: int, stack: contextlib.ExitStack) -> Network:
+    """A network for the rest of ``stack``, or the test is skipped."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        return stack.enter_context(Network(f"{name}{os.getpid()}", hosts))
+    except PipeEdgeError as error:
+        pytest.skip(f"no network namespaces here: {error}")
