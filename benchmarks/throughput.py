@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Throughput of a pipeline against one process: ``make bench``.
+"""Throughput of a pipeline against one process, and of number types against float32: ``make bench``.
 
-    pipeline    runtime.py, ViT-Base, float32, 2 ranks with 1 thread each, cut 24/24, -b 128 -u 8
-    reference   transformers' ViTForImageClassification, one process with 2 threads, batches of 8
+    pipeline    runtime.py, ViT-Base, 2 ranks with 1 thread each, cut 24/24, -b 128 -u 8
+    reference   transformers' ViTForImageClassification, one process with 2 threads, batches of 8; in the same
+                number type (int8: torch's dynamic quantisation of its linear layers)
 
-Both run the same images, in processes of their own, in turn; medians count. The reference is timed after
+All run the same images, in processes of their own, in turn; medians count. The reference is timed after
 a warm-up. The pipeline's figure is that of its report: from the first microbatch in to the last result out,
 so filling and draining count against it. Needs two cores with nothing else on them.
 """
@@ -18,6 +19,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +27,33 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.schedule import DTYPES
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "google/vit-base-patch16-224"
 PARTITION = "1,24,25,48"
 RANKS = 2
 UBATCH = 8
 TARGET = 0.95
+"""Of the reference, in float32."""
+SPEEDUPS = {"bfloat16": 1.75, "int8": 2.8}
+"""Of the pipeline's own float32, on a machine with the instructions."""
 LIMIT_S = 900
 
 REFERENCE = """
-import sys, time
+import sys, time, warnings
 import numpy as np, torch
 from transformers import ViTConfig, ViTForImageClassification
 
+warnings.filterwarnings("ignore")
 torch.set_num_threads(2)
 images = torch.from_numpy(np.load(sys.argv[1])["pixel_values"])
 model = ViTForImageClassification(ViTConfig(num_labels=1000)).eval()
+if sys.argv[3] == "int8":
+    torch.backends.quantized.engine = "x86"
+    model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
+else:
+    model, images = (each.to(getattr(torch, sys.argv[3])) for each in (model, images))
 with torch.inference_mode():
     batches = images.split(int(sys.argv[2]))
     model(batches[0])
@@ -52,7 +65,7 @@ with torch.inference_mode():
 
 
 def prepare(directory: Path, items: int) -> tuple[Path, Path]:
-    """Weights and images, written once, random: values do not change how long a float32 product takes."""
+    """Weights and images, written once, random: values do not change how long a product takes."""
     directory.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "save_model_weights.py", "--random", "-m", MODEL, "-o", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
@@ -65,14 +78,14 @@ def prepare(directory: Path, items: int) -> tuple[Path, Path]:
     return directory / "ViT-B_16-224.npz", images
 
 
-def run_pipeline(weights: Path, images: Path, directory: Path) -> dict:
+def run_pipeline(weights: Path, images: Path, directory: Path, dtype: str) -> dict:
     """The report of one run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     report = directory / "report.json"
     report.unlink(missing_ok=True)
-    command = ["-m", MODEL, "-M", str(weights), "-pt", PARTITION, "-u", str(UBATCH)]
+    command = ["-m", MODEL, "-M", str(weights), "-pt", PARTITION, "-u", str(UBATCH), "--dtype", dtype]
     command += ["--input", str(images), "--port", str(port), "--report", str(report)]
     ranks = [
         subprocess.Popen(
@@ -93,9 +106,9 @@ def run_pipeline(weights: Path, images: Path, directory: Path) -> dict:
     return dict(json.loads(report.read_text(encoding="utf-8")))
 
 
-def run_reference(images: Path) -> float:
+def run_reference(images: Path, dtype: str) -> float:
     """Items a second of one process."""
-    command = [sys.executable, "-c", REFERENCE, str(images), str(UBATCH)]
+    command = [sys.executable, "-c", REFERENCE, str(images), str(UBATCH), dtype]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S
@@ -103,47 +116,81 @@ def run_reference(images: Path) -> float:
     return float(ended.stdout)
 
 
-def main() -> None:
-    """Print the table and the ratio."""
+def verdicts(pipeline: dict[str, list[float]], reference: dict[str, list[float]]) -> list[str]:
+    """A line for each type: beside transformers, and beside the pipeline's own float32."""
+    lines = []
+    for dtype, figures in pipeline.items():
+        ours, theirs = statistics.median(figures), statistics.median(reference[dtype])
+        line = f"{dtype:9} {ours:6.2f}/s, {ours / theirs:.3f} of transformers in {dtype}"
+        if dtype == "float32":
+            line += _verdict(ours / theirs, TARGET)
+        elif "float32" in pipeline:
+            speedup = ours / statistics.median(pipeline["float32"])
+            line += f", {speedup:.2f} times float32" + _verdict(speedup, SPEEDUPS.get(dtype))
+        lines.append(line)
+    return lines
+
+
+def _verdict(found: float, target: float | None) -> str:
+    return "" if target is None else f" (target {target}: {'met' if found >= target else 'missed'})"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-b", "--items", type=int, metavar="N", help="images (128)")
     parser.add_argument("-n", "--repetitions", type=int, metavar="N", help="runs of each (3)")
     parser.add_argument(
+        "--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16", "int8"], help="what to compare"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="32 images, one run of each: does it work at all"
     )
     parser.add_argument("-o", "--directory", type=Path, default=ROOT / "bench-out", metavar="DIR")
-    args = parser.parse_args()
-    items = args.items or (32 if args.quick else 128)
-    repetitions = args.repetitions or (1 if args.quick else 3)
-    directory = args.directory.resolve()
-    weights, images = prepare(directory, items)
+    return parser.parse_args()
 
-    console = Console()
-    console.print(f"{MODEL}, float32, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False)
+
+def print_conditions(console: Console, items: int, dtypes: Sequence[str]) -> None:
+    """What is measured, and what speaks against believing it."""
+    console.print(
+        f"{MODEL}, {', '.join(dtypes)}, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False
+    )
     if (os.cpu_count() or 1) < RANKS:
         console.print(f"{RANKS} ranks on one core: the ratio says nothing here")
     load = os.getloadavg()[0]
     if load > 1:
         console.print(f"other work is running (load {load:.1f}): the ratio says nothing", highlight=False)
+
+
+def main() -> None:
+    """Print the table and the ratios."""
+    args = arguments()
+    items = args.items or (32 if args.quick else 128)
+    repetitions = args.repetitions or (1 if args.quick else 3)
+    directory = args.directory.resolve()
+    weights, images = prepare(directory, items)
+    console = Console()
+    print_conditions(console, items, args.dtypes)
     table = Table(box=box.SIMPLE)
-    for column in ("run", "pipeline", "reference", "ratio", "busy, each stage"):
+    for column in ("run", "dtype", "pipeline", "reference", "ratio", "busy, each stage"):
         table.add_column(column, justify="right")
-    pipeline, reference = [], []
+    pipeline: dict[str, list[float]] = {dtype: [] for dtype in args.dtypes}
+    reference: dict[str, list[float]] = {dtype: [] for dtype in args.dtypes}
     for repetition in range(repetitions):
-        report = run_pipeline(weights, images, directory)
-        pipeline.append(report["throughput_items_per_s"])
-        reference.append(run_reference(images))
-        busy = " ".join(f"{stage['busy_fraction']:.0%}" for stage in report["stages"])
-        ratio = pipeline[-1] / reference[-1]
-        table.add_row(
-            str(repetition), f"{pipeline[-1]:.2f}/s", f"{reference[-1]:.2f}/s", f"{ratio:.3f}", busy
-        )
+        for dtype in args.dtypes:
+            report = run_pipeline(weights, images, directory, dtype)
+            ours, theirs = report["throughput_items_per_s"], run_reference(images, dtype)
+            pipeline[dtype].append(ours)
+            reference[dtype].append(theirs)
+            busy = " ".join(f"{stage['busy_fraction']:.0%}" for stage in report["stages"])
+            table.add_row(
+                str(repetition), dtype, f"{ours:.2f}/s", f"{theirs:.2f}/s", f"{ours / theirs:.3f}", busy
+            )
     console.print(table)
-    ratio = statistics.median(pipeline) / statistics.median(reference)
-    verdict = "met" if ratio >= TARGET else "missed"
-    console.print(f"ratio of the medians {ratio:.3f}; target {TARGET}: {verdict}", highlight=False)
+    for line in verdicts(pipeline, reference):
+        console.print(line, highlight=False)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["Int8Linear", "Product", "choose_product", "quantize_rows"]
+__all__ = ["Int8Linear", "Product", "choose_product", "quantize_rows", "quantize_tokens"]
 
 _LARGEST = 127
 _OFFSET = 128
 """Where zero lies in the unsigned codes."""
 _ROUND = 0.5
 _LEAST_SCALE = 1e-30
+_PIECE_BYTES = 1 << 20
 _LEAST_SIDE = 8
 _CUDA_LEAST_ROWS = 17
 _CUDA_MULTIPLE = 8
@@ -48,6 +49,34 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = torch.maximum(weight.amax(1), weight.amin(1).neg_())
     scale = largest.div_(_LARGEST).clamp_(min=_LEAST_SCALE)
     return weight.div_(scale[:, None]).round_().to(torch.int8), scale
+
+
+def quantize_tokens(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales for activations, token by token.
+
+    In pieces that stay in the cache, one after the other in the same memory: there are several passes over
+    each, and the whole of it in float32 would be the largest tensor of a block.
+
+    Args:
+        tokens: [M, K]
+
+    Returns:
+        uint8 [M, K], whose zero is 128, and [M, 1] in the type of ``tokens``.
+    """
+    count, width = tokens.shape
+    codes = torch.empty((count, width), dtype=torch.uint8, device=tokens.device)
+    scales = torch.empty((count, 1), dtype=tokens.dtype, device=tokens.device)
+    at_once = count if tokens.device.type != "cpu" else max(1, _PIECE_BYTES // (4 * width))
+    memory = torch.empty((min(at_once, count), width), device=tokens.device)
+    for start in range(0, count, max(1, at_once)):
+        piece = memory[: min(at_once, count - start)].copy_(tokens[start : start + at_once])
+        largest = torch.maximum(piece.amax(1, keepdim=True), piece.amin(1, keepdim=True).neg_())
+        # Rounded to the type in which results are scaled, before codes are made with it: no error then.
+        scale = largest.div_(_LARGEST).clamp_(min=_LEAST_SCALE).to(tokens.dtype)
+        scales[start : start + at_once] = scale
+        # All are positive, so cutting off the fraction rounds to the nearest.
+        codes[start : start + at_once] = piece.mul_(scale.float().reciprocal_()).add_(_OFFSET + _ROUND)
+    return codes, scales
 
 
 class Product(Protocol):
@@ -191,12 +220,10 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., N]"""
-        rows = x.reshape(-1, self.inputs)
-        largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
-        # Rounded to the type in which results are scaled, before codes are made with it: no error then.
-        scale = largest.float().div_(_LARGEST).clamp_(min=_LEAST_SCALE).to(self._dtype)
-        # All are positive, so cutting off the fraction rounds to the nearest.
-        codes = rows.float().mul_(scale.float().reciprocal_()).add_(_OFFSET + _ROUND).to(torch.uint8)
+        codes, scale = quantize_tokens(x.reshape(-1, self.inputs))
         sums = self._product(codes, self.weight, self.scale, self._dtype)
-        scaled = sums.mul_(scale) if self.bias is None else torch.addcmul(self.bias, sums, scale)
-        return scaled.view(*x.shape[:-1], self.outputs)
+        if self.bias is None:
+            sums.mul_(scale)
+        else:
+            torch.addcmul(self.bias, sums, scale, out=sums)
+        return sums.view(*x.shape[:-1], self.outputs)
