@@ -313,6 +313,11 @@ class ScheduleRequest:
         else:
             for dtype in self.dtypes or ():
                 check_dtype(dtype, "--dtype")
+            if self.automatic and len(self.dtypes or ()) > 1:
+                raise ScheduleError(
+                    "--dtype: automatic scheduling finds out how many stages there are; give one number type "
+                    "for all, or auto"
+                )
         if self.min_agreement is None:
             return
         if not self.automatic_dtype:

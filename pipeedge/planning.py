@@ -18,6 +18,7 @@ import torch
 import pipeedge
 from pipeedge import scheduler
 from pipeedge.config import CompressionRequest, RunRequest
+from pipeedge.dtype_choice import choose_dtype, plan_for_dtype
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
@@ -117,18 +118,21 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
-    found = scheduler.plan(
-        scheduler.SchedulerRequest(
-            models_file=wanted.models_file,
-            dev_types_file=wanted.dev_types_file,
-            dev_file=wanted.dev_file,
-            dev_neighbors_file=wanted.dev_neighbors_file,
-            model_name=model.name,
-            batch_size=request.ubatch_size,
-        ),
-        hosts=wanted.hosts,
+    asked = scheduler.SchedulerRequest(
+        models_file=wanted.models_file,
+        dev_types_file=wanted.dev_types_file,
+        dev_file=wanted.dev_file,
+        dev_neighbors_file=wanted.dev_neighbors_file,
+        model_name=model.name,
+        batch_size=request.ubatch_size,
     )
-    return PlannedSchedule(found.schedule, _prediction(found, request), found.warnings)
+    if wanted.automatic_dtype:
+        found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)
+        notes = (note, *found.warnings)
+    else:
+        found = plan_for_dtype(asked, model, (wanted.dtypes or ("float32",))[0], wanted.hosts)
+        notes = found.warnings
+    return PlannedSchedule(found.schedule, _prediction(found, request), notes)
 
 
 def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:

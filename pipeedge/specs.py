@@ -103,6 +103,14 @@ class ModelProfile:
             raise SpecError(f"a profile's batch_size is {self.batch_size}; it must be at least 1")
         _check_numbers("time_s", self.time_s)
 
+    @property
+    def agreement(self) -> float | None:
+        """The part of items, of 1, whose class was float32's when this was profiled; None: not known."""
+        if short_dtype(self.dtype) == "float32":
+            return 1.0
+        value = self.extra.get("agreement")
+        return float(value) if isinstance(value, int | float) else None
+
     def same_conditions(self, other: ModelProfile) -> bool:
         """Whether both were measured with the same microbatch size and dtype."""
         return self.batch_size == other.batch_size and short_dtype(self.dtype) == short_dtype(other.dtype)

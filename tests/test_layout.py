@@ -44,6 +44,7 @@ ORDER = (
     "results",
     "report",
     "live",
+    "dtype_choice",
     "planning",
     "data_rank",
     "pipeline",

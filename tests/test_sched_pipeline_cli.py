@@ -270,7 +270,7 @@ def test_neighbours_decide_the_links(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size"), [("float32", 4), ("torch.float16", 2), ("bfloat16", 2), ("int8", 1)]
+    ("dtype", "size"), [("float32", 4), ("torch.float16", 2), ("bfloat16", 2), ("int8", 2)]
 )
 def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, size: int) -> None:
     types = {name: dict(one) for name, one in TYPES.items()}

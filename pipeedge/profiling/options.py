@@ -12,6 +12,7 @@ from typing import TypeAlias
 from pipeedge.config import ModelRequest
 from pipeedge.errors import RequestError
 from pipeedge.options import OneLineParser
+from pipeedge.schedule import DTYPES
 
 __all__ = [
     "Command",
@@ -50,6 +51,12 @@ class MeasureRequest:
     warmup: bool = True
     iterations: int | None = None
     """None: 5, and more where that takes less than 5 s."""
+    dtype: str = "float32"
+    """Number type of weights and computation, one of ``schedule.DTYPES``."""
+    agreement_items: int = 0
+    """Items to compute in ``dtype`` and in float32, to compare their classes; 0: none."""
+    input: tuple[Path, ...] = ()
+    """Of the items; empty: the input that is shipped."""
     by_block: bool = False
     """Load a block at a time, even where all of them fit into memory."""
 
@@ -58,6 +65,7 @@ class MeasureRequest:
             raise RequestError(f"-b/--batch-size {self.batch_size}: must be at least 1")
         if self.iterations is not None and self.iterations < 1:
             raise RequestError(f"-i/--iterations {self.iterations}: must be at least 1")
+        self._check_agreement()
         if self.first < 1:
             raise RequestError(f"-l/--layer-start {self.first}: layers are counted from 1")
         if self.last is not None and self.last < self.first:
@@ -66,6 +74,16 @@ class MeasureRequest:
             )
         if self.random_weights and self.model.weights is not None:
             raise RequestError("give either -M/--model-file or --random-weights, not both")
+
+    def _check_agreement(self) -> None:
+        if self.agreement_items < 0:
+            raise RequestError(f"--agreement {self.agreement_items}: must not be negative")
+        if self.input and not self.agreement_items:
+            raise RequestError("--input holds the items that --agreement N compares; give that too")
+        if self.agreement_items and self.dtype == "float32":
+            raise RequestError("--agreement compares another number type with float32: give --dtype")
+        if self.agreement_items and self.random_weights:
+            raise RequestError("--agreement needs the model's own weights: random ones tell nothing of classes")
 
 
 @dataclass(frozen=True)
@@ -217,6 +235,9 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         batch_size=8 if given.batch_size is None else given.batch_size,
         warmup=given.warmup is not False,
         iterations=given.iterations,
+        dtype=given.dtype or "float32",
+        agreement_items=given.agreement or 0,
+        input=tuple(given.input or ()),
         by_block=given.by_block,
     )
     return ProfileCommand(measure, emit, results)
@@ -356,6 +377,9 @@ def _profiler_parser() -> argparse.ArgumentParser:
         help="shape of one item of what enters the first layer, e.g. 197,768; once for each tensor (the "
         "model's; for text the longest sentence: '-s 128' means 128 tokens)",
     )
+    measure.add_argument(
+        "--dtype", choices=DTYPES, help="number type of weights and computation (float32)"
+    )
     measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")
 
     how = parser.add_argument_group("how")
@@ -379,6 +403,21 @@ def _profiler_parser() -> argparse.ArgumentParser:
         "--by-block",
         action="store_true",
         help="load one block at a time, as is done by itself for a model that does not fit into memory",
+    )
+
+    agreement = parser.add_argument_group("how often another number type gives the class of float32")
+    agreement.add_argument(
+        "--agreement",
+        type=int,
+        metavar="N",
+        help="compute N items in both, a block at a time; runtime.py --dtype auto --min-agreement asks for it",
+    )
+    agreement.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="the items: as of runtime.py (the input that is shipped, once each)",
     )
 
     output = parser.add_argument_group("what to make of it")

@@ -171,8 +171,8 @@ std::string_view short_dtype(std::string_view dtype) {
 std::optional<double> element_bytes(std::string_view dtype) {
   const std::string_view name = short_dtype(dtype);
   if (name == "float32") return 4;
-  if (name == "float16" || name == "bfloat16") return 2;
-  if (name == "int8") return 1;
+  // With weights in int8, what crosses a cut is bfloat16.
+  if (name == "float16" || name == "bfloat16" || name == "int8") return 2;
   return std::nullopt;
 }
 

@@ -75,7 +75,7 @@ Neighbors neighbors_from(const Document& document);
 // "torch.float32" and "float32" are one dtype: the second.
 std::string_view short_dtype(std::string_view dtype);
 
-// Bytes of one element of a dtype the scheduler knows; nullopt for another.
+// Bytes of one element that crosses a cut, where stages are of a dtype the scheduler knows; nullopt for another.
 std::optional<double> element_bytes(std::string_view dtype);
 
 // What is to be scheduled.
