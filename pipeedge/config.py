@@ -412,6 +412,8 @@ class OutputRequest:
     """Of what every thread was at, for Perfetto."""
     quiet: bool = False
     """Print neither progress nor tables."""
+    check_items: int = 0
+    """Compute so many items in float32 too, on the data rank, and compare; 0: none."""
 
     @property
     def record_rows(self) -> int:
@@ -424,6 +426,8 @@ class OutputRequest:
     def __post_init__(self) -> None:
         if self.report is not None:
             check_report_name(self.report)
+        if self.check_items < 0:
+            raise RequestError(f"--check {self.check_items}: the number of items must not be negative")
         if self.trace is not None and self.trace.suffix != ".json":
             raise RequestError(f"--trace {self.trace}: a trace is JSON; name it FILE.json")
 

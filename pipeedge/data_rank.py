@@ -96,8 +96,12 @@ class Collector:
         decode: Callable[[Packet], Packet] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         lane: Lane | None = None,
+        keep_items: int = 0,
     ) -> None:
         self.lane = lane or Lane("collect", COLLECT, clock)
+        self._keep_items = keep_items
+        self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
+        """Places in the input and outputs of the microbatches with the first ``keep_items`` items."""
         self._feeder = feeder
         self._receiver = receiver
         self._peer = peer
@@ -145,6 +149,8 @@ class Collector:
                 self._writer.write(packet.number, outputs, batch)
                 self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
+                if batch.numbers[0] < self._keep_items:
+                    self.kept.append((batch.numbers, outputs.clone()))
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 

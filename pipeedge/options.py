@@ -189,7 +189,9 @@ def _run_request(
             dtypes=arguments.dtype,
             min_agreement=arguments.min_agreement,
         ),
-        output=OutputRequest(arguments.output, arguments.report, arguments.trace, arguments.quiet),
+        output=OutputRequest(
+            arguments.output, arguments.report, arguments.trace, arguments.quiet, arguments.check
+        ),
         metrics=MetricsRequest(
             arguments.metrics_dir,
             arguments.csv_file_mode or environment.csv_file_mode or CSV_FILE_MODES[0],
@@ -438,6 +440,14 @@ def _runtime_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE.json",
         help="what each thread of each rank was at, to look at in ui.perfetto.dev or chrome://tracing",
+    )
+    output.add_argument(
+        "--check",
+        type=int,
+        default=0,
+        metavar="N",
+        help="afterwards, compute the first N items in float32 on the data rank, a block at a time, and say "
+        "how often the class is the same and how far the values are apart",
     )
     output.add_argument("--quiet", action="store_true", help="print neither progress nor tables")
 

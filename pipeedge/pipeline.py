@@ -30,6 +30,7 @@ from rich.console import Console
 
 import pipeedge
 from pipeedge.adaptation import AdaptiveBits, FixedBits
+from pipeedge.checking import Agreement, Outputs, agreement, outputs_by_block
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
@@ -264,6 +265,9 @@ class _Rank:
         if data_end is None:
             return None
         report = data_end.report(plan, summary, startup_s, self._recordings(member), member.hub_clock)
+        if self._request.output.check_items:
+            # The others have ended: what is computed from now on holds nobody up.
+            report = dataclasses.replace(report, check=data_end.check(device))
         if data_end.not_finite:
             self._warn(
                 f"{data_end.not_finite} items have outputs that are no numbers: are the weights whole?"
@@ -688,6 +692,10 @@ class _DataEnd:
             check_report_path(request.output.report)
         if request.output.trace is not None:
             check_writable(request.output.trace, "--trace")
+        self._request = request
+        if request.output.check_items:
+            with _naming("--check computes in float32"):
+                model.check_weights(request.model.weights)
         self.writer = ResultWriter(request.output.results, model, None)
         self.source: InputSource = open_input(_with_companions(request), model)
         self.link: LinkLane
@@ -732,6 +740,7 @@ class _DataEnd:
                 plan.record_rows,
                 came if monitor.wants_beats else None,
             ),
+            keep_items=self._request.output.check_items,
         )
 
     def start(self, crew: Crew) -> None:
@@ -739,6 +748,21 @@ class _DataEnd:
         crew.start("feed", self._feeder.run)
         crew.start("watch", self._outgoing.run)
         crew.start("collect", self._collector.run)
+
+    def check(self, device: torch.device) -> Agreement:
+        """The first items beside what the model gives in float32, computed here."""
+        kept = self._collector.kept
+        numbers = tuple(number for each, _ in kept for number in each)
+        found = Outputs(numbers, torch.cat([outputs for _, outputs in kept]))
+        exact = outputs_by_block(
+            self._model,
+            self.source.first(self._request.output.check_items),
+            self._request.ubatch_size,
+            weights=self._request.model.weights,
+            device=device,
+            dtype=torch.float32,
+        )
+        return agreement(found, exact, classes=self._model.output_kind == "logits")
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -781,6 +805,15 @@ class _DataEnd:
             command=self._command,
             versions=_versions(),
         )
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Weights that do not fit are an error that says what they were for."""
+    try:
+        yield
+    except WeightsError as error:
+        raise WeightsError(f"{what}: {error}") from error
 
 
 def _with_companions(request: RunRequest) -> InputRequest:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeedge.checking import Agreement
 from pipeedge.files import check_writable, write_whole
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.page import read_run, render_run
@@ -58,6 +59,8 @@ class RunReport:
     """As ``pipeedge.metrics.energy_body`` makes it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the data rank's software."""
+    check: Agreement | None = None
+    """The first items beside what they are in float32; None where nobody asked."""
 
     @property
     def throughput_items_per_s(self) -> float:
@@ -105,6 +108,7 @@ class RunReport:
                 if accuracy and accuracy.labelled
                 else None
             ),
+            "check": self.check.to_body() if self.check is not None else None,
             "stages": [stats.to_body() for stats in self.stages],
             "skipped": list(self.skipped),
             "predicted": self._predicted(),
@@ -238,6 +242,8 @@ def print_report(
     if report.accuracy and report.accuracy.top1 is not None:
         accuracy = report.accuracy
         lines.append(f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})")
+    if report.check is not None:
+        lines.append(f"check       {report.check}")
     lines += _energy_lines(report.energy)
     if report.skipped:
         lines.append(f"skipped     {len(report.skipped)} inputs that cannot be read:")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -12,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
-from processes import run_world
+from processes import RUNTIME, environment, run_world
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeedge.config import Environment
-from pipeedge.errors import RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.checking import Outputs, agreement, outputs_by_block
+from pipeedge.config import Environment, InputRequest
+from pipeedge.data import open_input
+from pipeedge.errors import InfeasibleError, RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.models import Model, find_model
 from pipeedge.models.download import convert, save_weights
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
@@ -35,8 +40,11 @@ from pipeedge.models.int8 import (
 from pipeedge.options import parse_runtime
 from pipeedge.payload import Payload
 from pipeedge.planning import Plan, plan_schedule
+from pipeedge.profiling.options import parse_profiler
+from pipeedge.profiling.results import load_results
 from pipeedge.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.scheduler import format_schedule, load_schedule
+from pipeedge.specs import load_device_types, load_models
 
 CPU = torch.device("cpu")
 DIGITS = find_model("vit-digits")
@@ -437,3 +445,194 @@ def test_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
             future.result()
+
+
+# --- automatic scheduling -------------------------------------------------------------------------------
+
+
+def cluster(directory: Path, kinds: dict[str, dict[str, tuple[float, float | None]]], mem_mb: float) -> str:
+    """Scheduler's files for two hosts, one of each kind; for each number type the time of a layer and the
+    agreement. The options that name them."""
+    profiles = {
+        kind: [
+            {"dtype": f"torch.{dtype}", "batch_size": 8, "time_s": [seconds] * 16}
+            | ({} if known is None else {"agreement": known})
+            for dtype, (seconds, known) in each.items()
+        ]
+        for kind, each in kinds.items()
+    }
+    specs = [DIGITS.payload_specs(cut, 1) for cut in range(17)]
+    sizes = [sum(spec.elements for spec in each) for each in specs]
+    weights = [DIGITS.weight_bytes(LayerRange(at, at + 1)) / 2**20 for at in range(16)]
+    documents = {
+        "m.yml": {
+            "vit-digits": {
+                "layers": 16,
+                "mem_MB": weights,
+                "parameters_in": sizes[0],
+                "parameters_out": sizes[1:],
+            }
+        },
+        "t.yml": {
+            kind: {"bw_Mbps": 1000, "mem_MB": mem_mb, "model_profiles": {"vit-digits": each}}
+            for kind, each in profiles.items()
+        },
+        "d.yml": {kind: [str(rank)] for rank, kind in enumerate(kinds)},
+    }
+    for name, document in documents.items():
+        (directory / name).write_text(yaml.safe_dump(document))
+    return f"-sm {directory}/m.yml -sdt {directory}/t.yml -sd {directory}/d.yml"
+
+
+def scheduled(files: str, options: str) -> tuple[list[str], tuple[str, ...]]:
+    request = parse_runtime(["0", "2", "-m", "vit-digits", *files.split(), *options.split()], SOME).request
+    planned = plan_schedule(request, DIGITS)
+    return [stage.dtype for stage in planned.schedule.stages], planned.notes
+
+
+BOTH = {"float32": (0.04, None), "bfloat16": (0.02, 0.999), "int8": (0.01, 0.98)}
+
+
+def test_auto_takes_the_fastest_type_that_agrees_enough(tmp_path: Path) -> None:
+    files = cluster(tmp_path, {"a": BOTH, "b": BOTH}, 1024)
+    for options, dtype in (
+        ("--dtype auto", "int8"),
+        ("--dtype auto --min-agreement 0.99", "bfloat16"),
+        ("--dtype auto --min-agreement 1", "float32"),
+        ("--dtype bfloat16", "bfloat16"),
+        ("", "float32"),
+    ):
+        dtypes, notes = scheduled(files, options)
+        assert set(dtypes) == {dtype}
+        assert any(f"--dtype auto takes {dtype} (float32:" in note for note in notes) == ("auto" in options)
+
+
+def test_auto_lets_each_kind_of_device_compute_in_its_own_type(tmp_path: Path) -> None:
+    old = {"float32": (0.04, None), "bfloat16": (0.2, 0.999)}
+    dtypes, notes = scheduled(cluster(tmp_path, {"old": old, "new": BOTH}, 1024), "--dtype auto")
+    assert set(dtypes) == {"float32", "int8"}
+    assert "auto takes int8 on new, float32 on old" in notes[0]
+
+
+def test_weights_in_another_type_fit_where_float32_does_not(tmp_path: Path) -> None:
+    files = cluster(tmp_path, {"a": BOTH, "b": BOTH}, 0.4)
+    with pytest.raises(InfeasibleError):
+        scheduled(files, "")
+    assert set(scheduled(files, "--dtype auto")[0]) <= {"bfloat16", "int8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "--dtype auto --min-agreement 0.99",
+            "agreement of 0.99: a has int8 with 0.98, b has int8 with 0.98",
+        ),
+        ("--dtype bfloat16", "a has no profile for vit-digits, batch size 8, dtype bfloat16"),
+        ("--dtype auto -u 4", "no profile of vit-digits for microbatches of 4"),
+        ("--dtype int8,float32", "give one number type for all, or auto"),
+    ],
+)
+def test_what_no_profile_allows_is_refused(options: str, said: str, tmp_path: Path) -> None:
+    only = {"int8": (0.01, 0.98)}
+    with pytest.raises(RequestError, match=said) as caught:
+        scheduled(cluster(tmp_path, {"a": only, "b": only}, 1024), options)
+    assert caught.value.exit_code == 2
+
+
+# --- beside float32 -------------------------------------------------------------------------------------
+
+
+def outputs(values: list[list[float]], numbers: tuple[int, ...] | None = None) -> Outputs:
+    return Outputs(tuple(range(len(values))) if numbers is None else numbers, torch.tensor(values))
+
+
+def test_agreement_counts_classes_and_finds_the_largest_deviation() -> None:
+    found, exact = (
+        outputs([[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]]),
+        outputs([[2.0, 1.0], [3.0, 0.5], [0.0, 0.0]]),
+    )
+    result = agreement(found, exact, classes=True)
+    assert (result.items, result.same, result.largest_deviation) == (3, 2, 1.0)
+    assert result.cosine_min == pytest.approx(0.8)
+    assert agreement(found, exact, classes=False).same == 1
+
+
+def test_agreement_joins_items_by_their_numbers() -> None:
+    found = outputs([[1.0, 0.0], [0.0, 1.0]], (4, 7))
+    exact = outputs([[9.0, 9.0], [0.0, 1.0]], (5, 7))
+    result = agreement(found, exact, classes=True)
+    assert (result.items, result.same, result.largest_deviation) == (1, 1, 0.0)
+    assert agreement(found, outputs([[1.0, 0.0]], (9,)), classes=True).items == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_block_by_block_gives_the_bits_of_the_whole(dtype: torch.dtype) -> None:
+    source = open_input(InputRequest(batch_size=20), DIGITS)
+    found = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=dtype)
+    batches = [through(DIGITS, [dtype], [], batch.payload) for batch in source.microbatches(8)]
+    assert torch.equal(found.values, torch.cat(batches))
+    assert found.numbers == tuple(range(20))
+
+
+def checked_world(directory: Path) -> None:
+    ended = run_world(directory, 2, *COMMON, "--dtype", "int8", "--check", "20", "-D", "1")
+    assert {end.status for end in ended.values()} == {0}, ended
+    check = json.loads((directory / "r.json").read_text())["check"]
+    assert check["items"] == 20
+    assert check["same"] >= 19
+    assert 0 < check["largest_deviation"] < 2
+    source = open_input(InputRequest(batch_size=20), DIGITS)
+    exact = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=torch.float32)
+    with np.load(directory / "o.npz") as arrays:
+        off = np.abs(arrays["outputs"][:20] - exact.values.numpy()).max()
+    assert check["largest_deviation"] == pytest.approx(off)
+    assert "check       " in ended[1].out
+
+
+def uncheckable_world(directory: Path) -> None:
+    stored = directory / "w.safetensors"
+    convert(DIGITS, DIGITS.weights_path(), stored, torch.int8, say=lambda _line: None)
+    ended = run_world(directory, 1, *COMMON[:4], "-M", stored, "--dtype", "int8", "--check", "4")
+    assert ended[0].status == 2
+    assert "--check computes in float32" in ended[0].line
+
+
+def test_real_ranks_beside_float32(tmp_path_factory: pytest.TempPathFactory) -> None:
+    worlds = (checked_world, uncheckable_world)
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
+            future.result()
+
+
+def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path) -> None:
+    options = "-m vit-digits -i 1 --dtype int8 --agreement 24 -o r.yml -dt board --bw-Mbps 100 --mem-MB 512"
+    command = [sys.executable, str(RUNTIME.parent / "profiler.py"), *options.split()]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    results = load_results(tmp_path / "r.yml")
+    assert results.dtype == "torch.int8"
+    assert results.agreement is not None
+    assert results.agreement > 0.9
+    held = [DIGITS.weight_bytes(LayerRange(at, at + 1), torch.int8) for at in range(16)]
+    assert [layer.memory_bytes for layer in results.profile_data] == pytest.approx(held)
+    full = [DIGITS.weight_bytes(LayerRange(at, at + 1)) for at in range(16)]
+    assert load_models(tmp_path / "models.yml")["vit-digits"].mem_bytes == pytest.approx(full)
+    (profile,) = load_device_types(tmp_path / "device_types.yml")["board"].profiles["vit-digits"]
+    assert profile.agreement == results.agreement
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--agreement 4", "compares another number type with float32: give --dtype"),
+        ("--dtype int8 --input x.png", "--input holds the items that --agreement N compares"),
+        ("--dtype int8 --agreement 4 --random-weights", "needs the model's own weights"),
+        ("--dtype int4", "argument --dtype: invalid choice: 'int4'"),
+    ],
+)
+def test_what_the_profiler_cannot_compare_is_refused(options: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parse_profiler(options.split())

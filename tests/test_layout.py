@@ -42,6 +42,7 @@ ORDER = (
     "worker",
     "data",
     "results",
+    "checking",
     "report",
     "live",
     "dtype_choice",

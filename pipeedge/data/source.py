@@ -246,6 +246,10 @@ class InputSource:
         """Items left out by the last pass over ``microbatches``, so far."""
         return tuple(self._skipped)
 
+    def first(self, count: int) -> InputSource:
+        """The first ``count`` of the items, to be read once more."""
+        return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
+
     def microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
         """The ``groups``, each in memory of its own."""
         groups = self.groups(ubatch_size)

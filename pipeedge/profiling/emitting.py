@@ -64,7 +64,10 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
                 f"enters layer {after.layer} has {_text(after.shape_in)}; give -s alike for all of them"
             )
     return ModelSpec(
-        mem_bytes=tuple(layer.memory_bytes for layer in layers),
+        # models.yml counts weights in float32; what they take in another type follows from the model.
+        mem_bytes=tuple(
+            layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
+        ),
         elements_in=elements(layers[0].shape_in),
         elements_out=tuple(elements(layer.shape_out) for layer in layers),
     )
@@ -79,7 +82,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
 
     Beside the times, where they were measured: ``receive_s`` and ``send_s``, a number a layer, which a
     stage spends beside its layers when it begins or ends with that layer; ``spread_s`` of the times;
-    ``activations_MB``, of which a stage needs the largest; ``process_MB``, ``threads``, ``device``.
+    ``agreement`` with float32; ``activations_MB``, of which a stage needs the largest; ``process_MB``,
+    ``threads``, ``device``.
 
     Raises:
         SpecError: layers are missing in ``results``, which come from ``source``.
@@ -92,6 +96,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         extra["device"] = results.device
     if results.process_bytes is not None:
         extra["process_MB"] = round(results.process_bytes / BYTES_PER_MB, 1)
+    if results.agreement is not None:
+        extra["agreement"] = results.agreement
     for key, name, unit in (
         ("spread_s", "time_spread_s", 1),
         ("receive_s", "receive_s", 1),

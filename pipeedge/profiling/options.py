@@ -83,7 +83,9 @@ class MeasureRequest:
         if self.agreement_items and self.dtype == "float32":
             raise RequestError("--agreement compares another number type with float32: give --dtype")
         if self.agreement_items and self.random_weights:
-            raise RequestError("--agreement needs the model's own weights: random ones tell nothing of classes")
+            raise RequestError(
+                "--agreement needs the model's own weights: random ones tell nothing of classes"
+            )
 
 
 @dataclass(frozen=True)
@@ -377,9 +379,7 @@ def _profiler_parser() -> argparse.ArgumentParser:
         help="shape of one item of what enters the first layer, e.g. 197,768; once for each tensor (the "
         "model's; for text the longest sentence: '-s 128' means 128 tokens)",
     )
-    measure.add_argument(
-        "--dtype", choices=DTYPES, help="number type of weights and computation (float32)"
-    )
+    measure.add_argument("--dtype", choices=DTYPES, help="number type of weights and computation (float32)")
     measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")
 
     how = parser.add_argument_group("how")
@@ -410,7 +410,7 @@ def _profiler_parser() -> argparse.ArgumentParser:
         "--agreement",
         type=int,
         metavar="N",
-        help="compute N items in both, a block at a time; runtime.py --dtype auto --min-agreement asks for it",
+        help="compute N items in both, a block at a time, for runtime.py --dtype auto --min-agreement",
     )
     agreement.add_argument(
         "--input",

@@ -15,9 +15,12 @@
       receive: 0.001                        # seconds: taking its input from a link, were it the first
       send: 0.003                           # seconds: passing its output on, were it the last
 
-The last four keys and ``device``, ``threads`` and ``memory_process`` at the top are this tool's own; a
-file without them loads. Other keys are kept. A file is extended by layers that it has not; nothing in
-it is ever replaced.
+In another number type than float32 there is ``memory_float32`` too, and ``agreement`` at the top where it
+was measured: the part of items, of 1, whose class was that of float32.
+
+``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process`` and ``agreement`` at the
+top are this tool's own; a file without them loads. Other keys are kept. A file is extended by layers that it
+has not; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -73,12 +76,22 @@ class LayerResult:
     """Of taking the layer's input from a link."""
     send_s: float | None = None
     """Of passing the layer's output on to a link."""
+    float32_bytes: float | None = None
+    """Parameters and buffers where they are float32, as ``models.yml`` counts them; None: as measured."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise SpecError(f"layer {self.layer}: layers are counted from 1")
-        for name in ("memory_bytes", "time_s", "time_spread_s", "activations_bytes", "receive_s", "send_s"):
+        for name in (
+            "memory_bytes",
+            "time_s",
+            "time_spread_s",
+            "activations_bytes",
+            "receive_s",
+            "send_s",
+            "float32_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise SpecError(f"layer {self.layer}: {name} is {value}; it must be finite and not negative")
@@ -106,6 +119,8 @@ class ProfileResults:
     """Of a computation; None where the file does not say."""
     process_bytes: float | None = None
     """Memory of a rank before it holds a shard."""
+    agreement: float | None = None
+    """The part of items, of 1, whose class was that of float32; None where nobody compared."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,6 +194,7 @@ class ProfileResults:
             device=old.device or self.device,
             threads=old.threads or self.threads,
             process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
+            agreement=old.agreement if self.agreement is None else self.agreement,
         )
 
 
@@ -198,6 +214,7 @@ _LAYER_KEYS = {
     "time": ("time_s", 1),
     "time_spread": ("time_spread_s", 1),
     "memory_activations": ("activations_bytes", BYTES_PER_MB),
+    "memory_float32": ("float32_bytes", BYTES_PER_MB),
     "receive": ("receive_s", 1),
     "send": ("send_s", 1),
 }
@@ -211,6 +228,7 @@ _TOP_KEYS = {
     "device",
     "threads",
     "memory_process",
+    "agreement",
 }
 
 
@@ -222,6 +240,7 @@ def load_results(path: Path) -> ProfileResults:
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
+    agreement = document.find("agreement")
     try:
         return ProfileResults(
             model_name=document.at("model_name").text(),
@@ -232,6 +251,7 @@ def load_results(path: Path) -> ProfileResults:
             device=None if device is None else device.text(),
             threads=None if threads is None else threads.whole_number(least=1),
             process_bytes=None if process is None else process.number() * BYTES_PER_MB,
+            agreement=None if agreement is None else agreement.number(),
             extra=_rest(document, _TOP_KEYS),
         )
     except SpecError as error:
@@ -275,6 +295,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "device": results.device,
         "threads": results.threads,
         "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
+        "agreement": results.agreement,
     }
     document = {key: value for key, value in top.items() if value is not None}
     write_document(

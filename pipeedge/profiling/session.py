@@ -9,6 +9,7 @@ again; one that does not is taken block by block.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pipeedge.checking import agreement, outputs_by_block
+from pipeedge.config import InputRequest
+from pipeedge.data import open_input
 from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.models import Model, Shard, find_model
+from pipeedge.models.dtypes import dtype_name, find_dtype, slow_here
 from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
 from pipeedge.profiling.converting import given_figures
@@ -51,7 +56,6 @@ from pipeedge.stage import resolve_device
 
 __all__ = ["profile", "synthesize", "use_results"]
 
-DTYPE = torch.float32
 SEED = 0
 UNSTEADY = 0.1
 """A spread of the total beyond this part of it is worth a warning."""
@@ -83,11 +87,14 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     _check_emission(emit, together, str(command.results), tell=lambda _line: None)
     figures = _figures(emit, tell)
 
+    slow = slow_here(job.dtype, job.device)
+    if slow is not None:
+        warn(slow)
     free_bytes = available_bytes() + resident_bytes()
     process_bytes = _process_bytes()
     with _progress() as advance:
         measured = job.measure(advance)
-    measured = replace(measured, process_bytes=process_bytes)
+    measured = replace(measured, process_bytes=process_bytes, agreement=_agreement(job, tell))
     results = measured if old is None else measured.joined(old, str(command.results))
     save_results(command.results, results)
     for line in _table(measured):
@@ -175,6 +182,11 @@ class _Job:
     tokens: int | None
     """Sentence length (text only)."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and computation."""
+        return find_dtype(self.request.dtype)
+
     @classmethod
     def of(cls, request: MeasureRequest) -> _Job:
         model = find_model(request.model.name)
@@ -189,11 +201,11 @@ class _Job:
 
     def specs(self, after_layer: int) -> tuple[TensorSpec, ...]:
         """What crosses the cut after ``after_layer`` layers."""
-        return self.model.payload_specs(after_layer, self.request.batch_size, self.tokens, DTYPE)
+        return self.model.payload_specs(after_layer, self.request.batch_size, self.tokens, self.dtype)
 
     def expected(self) -> ProfileResults:
         """What the results will be, but for times."""
-        return self._results([0.0] * len(self.layers), _bytes_of(self.model.build(self.layers)))
+        return self._results([0.0] * len(self.layers), _bytes_of(self.model.build(self.layers, self.dtype)))
 
     def measure(self, advance: Callable[[str, float], None]) -> ProfileResults:
         """Run it.
@@ -242,7 +254,7 @@ class _Job:
 
     def _groups(self) -> list[LayerRange]:
         """Ranges of layers that are loaded together: all, or block by block."""
-        needed = self.model.weight_bytes(self.layers, DTYPE)
+        needed = self.model.weight_bytes(self.layers, self.dtype)
         if not self.request.by_block and needed <= FILLED * self._free_bytes():
             return [self.layers]
         # Cut where blocks end, whatever the first layer is.
@@ -257,9 +269,9 @@ class _Job:
 
     def _load(self, layers: LayerRange) -> Shard:
         if self.request.random_weights:
-            return self.model.random(layers, SEED, self.device, DTYPE)
+            return self.model.random(layers, SEED, self.device, self.dtype)
         try:
-            return self.model.load(layers, self.request.model.weights, self.device, DTYPE)
+            return self.model.load(layers, self.request.model.weights, self.device, self.dtype)
         except WeightsError as error:
             raise WeightsError(f"{error}; times need no real weights: --random-weights") from error
 
@@ -272,6 +284,8 @@ class _Job:
         handling: list[Handling] | None = None,
     ) -> ProfileResults:
         data = []
+        reduced = self.dtype is not torch.float32
+        full = _bytes_of(self.model.build(self.layers)) if reduced else []
         for index, layer in enumerate(range(self.layers.start, self.layers.stop)):
             middle, spread = (seconds[index], None) if times is None else summary(times[index])
             data.append(
@@ -285,17 +299,45 @@ class _Job:
                     activations_bytes=None if peaks is None else peaks[index],
                     receive_s=None if handling is None else handling[index].receive_s,
                     send_s=None if handling is None else handling[index + 1].send_s,
+                    float32_bytes=full[index] if reduced else None,
                 )
             )
         return ProfileResults(
             model_name=self.model.name,
-            dtype=str(DTYPE),
+            dtype=str(self.dtype),
             batch_size=self.request.batch_size,
             layers=self.model.n_layers,
             profile_data=tuple(data),
             device=str(self.device),
             threads=torch.get_num_threads(),
         )
+
+
+def _agreement(job: _Job, tell: Tell) -> float | None:
+    """How often the number type gives the class of float32, where that was asked."""
+    request = job.request
+    if not request.agreement_items:
+        return None
+    weights = request.model.weights
+    paths = request.input
+    wanted = InputRequest(paths=paths, batch_size=request.agreement_items)
+    source = open_input(wanted, job.model)
+    with _progress() as advance:
+        ours, exact = (
+            outputs_by_block(
+                job.model,
+                source,
+                request.batch_size,
+                weights=weights,
+                device=job.device,
+                dtype=dtype,
+                progress=functools.partial(advance, f"computing {len(source)} items in {dtype_name(dtype)}"),
+            )
+            for dtype in (job.dtype, torch.float32)
+        )
+    found = agreement(ours, exact, classes=job.model.output_kind == "logits")
+    tell(f"agreement    {found}")
+    return found.part
 
 
 def _tokens(request: MeasureRequest, model: Model, start: int) -> int | None:
