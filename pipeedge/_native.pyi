@@ -21,6 +21,10 @@ class ScheduleResult:
         """``[stages, 3]``: host, first layer, last layer; layers half-open from 0. Empty without one."""
 
     @property
+    def link_bits(self) -> list[int]:
+        """Bits a value on the link behind each stage but the last; 0: as it is."""
+
+    @property
     def objective_s(self) -> float:
         """Seconds: the bottleneck or the latency, as asked for; infinite without a schedule."""
 
@@ -63,6 +67,10 @@ def schedule(
     buffers_out: float = 2.0,
     objective: Literal["throughput", "latency"] = "throughput",
     time_limit_s: float = 10.0,
+    type_receive_s: npt.ArrayLike = ...,
+    type_send_s: npt.ArrayLike = ...,
+    type_activation_bytes: npt.ArrayLike = ...,
+    link_bits: int | None = 0,
 ) -> ScheduleResult:
     """The best schedule of ``L`` layers on ``H`` hosts of ``T`` types. Runs without the interpreter lock.
 
@@ -86,6 +94,13 @@ def schedule(
         objective: the least bottleneck (then fewest hosts, then least latency), or the least latency
             (then least bottleneck, then fewest hosts).
         time_limit_s: wall clock; when it is up, the best answer so far is returned with its bound.
+        type_receive_s: ``[T, L]``, seconds of taking a microbatch from a link, where the layer is the first
+            of its stage; without it nothing.
+        type_send_s: ``[T, L]``, the same of passing it on, where the layer is the last.
+        type_activation_bytes: ``[T, L]``, memory beside weights and buffers while the layer computes; a stage
+            needs the largest.
+        link_bits: bits a value on links between stages, 0: as they are; None: as wide as links can be without
+            being the bottleneck (throughput only).
 
     Raises:
         ValueError: shapes that disagree, numbers that are negative or not finite, indices out of range.

@@ -282,8 +282,13 @@ class ScheduleRequest:
     float32."""
     min_agreement: float | None = None
     """With ``AUTO_DTYPE``: the part of items, of 1, whose class must be float32's; None: any type will do."""
+    link_bits: str | None = None
+    """Bits a value that the scheduler counts with on links between stages, or ``auto``; None: values as they
+    are."""
 
     def __post_init__(self) -> None:
+        if self.link_bits is not None:
+            self._check_link_bits(self.link_bits)
         self._check_dtypes()
         if self.dev_neighbors_file is not None and self.models_file is None:
             raise ScheduleError(
@@ -332,6 +337,14 @@ class ScheduleRequest:
     def automatic_dtype(self) -> bool:
         """Whether the scheduler is to choose the number type."""
         return self.dtypes == (AUTO_DTYPE,)
+
+    def _check_link_bits(self, link_bits: str) -> None:
+        if link_bits not in ("auto", "0", *map(str, BIT_WIDTHS)):
+            raise ScheduleError(f"--link-bits {link_bits}: choose auto, 0, 2 to 8 or 16")
+        if not self.automatic:
+            raise ScheduleError("--link-bits belongs to automatic scheduling: -sm, -sdt, -sd")
+        if self.quant_bits is not None:
+            raise ScheduleError("--link-bits and -q both say the bits of links; give one of them")
 
     @property
     def automatic(self) -> bool:

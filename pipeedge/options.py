@@ -186,6 +186,7 @@ def _run_request(
             hosts=arguments.hosts,
             data_rank=arguments.data_rank,
             quant_bits=arguments.quant,
+            link_bits=arguments.link_bits,
             dtypes=arguments.dtype,
             min_agreement=arguments.min_agreement,
         ),
@@ -361,6 +362,12 @@ def _runtime_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="bits a value on each stage's outgoing link: 2 to 8, 16, or 0 for values as they are "
         "(what the schedule file says, else 0)",
+    )
+    schedule.add_argument(
+        "--link-bits",
+        metavar="N|auto",
+        help="with automatic scheduling: bits a value to schedule links between stages with, and to run "
+        "them; auto: as many as it takes for no link to be the bottleneck (0)",
     )
     schedule.add_argument(
         "--clamp",

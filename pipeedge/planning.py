@@ -125,6 +125,7 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         dev_neighbors_file=wanted.dev_neighbors_file,
         model_name=model.name,
         batch_size=request.ubatch_size,
+        link_bits=wanted.link_bits or "0",
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)
@@ -136,23 +137,9 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
 
 
 def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:
-    """What the scheduler promises, with what stages spend on their links beside it."""
-    ranks, data_rank = found.schedule.ranks, request.schedule.data_rank
-    last = len(ranks) - 1
-    return Prediction(
-        tuple(
-            StagePrediction(
-                compute_s=stage.compute_s,
-                # Between the data rank and a stage of its own there is no link to take care of.
-                handling_s=(stage.receive_s if index > 0 or ranks[0] != data_rank else 0.0)
-                + (stage.send_s if index < last or ranks[last] != data_rank else 0.0),
-                link_s=stage.link_out_s,
-                threads=stage.threads,
-            )
-            for index, stage in enumerate(found.stages)
-        ),
-        request.ubatch_size,
-    )
+    """What the scheduler promises."""
+    stages = (StagePrediction(stage.compute_s, stage.link_out_s, stage.threads) for stage in found.stages)
+    return Prediction(tuple(stages), request.ubatch_size)
 
 
 def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:

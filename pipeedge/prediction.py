@@ -30,18 +30,12 @@ OWN_PROCESSOR = 0.9
 class StagePrediction:
     """One stage, seconds a microbatch."""
 
-    compute_s: float
-    """Of its layers."""
-    handling_s: float
+    busy_s: float
+    """Of its layers, and of taking a microbatch from one link and passing it on to the next."""
     link_s: float
     """Of its outgoing link; 0 where nothing is counted."""
     threads: int | None
     """That its device was profiled with; None where the profile does not say."""
-
-    @property
-    def busy_s(self) -> float:
-        """All that the stage spends."""
-        return self.compute_s + self.handling_s
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class SchedulerRequest:
     data_host: str | None = None
     """Reads the inputs and collects the outputs; its links count."""
     dev_neighbors_file: Path | None = None
+    link_bits: str = "0"
+    """Bits a value on links between stages, or ``auto``."""
     objective: str = "throughput"
     time_limit_s: float = 10.0
 
@@ -96,6 +98,7 @@ class SchedulerRequest:
             "--dtype": self.dtype,
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
+            "--link-bits": self.link_bits,
             "--objective": self.objective,
             "--time-limit": self.time_limit_s,
             "--data-host": self.data_host,
@@ -109,12 +112,9 @@ class PromisedStage:
     """What one stage of a schedule is to take, for one microbatch."""
 
     compute_s: float
+    """Of its layers, and of taking a microbatch from a link and passing it on, where the profile says it."""
     link_out_s: float
     """Of its outgoing link; 0 where nothing is counted."""
-    receive_s: float = 0.0
-    """Of taking a microbatch from a link, beside the layers, where the profile says it."""
-    send_s: float = 0.0
-    """Of passing it on."""
     threads: int | None = None
     """That its device was profiled with, where the profile says it."""
 
@@ -212,9 +212,12 @@ def _failure(code: int, stderr: str) -> PipeEdgeError:
 def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerRequest) -> Plan:
     try:
         answer: dict[str, Any] = json.loads(text)
-        stages = [(str(stage["host"]), tuple(stage["layers"])) for stage in answer["schedule"]]
         dtype = short_dtype(request.dtype)
-        schedule = _schedule([(host, layers, 0, dtype) for host, layers in stages], hosts, PROGRAM)
+        stages = [
+            (str(stage["host"]), tuple(stage["layers"]), int(stage["quant_bits"]), dtype)
+            for stage in answer["schedule"]
+        ]
+        schedule = _schedule(stages, hosts, PROGRAM)
         return Plan(
             schedule=schedule.check(n_layers=answer["layers"], world_size=max(schedule.ranks) + 1),
             bottleneck_s=answer["bottleneck_s"],
@@ -234,7 +237,7 @@ def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerReque
 
 
 def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tuple[PromisedStage, ...]:
-    """What the program promises of each stage, and what the profiles say that it does not read."""
+    """What the program promises of each stage, and the threads it was profiled with."""
     types = load_device_types(request.dev_types_file)
     promised = []
     for stage in stages:
@@ -245,24 +248,15 @@ def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tu
             if profile.batch_size == request.batch_size
             and short_dtype(profile.dtype) == short_dtype(request.dtype)
         )
-        first, last = stage["layers"]
         threads = extra.get("threads")
         promised.append(
             PromisedStage(
                 compute_s=stage["compute_s"],
                 link_out_s=stage["link_out_s"],
-                receive_s=_number_at(extra.get("receive_s"), first),
-                send_s=_number_at(extra.get("send_s"), last),
                 threads=threads if isinstance(threads, int) else None,
             )
         )
     return tuple(promised)
-
-
-def _number_at(values: object, layer: int) -> float:
-    """The value of a layer, from 1; 0 where a profile of another tool has something else there."""
-    value = values[layer - 1] if isinstance(values, list) and layer <= len(values) else None
-    return float(value) if isinstance(value, int | float) and 0 <= value < float("inf") else 0.0
 
 
 def _schedule(

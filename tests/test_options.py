@@ -260,6 +260,27 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
     assert done.stderr == "runtime.py: standard output cannot be written: no space left on the device\n"
 
 
+SCHEDULED = "-sm m -sdt t -sd d"
+
+
+def test_the_scheduler_may_be_told_of_compressed_links() -> None:
+    assert parse(f"0 1 {SCHEDULED} --link-bits auto").schedule.link_bits == "auto"
+    assert parse(f"0 1 {SCHEDULED} --link-bits 4").schedule.link_bits == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (f"0 1 {SCHEDULED} --link-bits 9", "--link-bits 9: choose auto, 0, 2 to 8 or 16"),
+        ("0 1 --link-bits auto", "--link-bits belongs to automatic scheduling"),
+        (f"0 1 {SCHEDULED} --link-bits 8 -q 4", "give one of them"),
+    ],
+)
+def test_link_bits_that_cannot_be_are_refused(line: str, named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        parse(line)
+
+
 def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables() -> None:
     assert parse("0 1").compression.adaptive is None
     options = "0 1 --adaptive Heuristic2 --send-constraint 12.5 --window-size 4 --min-bits 3"

@@ -222,7 +222,7 @@ def plans(draw: st.DrawFn) -> Plan:
         ubatch_size=draw(st.integers(1, 20)),
         max_tokens=None,
         store_port=draw(st.none() | st.integers(1, 65535)),
-        prediction=draw(st.none() | st.just(Prediction((StagePrediction(1.5, 0.1, 0.2, None),), 8))),
+        prediction=draw(st.none() | st.just(Prediction((StagePrediction(1.6, 0.2, None),), 8))),
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
         ),

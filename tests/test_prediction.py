@@ -15,8 +15,7 @@ from pipeedge.prediction import Prediction, StagePrediction, compare
 seconds = st.floats(0.001, 10)
 stages = st.builds(
     StagePrediction,
-    compute_s=seconds,
-    handling_s=st.floats(0, 0.1),
+    busy_s=seconds,
     link_s=st.floats(0, 10),
     threads=st.none() | st.integers(1, 64),
 )
@@ -73,10 +72,10 @@ def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
 
 
 def test_nothing_that_takes_time_promises_nothing() -> None:
-    assert Prediction((StagePrediction(0.0, 0.0, 0.0, None),), 8).throughput_items_per_s is None
+    assert Prediction((StagePrediction(0.0, 0.0, None),), 8).throughput_items_per_s is None
 
 
-PROMISE = Prediction((StagePrediction(compute_s=0.9, handling_s=0.1, link_s=0.1, threads=1),), 8)
+PROMISE = Prediction((StagePrediction(busy_s=1.0, link_s=0.1, threads=1),), 8)
 
 
 def remarks(measured: StageStats, promise: Prediction = PROMISE) -> list[str]:

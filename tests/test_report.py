@@ -52,7 +52,7 @@ def report(**changed: Any) -> RunReport:
 
 def promise(items_per_s: float) -> Prediction:
     """Two equal stages."""
-    stage = StagePrediction(compute_s=8 / items_per_s, handling_s=0.0, link_s=0.002, threads=None)
+    stage = StagePrediction(busy_s=8 / items_per_s, link_s=0.002, threads=None)
     return Prediction((stage, stage), 8)
 
 

@@ -122,6 +122,10 @@ def recomputed_bottleneck(
     for host, (first, last) in stages:
         (profile,) = type_of[host]["model_profiles"][model]
         costs.append(sum(profile["time_s"][first - 1 : last]))
+        if "receive_s" in profile and (first > 1 or data_host not in (None, host)):
+            costs[-1] += profile["receive_s"][first - 1]
+        if "send_s" in profile and (last < len(sizes) - 1 or data_host not in (None, host)):
+            costs[-1] += profile["send_s"][last - 1]
     costs += [link(a[0], b[0], a[1][1]) for a, b in itertools.pairwise(stages)]
     if data_host is not None:
         costs += [link(data_host, stages[0][0], 0), link(stages[-1][0], data_host, len(sizes) - 1)]
@@ -210,6 +214,46 @@ def test_the_bottleneck_can_be_a_link(cluster: Cluster) -> None:
     assert data["bottleneck"]["words"] == (
         f"the link from stage 0 on f0 to stage 1 on f1 takes {seconds:.3f} s"
     )
+
+
+def with_profile(cluster: Cluster, **changes: object) -> None:
+    (profile,) = TYPES["fast"]["model_profiles"]["m"]
+    with_types(cluster, model_profiles={"m": [{**profile, **changes}]})
+
+
+def test_what_a_profile_knows_beside_the_layers_is_counted(cluster: Cluster) -> None:
+    with_profile(
+        cluster,
+        receive_s=[0.5, 0.25, 0.125, 0.0625],
+        send_s=[0.01, 0.02, 0.04, 0.08],
+        activations_MB=[3, 5, 1, 2],
+    )
+    stages = json.loads(cluster.run("--format=json", "-i0", "-o0").out)["schedule"]
+    assert [stage["layers"] for stage in stages] == [[1, 2], [3, 4]]
+    assert [stage["compute_s"] for stage in stages] == pytest.approx([3.02, 3.125])
+    assert [stage["mem_bytes"] for stage in stages] == [(3 + 5) * MIB, (3 + 2) * MIB]
+    # With a data host, an end on another host needs the network too.
+    stages = json.loads(cluster.run("--format=json", "--data-host", "f0").out)["schedule"]
+    assert [stage["host"] for stage in stages] == ["f0", "f1"]
+    assert [stage["compute_s"] for stage in stages] == pytest.approx([3.02, 3.205])
+
+
+def test_links_may_carry_fewer_bits_and_the_schedule_says_so(cluster: Cluster) -> None:
+    cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_out": [200_000]}})
+    with_types(cluster, mem_MB=4, bw_Mbps=8)
+    whole = 200_000 * 8 * 4 / MIB
+    data = json.loads(cluster.run("--format=json", "-i0", "-o0").out)
+    assert data["bottleneck_s"] == pytest.approx(whole)
+    data = json.loads(cluster.run("--format=json", "-i0", "-o0", "--link-bits", "16").out)
+    assert data["bottleneck_s"] == pytest.approx(whole / 2)
+    assert [stage["quant_bits"] for stage in data["schedule"]] == [16, 0]
+    done = cluster.run("-i0", "-o0", "--link-bits", "auto", "--explain")
+    assert yaml.safe_load(done.out) == [{"f0": [1, 2], "quant_bits": 8}, {"f1": [3, 4]}]
+    assert "stage 0 on f0 computes 3.000 s" in done.err
+    data = json.loads(cluster.run("--format=json", "-i0", "-o0", "--link-bits=auto").out)
+    assert (data["status"], data["bottleneck"]["kind"]) == ("optimal", "compute")
+    done = cluster.run("-i0", "-o0", "--link-bits", "auto", "--scale-bandwidth", "0.1")
+    assert "2.667 items/s" in done.err
 
 
 def test_what_if_answers_in_one_line_each_beside_today(cluster: Cluster) -> None:
@@ -688,6 +732,9 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["--objective", "cost"], "--objective: 'cost' is neither throughput nor latency"),
         (["--format", "xml"], "--format: 'xml' is neither yaml nor json"),
         (["--data-host", "zz"], "--data-host zz: no such host in devices.yml, which has: f0, f1, s0"),
+        (["--link-bits", "9"], "--link-bits: '9' is neither 0, 2 to 8, 16 nor auto"),
+        (["--link-bits", "-4"], "--link-bits: '-4' is neither"),
+        (["--link-bits", "auto", "--objective", "latency"], "fewer bits are always better"),
         (["--add-host", "quick=1"], "--add-host quick=1: no such device type with a profile"),
         (["--add-host", "fast"], "--add-host: 'fast' is not of the form TYPE=N"),
         (["--add-host", "fast=0"], "--add-host: '0' is not a whole number from 1"),

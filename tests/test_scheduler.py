@@ -170,7 +170,9 @@ def test_a_program_that_fails_is_a_fault_of_ours(tmp_path: Path, script: str, me
 
 
 def answer(*stages: tuple[str, int, int], layers: int) -> str:
-    schedule = ", ".join(f'{{"host": "{host}", "layers": [{first}, {last}]}}' for host, first, last in stages)
+    schedule = ", ".join(
+        f'{{"host": "{host}", "layers": [{first}, {last}], "quant_bits": 0}}' for host, first, last in stages
+    )
     return (
         f'{{"schedule": [{schedule}], "layers": {layers}, "bottleneck_s": 1, "throughput_items_per_s": 8, '
         '"latency_s": 1, "lower_bound_s": 1, "gap": 0, "bottleneck": {"words": ""}, "warnings": [], '

@@ -42,19 +42,21 @@ def assert_costs(case: Case, result: object) -> None:
     assert len(set(hosts)) == len(hosts)
 
     nbytes = case.elements * case.batch * case.element_bytes
+    crossing = case.link_bytes()
 
     def link(a: int, b: int, cut: int) -> float:
         if a == b:
             return 0.0
         default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
         bandwidth, latency = case.links.get((a, b), case.links.get((b, a), default))
-        return latency if nbytes[cut] == 0 else nbytes[cut] / bandwidth + latency
+        return latency if crossing[cut] == 0 else crossing[cut] / bandwidth + latency
 
     costs = []
     for host, first, last in stages:
         kind = case.hosts[host]
-        costs.append(case.time[kind, first:last].sum())
-        need = case.mem[first:last].sum() + case.buffers_in * nbytes[first] + case.buffers_out * nbytes[last]
+        costs.append(case.time[kind, first:last].sum() + case.handling(host, first, last))
+        need = case.mem[first:last].sum() + case.held(kind, first, last)
+        need += case.buffers_in * nbytes[first] + case.buffers_out * nbytes[last]
         assert need <= case.type_mem[kind] * (1 + 1e-8)
     costs += [link(a, b, last) for (a, _, last), (b, _, _) in pairwise(stages)]
     if case.data_host is not None:
@@ -102,6 +104,54 @@ def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
         return random_case(rng, types=(2, 4), hosts_per_type=(1, 3), layers=(9, 18), named_hosts=6)
 
     compare(1000 * SCALE, draw, schedule_dynamic.best_schedules)
+
+
+WIDTHS = (0, 16, 8, 7, 6, 5, 4, 3, 2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_automatic_bits_cost_nothing_and_lose_the_least(seed: int) -> None:
+    """The bottleneck of the narrowest links, with the widest common width that has it, and every link as
+    wide as it may be: found by trying every schedule at every width."""
+    rng = np.random.default_rng(200 + seed)
+    common = set()
+    for number in range(250 * SCALE):
+        case = random_case(rng, layers=(2, 6))
+        widths = [bits for bits in WIDTHS if bits < 8 * case.element_bytes]
+        best = {bits: schedule_brute_force.best_schedules(replace(case, link_bits=bits)) for bits in widths}
+        result = native.schedule(**{**case.arguments(), "link_bits": None})
+        if best[2] is None:
+            assert result.status == "infeasible"
+            continue
+        least = best[2].throughput[0]
+        fitting = [b for b in widths if (found := best[b]) and found.throughput[0] <= least * (1 + 1e-9)]
+        assert result.status == "optimal", number
+        assert result.bottleneck_s == pytest.approx(least, rel=1e-8)
+        assert result.lower_bound_s == result.objective_s == result.bottleneck_s
+        common.add(fitting[0])
+        for (a, _, cut), (b, _, _), bits in zip(
+            result.stages.tolist(), result.stages.tolist()[1:], result.link_bits, strict=False
+        ):
+            assert widths.index(bits) <= widths.index(fitting[0])
+            seconds = [link_seconds(replace(case, link_bits=width), a, b, cut) for width in widths]
+            assert seconds[widths.index(bits)] <= least * (1 + 1e-8)
+            if bits != widths[0]:
+                assert seconds[widths.index(bits) - 1] > least * (1 - 1e-8)
+    assert len(common) > 3  # the generator does its part
+
+
+def link_seconds(case: Case, a: int, b: int, cut: int) -> float:
+    """Of one message, from the definition."""
+    default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
+    bandwidth, latency = case.links.get((a, b), case.links.get((b, a), default))
+    nbytes = case.link_bytes()[cut]
+    return latency if nbytes == 0 else nbytes / bandwidth + latency if bandwidth > 0 else np.inf
+
+
+def test_automatic_bits_are_for_throughput() -> None:
+    case = random_case(np.random.default_rng(1))
+    with pytest.raises(ValueError, match="fewer bits are always better"):
+        native.schedule(**{**case.arguments(), "link_bits": None}, objective="latency")
 
 
 def test_the_oracles_agree() -> None:

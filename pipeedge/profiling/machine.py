@@ -21,25 +21,20 @@ class MemoryBudget:
     free_bytes: int
     process_bytes: int
     """A rank without a shard."""
-    activations_bytes: int
-    """The peak of any layer: a stage computes one at a time."""
     system_bytes: int = SYSTEM_RESERVE_BYTES
 
     @property
     def usable_bytes(self) -> int:
-        """For weights and microbatches, in whole MB."""
-        rest = self.free_bytes - self.system_bytes - self.process_bytes - self.activations_bytes
+        """For weights, activations and microbatches, which the scheduler counts, in whole MB."""
+        rest = self.free_bytes - self.system_bytes - self.process_bytes
         return max(0, rest >> 20 << 20)
 
     def __str__(self) -> str:
-        free, system, process, activations = (
-            amount >> 20
-            for amount in (self.free_bytes, self.system_bytes, self.process_bytes, self.activations_bytes)
+        free, system, process = (
+            amount >> 20 for amount in (self.free_bytes, self.system_bytes, self.process_bytes)
         )
-        return (
-            f"{self.usable_bytes >> 20} MB: {free} free, less {system} for the system, {process} for a "
-            f"process and {activations} for activations"
-        )
+        reserve = f"{system} for the system and {process} for a process"
+        return f"{self.usable_bytes >> 20} MB: {free} free, less {reserve}"
 
 
 def available_bytes(proc: Path = Path("/sys/fs/cgroup")) -> int:

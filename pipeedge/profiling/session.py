@@ -497,7 +497,6 @@ def _emit(
             budget = MemoryBudget(
                 free_bytes=_free_bytes(results.device, free_bytes),
                 process_bytes=int(results.process_bytes or 0),
-                activations_bytes=int(max(layer.activations_bytes or 0.0 for layer in results.profile_data)),
             )
             if not budget.usable_bytes:
                 raise RequestError(f"this machine has no memory to spare ({budget}); give it with --mem-MB")

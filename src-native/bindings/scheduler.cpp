@@ -11,8 +11,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "module.hpp"
 
@@ -67,7 +69,8 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
                              const Doubles& type_time_s, const Integers& host_types, const Integers& link_hosts,
                              const Doubles& link_bw_bytes_per_s, const Doubles& link_latency_s,
                              std::optional<std::int64_t> data_host, double batch_size, double element_bytes,
-                             double buffers_in, double buffers_out) {
+                             double buffers_in, double buffers_out, const Doubles& type_receive_s,
+                             const Doubles& type_send_s, const Doubles& type_activation_bytes) {
   const py::ssize_t layers = length_of(mem_bytes, "mem_bytes");
   const py::ssize_t types = length_of(type_mem_bytes, "type_mem_bytes");
   const py::ssize_t hosts = length_of(host_types, "host_types");
@@ -77,6 +80,12 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
   require_shape(type_time_s, "type_time_s", {types, layers}, "(types, layers)");
   require_shape(link_hosts, "link_hosts", {links, 2}, "(links, 2)");
   require_shape(link_latency_s, "link_latency_s", {links}, "(links,)");
+
+  const auto layers_of = [&](const Doubles& table, const char* name, py::ssize_t t) {
+    if (table.size() == 0) return std::vector<double>{};
+    require_shape(table, name, {types, layers}, "(types, layers)");
+    return std::vector<double>(table.data() + t * layers, table.data() + (t + 1) * layers);
+  };
 
   pipeedge::Problem problem;
   problem.model.mem_bytes = to_vector(mem_bytes);
@@ -88,6 +97,9 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
     type.bw_bytes_per_s = type_bw_bytes_per_s.at(t);
     const double* times = type_time_s.data() + t * layers;
     type.time_s.assign(times, times + layers);
+    type.receive_s = layers_of(type_receive_s, "type_receive_s", t);
+    type.send_s = layers_of(type_send_s, "type_send_s", t);
+    type.activation_bytes = layers_of(type_activation_bytes, "type_activation_bytes", t);
     problem.types.push_back(std::move(type));
   }
   for (py::ssize_t h = 0; h < hosts; ++h) {
@@ -132,6 +144,16 @@ pipeedge::Objective to_objective(const std::string& name) {
 
 struct ScheduleResult {
   pipeedge::Solution solution;
+  std::vector<int> cut_bits;
+
+  // Bits a value behind each stage but the last; 0: as it is.
+  std::vector<int> link_bits() const {
+    std::vector<int> bits;
+    for (std::size_t s = 0; s + 1 < solution.stages.size(); ++s) {
+      bits.push_back(cut_bits[static_cast<std::size_t>(solution.stages[s].last)]);
+    }
+    return bits;
+  }
 
   py::array_t<std::int64_t> stages() const {
     const auto count = static_cast<py::ssize_t>(solution.stages.size());
@@ -153,19 +175,28 @@ ScheduleResult schedule(const Doubles& mem_bytes, const Doubles& elements_out, d
                         const Doubles& link_bw_bytes_per_s, const Doubles& link_latency_s,
                         std::optional<std::int64_t> data_host, double batch_size, double element_bytes,
                         double buffers_in, double buffers_out, const std::string& objective,
-                        double time_limit_s) {
+                        double time_limit_s, const Doubles& type_receive_s, const Doubles& type_send_s,
+                        const Doubles& type_activation_bytes, std::optional<int> link_bits) {
   const pipeedge::Problem problem =
       to_problem(mem_bytes, elements_out, elements_in, type_mem_bytes, type_bw_bytes_per_s, type_time_s,
                  host_types, link_hosts, link_bw_bytes_per_s, link_latency_s, data_host, batch_size,
-                 element_bytes, buffers_in, buffers_out);
+                 element_bytes, buffers_in, buffers_out, type_receive_s, type_send_s, type_activation_bytes);
   pipeedge::Options options;
   options.objective = to_objective(objective);
   options.time_limit_s = time_limit_s;
   if (!std::isfinite(time_limit_s) || time_limit_s < 0) {
     throw py::value_error("time_limit_s is not a number of seconds");
   }
+  if (!link_bits && options.objective == pipeedge::Objective::kLatency) {
+    throw py::value_error("for latency, fewer bits are always better: say how many, as link_bits");
+  }
   py::gil_scoped_release unlocked;
-  return {pipeedge::solve(problem, options)};
+  if (!link_bits) {
+    pipeedge::AutoBits found = pipeedge::solve_with_auto_bits(problem, options);
+    return {std::move(found.solution), std::move(found.problem.cut_bits)};
+  }
+  const pipeedge::Problem asked = pipeedge::with_link_bits(problem, *link_bits);
+  return {pipeedge::solve(asked, options), asked.cut_bits};
 }
 
 }  // namespace
@@ -174,6 +205,7 @@ void bind_scheduler(py::module_& module) {
   py::class_<ScheduleResult>(module, "ScheduleResult", "A schedule and what is proven about it.")
       .def_property_readonly("status", [](const ScheduleResult& r) { return name_of(r.solution.status); })
       .def_property_readonly("stages", &ScheduleResult::stages)
+      .def_property_readonly("link_bits", &ScheduleResult::link_bits)
       .def_property_readonly("objective_s", [](const ScheduleResult& r) { return r.solution.objective; })
       .def_property_readonly("lower_bound_s", [](const ScheduleResult& r) { return r.solution.lower_bound; })
       .def_property_readonly("gap", [](const ScheduleResult& r) { return r.solution.gap(); })
@@ -190,5 +222,7 @@ void bind_scheduler(py::module_& module) {
              py::arg("link_bw_bytes_per_s") = no_numbers, py::arg("link_latency_s") = no_numbers,
              py::arg("data_host") = py::none(), py::arg("batch_size") = 8.0, py::arg("element_bytes") = 4.0,
              py::arg("buffers_in") = 2.0, py::arg("buffers_out") = 2.0, py::arg("objective") = "throughput",
-             py::arg("time_limit_s") = 10.0);
+             py::arg("time_limit_s") = 10.0, py::arg("type_receive_s") = no_numbers,
+             py::arg("type_send_s") = no_numbers, py::arg("type_activation_bytes") = no_numbers,
+             py::arg("link_bits") = 0);
 }

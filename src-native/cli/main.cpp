@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "../yaml/specs.hpp"
 #include "options.hpp"
@@ -66,14 +67,22 @@ std::vector<Scenario> scenarios(const Problem& today, const std::vector<Change>&
   return found;
 }
 
-WhatIf answer(const Scenario& scenario, const Options& options) {
+// With the bits that were asked for, which the answer's problem has.
+AutoBits solved(const Problem& problem, const CommandLine& line) {
+  if (line.auto_link_bits) return solve_with_auto_bits(problem, line.solver);
+  AutoBits answer{with_link_bits(problem, line.link_bits), {}};
+  answer.solution = solve(answer.problem, line.solver);
+  return answer;
+}
+
+WhatIf answer(const Scenario& scenario, const CommandLine& line) {
   WhatIf result;
   result.text = scenario.text;
   if (scenario.problem.hosts.empty()) {
     result.why = "no host is left";
     return result;
   }
-  result.solution = solve(scenario.problem, options);
+  result.solution = solved(scenario.problem, line).solution;
   result.feasible = !result.solution.stages.empty();
   if (result.feasible) {
     const double period = result.solution.bottleneck_s;
@@ -88,15 +97,14 @@ WhatIf answer(const Scenario& scenario, const Options& options) {
 
 int run(const CommandLine& line) {
   const yaml::Assembly assembly = read_request(line);
-  const Problem& problem = assembly.problem;
-  validate(problem);
-  const std::vector<Scenario> questions = scenarios(problem, line.changes);
+  validate(assembly.problem);
+  const std::vector<Scenario> questions = scenarios(assembly.problem, line.changes);
   for (const std::string& warning : assembly.warnings) say("warning: " + warning);
 
-  const Solution solution = solve(problem, line.solver);
+  const auto [problem, solution] = solved(assembly.problem, line);
   const bool feasible = !solution.stages.empty();
   std::optional<Report> report;
-  if (feasible) report = make_report(assembly, line.request, line.solver.objective, solution);
+  if (feasible) report = make_report(assembly, problem, line.request, line.solver.objective, solution);
   if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
   if (feasible && solution.status != Status::kOptimal) {
@@ -106,7 +114,7 @@ int run(const CommandLine& line) {
 
   std::vector<WhatIf> answers;
   for (const Scenario& question : questions) {
-    answers.push_back(answer(question, line.solver));
+    answers.push_back(answer(question, line));
     say(what_if_line(answers.back(), line.solver.objective, feasible, solution,
                      feasible ? report->items_per_s() : 0));
   }

@@ -22,6 +22,13 @@ double whole_number(const std::string& option, const std::string& text, double l
   return value;
 }
 
+int link_bits(const std::string& option, const std::string& text) {
+  for (const int bits : {0, 2, 3, 4, 5, 6, 7, 8, 16}) {
+    if (text == std::to_string(bits)) return bits;
+  }
+  throw UsageError(option + ": '" + yaml::printable(text) + "' is neither 0, 2 to 8, 16 nor auto");
+}
+
 double positive_number(const std::string& option, const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
@@ -132,6 +139,15 @@ std::vector<Group> option_groups() {
             "stage count too",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.data_host = nonempty(n, v);
+            }},
+           {{"--link-bits"},
+            "N|auto",
+            "bits a value on links between stages: 2 to 8, 16, or\n"
+            "0 as it is; auto: as many as it takes for no link to\n"
+            "be the bottleneck, each link its own [0]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.auto_link_bits = v == "auto";
+              c.link_bits = c.auto_link_bits ? 0 : link_bits(n, v);
             }},
        }},
       {"What is best",
@@ -281,6 +297,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     }
     found.option->read(line, found.name, found.value);
     if (line.action != Action::kSchedule) break;
+  }
+  if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
+    throw UsageError("--link-bits auto: for latency, fewer bits are always better; say how many may be lost");
   }
   return line;
 }

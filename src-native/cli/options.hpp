@@ -38,6 +38,8 @@ struct CommandLine {
   std::string dev_neighbors_file;      // empty: none
   yaml::Request request;
   Options solver;
+  bool auto_link_bits = false;
+  int link_bits = 0;                   // a value on links between stages; 0: as it is
   bool explain = false;
   Format format = Format::kYaml;
   std::vector<Change> changes;

@@ -27,8 +27,14 @@ double items_per_s(const Problem& problem, const Solution& solution) {
   return solution.bottleneck_s > 0 ? problem.batch_size / solution.bottleneck_s : kInfinity;
 }
 
-double layer_bytes(const Problem& problem, int layer) {
-  return problem.model.mem_bytes[static_cast<std::size_t>(layer)] + buffer_bytes(problem, layer, layer + 1);
+// Bits a value on the link that leaves a stage; 0: as it is.
+int bits_behind(const Problem& problem, const Stage& stage) {
+  return problem.cut_bits.empty() ? 0 : problem.cut_bits[static_cast<std::size_t>(stage.last)];
+}
+
+double layer_bytes(const Problem& problem, const DeviceType& type, int layer) {
+  return problem.model.mem_bytes[static_cast<std::size_t>(layer)] +
+         activation_bytes(type, layer, layer + 1) + buffer_bytes(problem, layer, layer + 1);
 }
 
 std::string stage_text(const Problem& problem, const std::vector<Stage>& stages, int index) {
@@ -74,10 +80,10 @@ std::string why_unused(const Problem& problem, const DeviceType& type, Objective
   double smallest_cut = kInfinity;     // bytes of the cheapest cut inside the model
   for (int l = 0; l < layers; ++l) {
     const double time = type.time_s[static_cast<std::size_t>(l)];
-    least_bytes = std::min(least_bytes, layer_bytes(problem, l));
+    least_bytes = std::min(least_bytes, layer_bytes(problem, type, l));
     fastest = std::min(fastest, time);
     total += time;
-    if (l > 0) smallest_cut = std::min(smallest_cut, cut_bytes(problem, l));
+    if (l > 0) smallest_cut = std::min(smallest_cut, link_bytes(problem, l));
   }
   if (least_bytes > type.mem_bytes) {
     return "its " + megabytes_text(type.mem_bytes) +
@@ -136,10 +142,10 @@ double Report::items_per_s() const {
   return cli::items_per_s(problem, solution);
 }
 
-Report make_report(const yaml::Assembly& assembly, const yaml::Request& request, Objective objective,
+Report make_report(const yaml::Assembly& assembly, const Problem& problem, const yaml::Request& request, Objective objective,
                    const Solution& solution) {
-  Report report{request.model, std::string(yaml::short_dtype(request.dtype)), objective, assembly.problem,
-                solution,      evaluate(assembly.problem, solution.stages),   {},        {}};
+  Report report{request.model, std::string(yaml::short_dtype(request.dtype)), objective, problem,
+                solution,      evaluate(problem, solution.stages),            {},        {}};
   report.bottleneck = find_bottleneck(report.problem, solution.stages, report.costs);
   std::vector<bool> used(report.problem.hosts.size(), false);
   for (const Stage& stage : solution.stages) used[static_cast<std::size_t>(stage.host)] = true;
@@ -157,19 +163,21 @@ Report make_report(const yaml::Assembly& assembly, const yaml::Request& request,
 }
 
 std::string why_infeasible(const Problem& problem) {
-  double largest = 0;
   double available = 0;
-  for (const Host& host : problem.hosts) {
-    largest = std::max(largest, type_of(problem, host).mem_bytes);
-    available += type_of(problem, host).mem_bytes;
-  }
+  for (const Host& host : problem.hosts) available += type_of(problem, host).mem_bytes;
   double weights = 0;
   for (int l = 0; l < problem.model.layers(); ++l) {
     weights += problem.model.mem_bytes[static_cast<std::size_t>(l)];
-    if (layer_bytes(problem, l) > largest) {
+    const DeviceType* nearest = nullptr;  // of the host that is the least short of memory
+    const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, l) - type.mem_bytes; };
+    for (const Host& host : problem.hosts) {
+      const DeviceType& type = type_of(problem, host);
+      if (nearest == nullptr || missing(type) < missing(*nearest)) nearest = &type;
+    }
+    if (nearest != nullptr && missing(*nearest) > 0) {
       return "layer " + std::to_string(l + 1) + " fits on no host: it needs " +
-             megabytes_text(layer_bytes(problem, l)) + " MB with its buffers, the largest host has " +
-             megabytes_text(largest) + " MB";
+             megabytes_text(layer_bytes(problem, *nearest, l)) + " MB with its buffers, the largest host has " +
+             megabytes_text(nearest->mem_bytes) + " MB";
     }
   }
   const std::string hosts =
@@ -209,6 +217,8 @@ std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stag
   for (const Stage& stage : stages) {
     text += "- " + yaml_name(host_of(problem, stage).name) + ": [" + std::to_string(stage.first + 1) + ", " +
             std::to_string(stage.last) + "]\n";
+    const int bits = bits_behind(problem, stage);
+    if (bits != 0) text += "  quant_bits: " + std::to_string(bits) + "\n";
   }
   return text;
 }
@@ -221,9 +231,9 @@ std::string explanation(const Report& report) {
   const bool data = problem.data_host >= 0;
 
   Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
-               Align::kRight, Align::kRight, Align::kRight});
-  table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "memory, MB",
-             "slack, s"});
+               Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+  table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "bits out",
+             "memory, MB", "slack, s"});
   for (std::size_t i = 0; i <= last; ++i) {
     const Stage& stage = solution.stages[i];
     const StageCost& cost = report.costs[i];
@@ -232,6 +242,7 @@ std::string explanation(const Report& report) {
                layers_text(stage), microseconds_text(cost.compute_s),
                i > 0 || data ? microseconds_text(cost.link_in_s) : "-",
                i < last || data ? microseconds_text(cost.link_out_s) : "-",
+               bits_behind(problem, stage) != 0 ? std::to_string(bits_behind(problem, stage)) : "-",
                megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes),
                microseconds_text(solution.bottleneck_s - cost.worst_s())});
   }
@@ -325,6 +336,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
     json.key("compute_s").value(cost.compute_s);
     json.key("link_in_s").value(cost.link_in_s);
     json.key("link_out_s").value(cost.link_out_s);
+    json.key("quant_bits").value(bits_behind(problem, stage));
     json.key("mem_bytes").value(cost.mem_bytes);
     json.key("mem_available_bytes").value(cost.mem_available_bytes);
     json.key("slack_s").value(solution.bottleneck_s - cost.worst_s());

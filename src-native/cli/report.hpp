@@ -34,7 +34,7 @@ struct Report {
   double items_per_s() const;          // infinite where nothing takes time
 };
 
-Report make_report(const yaml::Assembly& assembly, const yaml::Request& request, Objective objective,
+Report make_report(const yaml::Assembly& assembly, const Problem& problem, const yaml::Request& request, Objective objective,
                    const Solution& solution);
 
 // Why there is no schedule at all: which layer fits on no host, how much memory is missing, or that the

@@ -23,13 +23,14 @@ bool alike(const LinkTable& links, int a, int b, const std::vector<int>& linked)
 
 Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.model.layers()) {
   for (int cut = 0; cut <= layers_; ++cut) {
-    bytes_.push_back(cut_bytes(problem, cut));
-    buffer_in_.push_back(problem.buffers_in * bytes_.back());
-    buffer_out_.push_back(problem.buffers_out * bytes_.back());
+    bytes_.push_back(link_bytes(problem, cut));
+    buffer_in_.push_back(problem.buffers_in * cut_bytes(problem, cut));
+    buffer_out_.push_back(problem.buffers_out * cut_bytes(problem, cut));
   }
   const LinkTable links(problem);
   classify(links);
   measure_links(links);
+  measure_handling();
   fastest_.push_back(0);
   for (int l = 0; l < layers_; ++l) {
     double seconds = kInfinity;
@@ -93,6 +94,32 @@ void Instance::measure_links(const LinkTable& links) {
       best_in_[index(to)] = better_of_each(best_in_[index(to)], speed);
     }
   }
+}
+
+void Instance::measure_handling() {
+  const int data = problem_.data_host;
+  for (int cls = 0; cls < classes(); ++cls) {
+    const DeviceType& kind = type(cls);
+    const bool free_end = data == -1 || hosts(cls).front() == data;
+    double through = 0;
+    for (int cut = 0; cut <= layers_; ++cut) {
+      const bool receives = !kind.receive_s.empty() && cut < layers_ && !(cut == 0 && free_end);
+      const bool sends = !kind.send_s.empty() && cut > 0 && !(cut == layers_ && free_end);
+      receive_.push_back(receives ? kind.receive_s[index(cut)] : 0);
+      send_.push_back(sends ? kind.send_s[index(cut - 1)] : 0);
+      through_.push_back(through);
+      if (cut < layers_) through += kind.time_s[index(cut)];
+      handles_ = handles_ || receives;
+    }
+  }
+}
+
+bool Instance::receiving_grows(int later, int cut) const {
+  for (int cls = 0; cls < classes(); ++cls) {
+    const double saved = through_[row(cls) + index(later)] - through_[row(cls) + index(cut)];
+    if (receive(cls, later) > receive(cls, cut) + saved) return true;
+  }
+  return false;
 }
 
 LinkSpeed Instance::speed(int from_cls, int to_cls) const {

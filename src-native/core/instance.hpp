@@ -31,10 +31,30 @@ class Instance {
   const std::vector<int>& hosts(int cls) const { return hosts_[index(cls)]; }
   int count(int cls) const { return static_cast<int>(hosts_[index(cls)].size()); }
   const DeviceType& type(int cls) const { return *types_[index(cls)]; }
-  double bytes(int cut) const { return bytes_[index(cut)]; }
+  double bytes(int cut) const { return bytes_[index(cut)]; }   // on a link
 
-  bool fits(int cls, double layers_mem_bytes, int first, int last) const {
-    return layers_mem_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
+  // `held_bytes`: of weights and activations.
+  bool fits(int cls, double held_bytes, int first, int last) const {
+    return held_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
+  }
+  // A stage whose layers take `layers_s`. Always added up here, so that equal stages cost the same to the
+  // last bit: the search compares costs with each other.
+  double stage_seconds(int cls, int first, int last, double layers_s) const {
+    return receive(cls, first) + layers_s + send(cls, last);
+  }
+  // Beside the layers: taking a microbatch from the link at a cut, passing it on there.
+  double receive(int cls, int cut) const { return receive_[row(cls) + index(cut)]; }
+  double send(int cls, int cut) const { return send_[row(cls) + index(cut)]; }
+  double activation(int cls, int layer) const {
+    const std::vector<double>& known = types_[index(cls)]->activation_bytes;
+    return known.empty() ? 0 : known[index(layer)];
+  }
+  // Whether a schedule that goes on from `cut` could be worse off going on from `later`, layers between
+  // left to the stage before: more bytes are carried or held there, or some host needs longer to take
+  // them than the layers between would have cost it.
+  bool dearer(int later, int cut) const {
+    return bytes(later) > bytes(cut) || buffer_in_[index(later)] > buffer_in_[index(cut)] ||
+           (handles_ && receiving_grows(later, cut));
   }
   // Time that layers [first, last) take at least, each on its fastest host.
   double fastest(int first, int last) const { return fastest_[index(last)] - fastest_[index(first)]; }
@@ -49,6 +69,9 @@ class Instance {
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+  std::size_t row(int cls) const { return index(cls) * index(layers_ + 1); }
+  bool receiving_grows(int later, int cut) const;
+  void measure_handling();
   void classify(const LinkTable& links);
   void measure_links(const LinkTable& links);
 
@@ -60,6 +83,9 @@ class Instance {
   std::vector<double> memory_;
   std::vector<double> bytes_, buffer_in_, buffer_out_;
   std::vector<double> fastest_;                 // of the layers before each cut
+  bool handles_ = false;                        // some type says what receiving takes
+  std::vector<double> receive_, send_;          // [class, cut]
+  std::vector<double> through_;                 // [class, cut]: seconds of the layers before
   std::vector<double> from_data_, to_data_;
   std::vector<LinkSpeed> speeds_;               // pairwise only: [from * classes + to]
   std::vector<LinkSpeed> best_in_, best_out_;   // pairwise only: the best of each over all partners

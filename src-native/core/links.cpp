@@ -10,6 +10,12 @@ double cut_bytes(const Problem& problem, int layer) {
   return elements * problem.batch_size * problem.element_bytes;
 }
 
+double link_bytes(const Problem& problem, int layer) {
+  const int bits = problem.cut_bits.empty() ? 0 : problem.cut_bits[static_cast<std::size_t>(layer)];
+  return bits == 0 ? cut_bytes(problem, layer)
+                   : cut_bytes(problem, layer) * (bits / (8 * problem.element_bytes));
+}
+
 double buffer_bytes(const Problem& problem, int first, int last) {
   return problem.buffers_in * cut_bytes(problem, first) + problem.buffers_out * cut_bytes(problem, last);
 }

@@ -8,8 +8,11 @@
 
 namespace pipeedge {
 
-// Bytes of one microbatch at the cut in front of `layer`; at 0 the input, at L the output.
+// Bytes of one microbatch at the cut in front of `layer`, in memory; at 0 the input, at L the output.
 double cut_bytes(const Problem& problem, int layer);
+
+// The same on a link, with the bits that Problem::cut_bits says.
+double link_bytes(const Problem& problem, int layer);
 
 // Bytes of the microbatches that a stage [first, last) holds in front of and behind it.
 double buffer_bytes(const Problem& problem, int first, int last);

@@ -46,23 +46,29 @@ Network::ClassStages Network::collect(int cls) {
     note(in);
     if (in > limit_) continue;
     const std::size_t row = ends.size();
-    double compute = 0;
+    double layers_s = 0;
     double mem = 0;
+    double activation = 0;
     for (int last = first + 1; last <= layers; ++last) {
-      compute += type.time_s[at(last - 1)];
+      layers_s += type.time_s[at(last - 1)];
       mem += layer_mem[at(last - 1)];
-      if (mem > mem_limit) break;
-      if (compute > limit_) {
-        note(compute);
+      activation = std::max(activation, instance_.activation(cls, last - 1));
+      if (mem + activation > mem_limit) break;
+      const double least = instance_.receive(cls, first) + layers_s;  // of this stage and all longer ones
+      if (least > limit_) {
+        note(least);
         break;
       }
-      if (may_end[at(last)] == 0 || !instance_.fits(cls, mem, first, last)) continue;
+      const double compute = instance_.stage_seconds(cls, first, last, layers_s);
+      note(compute);
+      if (compute > limit_) continue;
+      if (may_end[at(last)] == 0 || !instance_.fits(cls, mem + activation, first, last)) continue;
       if (compute + instance_.fastest(0, first) + instance_.fastest(last, layers) > latency_limit_) continue;
       // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
       while (by_reach() && ends.size() > row) {
         bool dearer = false;
         for (int cut = ends.back().second; cut < last && last < layers && !dearer; ++cut) {
-          dearer = instance_.bytes(last) > instance_.bytes(cut);
+          dearer = instance_.dearer(last, cut);
         }
         if (dearer) break;
         ends.pop_back();
@@ -166,14 +172,17 @@ void Network::prepare_min_stages() {
 bool Network::allows(int cls, int first, int last) const {
   const DeviceType& type = instance_.type(cls);
   if (instance_.link_in(cls, first) > limit_ || instance_.link_out(cls, last) > limit_) return false;
-  double compute = 0;
+  double layers_s = 0;
   double mem = 0;
+  double activation = 0;
   for (int l = first; l < last; ++l) {
-    compute += type.time_s[at(l)];
+    layers_s += type.time_s[at(l)];
     mem += instance_.problem().model.mem_bytes[at(l)];
-    if (compute > limit_) return false;
+    activation = std::max(activation, instance_.activation(cls, l));
+    if (layers_s > limit_) return false;
   }
-  return instance_.fits(cls, mem, first, last);
+  return instance_.stage_seconds(cls, first, last, layers_s) <= limit_ &&
+         instance_.fits(cls, mem + activation, first, last);
 }
 
 Path Network::path(const std::vector<int>& arcs) const {

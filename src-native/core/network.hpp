@@ -7,9 +7,9 @@
 // at most T, so any path within the capacities is a schedule with that bottleneck or a better one.
 //
 // kFeasibility asks only whether there is such a path, so an arc is left out when another arc of the
-// same class goes further and arrives at a cut no dearer than any it passes: whatever follows the
-// shorter one can follow the longer one. (Farther alone is not enough: a dearer cut may be closed to
-// the next host.) kLatency keeps all arcs and their seconds, and distinguishes the last host's link.
+// same class goes further and arrives at a cut no dearer than any it passes (Instance::dearer): whatever
+// follows the shorter one can follow the longer one. (Farther alone is not enough: a dearer cut may be
+// closed to the next host.) kLatency keeps all arcs and their seconds, and distinguishes the last host's link.
 #pragma once
 
 #include <cstdint>

@@ -63,6 +63,12 @@ void validate(const Problem& problem) {
   check_number(problem.element_bytes, "the bytes of an element");
   check_number(problem.buffers_in, "the number of input buffers");
   check_number(problem.buffers_out, "the number of output buffers");
+  if (!problem.cut_bits.empty()) {
+    check_count(problem.cut_bits.size(), layers + 1, "cut_bits, with the input,");
+    for (const int bits : problem.cut_bits) {
+      if (bits < 0 || bits > 64) fail("a link carries " + std::to_string(bits) + " bits a value");
+    }
+  }
 
   for (std::size_t t = 0; t < problem.types.size(); ++t) {
     const DeviceType& type = problem.types[t];
@@ -71,6 +77,13 @@ void validate(const Problem& problem) {
     check_number(type.bw_bytes_per_s, what + "the bandwidth");
     check_count(type.time_s.size(), layers, what + "time_s");
     check_numbers(type.time_s, what + "the time");
+    const auto check_known = [&](const std::vector<double>& values, const std::string& name) {
+      if (!values.empty()) check_count(values.size(), layers, what + name);
+      check_numbers(values, what + name);
+    };
+    check_known(type.receive_s, "receive_s");
+    check_known(type.send_s, "send_s");
+    check_known(type.activation_bytes, "the activations");
   }
   for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
     if (!in_range(problem.hosts[h].type, problem.types.size())) {
@@ -94,6 +107,25 @@ void validate(const Problem& problem) {
     fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
          std::to_string(problem.hosts.size()) + " hosts");
   }
+}
+
+double handling_seconds(const Problem& problem, int host, int first, int last) {
+  const DeviceType& type =
+      problem.types[static_cast<std::size_t>(problem.hosts[static_cast<std::size_t>(host)].type)];
+  const bool free_end = problem.data_host == -1 || problem.data_host == host;
+  double seconds = 0;
+  if (!type.receive_s.empty() && !(first == 0 && free_end)) {
+    seconds += type.receive_s[static_cast<std::size_t>(first)];
+  }
+  if (!type.send_s.empty() && !(last == problem.model.layers() && free_end)) {
+    seconds += type.send_s[static_cast<std::size_t>(last - 1)];
+  }
+  return seconds;
+}
+
+double activation_bytes(const DeviceType& type, int first, int last) {
+  if (type.activation_bytes.empty()) return 0;
+  return *std::max_element(type.activation_bytes.begin() + first, type.activation_bytes.begin() + last);
 }
 
 std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages) {
@@ -131,12 +163,14 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
       cost.compute_s += type.time_s[static_cast<std::size_t>(l)];
       cost.mem_bytes += problem.model.mem_bytes[static_cast<std::size_t>(l)];
     }
+    cost.compute_s += handling_seconds(problem, stage.host, stage.first, stage.last);
+    cost.mem_bytes += activation_bytes(type, stage.first, stage.last);
     cost.mem_bytes += buffer_bytes(problem, stage.first, stage.last);
     cost.mem_available_bytes = type.mem_bytes;
     const int before = s > 0 ? stages[s - 1].host : problem.data_host;
     const int after = s + 1 < stages.size() ? stages[s + 1].host : problem.data_host;
-    if (before != -1) cost.link_in_s = links.seconds(before, stage.host, cut_bytes(problem, stage.first));
-    if (after != -1) cost.link_out_s = links.seconds(stage.host, after, cut_bytes(problem, stage.last));
+    if (before != -1) cost.link_in_s = links.seconds(before, stage.host, link_bytes(problem, stage.first));
+    if (after != -1) cost.link_out_s = links.seconds(stage.host, after, link_bytes(problem, stage.last));
     costs.push_back(cost);
   }
   return costs;

@@ -2,19 +2,22 @@
 //
 //   layers 1..L  -- cut into consecutive ranges -->  stages  -- one host each -->  schedule
 //
-//   compute(s, h)  = sum of time_s[layer] of h's type over the layers of s
+//   compute(s, h)  = receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type
 //   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
 //   cost(stage)    = max(compute, link in, link out)
 //   cost(schedule) = max over stages (throughput = batch_size / cost)
 //   latency        = sum of all computes and all links: one microbatch through an idle pipeline
 //
-// bytes(cut) = elements * batch_size * element_bytes; a bandwidth of 0 carries nothing, and nothing to
-// carry costs the latency alone. Without a data host the first stage receives and the last one sends
-// for free; with one, its links to the first stage and from the last count, and are free where that
-// stage runs on the data host itself.
+// bytes(cut) = elements * batch_size * element_bytes. A link at a cut inside the model may carry fewer:
+// elements * batch_size * bits / 8. A bandwidth of 0 carries nothing, and nothing to carry costs the
+// latency alone. Without a data host the first stage receives and the last one sends for free; with
+// one, its links to the first stage and from the last count, and are free where that stage runs on the
+// data host itself.
 //
-// A stage fits when  sum mem_bytes + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
-// is at most the type's mem_bytes. A host serves one stage.
+// A stage fits when  sum mem_bytes + the largest activation_bytes of its layers
+//                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
+// is at most the type's mem_bytes; buffers are counted whole, because the bits of a link may be given
+// back while it runs. A host serves one stage.
 //
 // kThroughput asks for the least cost; among those equal the fewest hosts, then the least latency.
 // kLatency asks for the least latency; among those equal the least cost, then the fewest hosts. After
@@ -49,6 +52,10 @@ struct DeviceType {
   double mem_bytes = 0;
   double bw_bytes_per_s = 0;            // of either direction of the host's one interface
   std::vector<double> time_s;           // each layer, for one microbatch of Problem::batch_size
+  // Each layer, or empty where nothing is known:
+  std::vector<double> receive_s;        // taking a microbatch from a link, where the layer is a stage's first
+  std::vector<double> send_s;           // passing it on, where the layer is a stage's last
+  std::vector<double> activation_bytes; // what lives beside weights and buffers while the layer computes
 };
 
 struct Host {
@@ -72,6 +79,7 @@ struct Problem {
   int data_host = -1;                   // index into hosts; -1: links from and to it are not counted
   double batch_size = 8;                // items of a microbatch
   double element_bytes = 4;
+  std::vector<int> cut_bits;            // [0, layers]: bits a value there, 0 as it is; empty: all as they are
   double buffers_in = 2;                // microbatches held in front of a stage, as memory
   double buffers_out = 2;               // ... and behind it
 };
@@ -110,10 +118,10 @@ struct Solution {
 
 // Costs of one schedule, for tables and tests. Cheap; written once, used by the solver too.
 struct StageCost {
-  double compute_s = 0;
+  double compute_s = 0;                 // receiving and sending included
   double link_in_s = 0;                 // 0 for the first stage without a data host
   double link_out_s = 0;
-  double mem_bytes = 0;                 // layers + buffers
+  double mem_bytes = 0;                 // layers + activations + buffers
   double mem_available_bytes = 0;
   double worst_s() const;
 };
@@ -125,5 +133,10 @@ void validate(const Problem& problem);
 std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages);
 
 Solution solve(const Problem& problem, const Options& options);
+
+// What layers [first, last) take on a host beside the time of the layers.
+double handling_seconds(const Problem& problem, int host, int first, int last);
+// The largest activation of layers [first, last) on a type.
+double activation_bytes(const DeviceType& type, int first, int last);
 
 }  // namespace pipeedge

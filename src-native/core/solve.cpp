@@ -62,8 +62,9 @@ Costs measure(const Instance& instance, const Path& path) {
   Costs costs;
   for (std::size_t s = 0; s < path.size(); ++s) {
     const Step& step = path[s];
-    double compute = 0;
-    for (int l = step.first; l < step.last; ++l) compute += instance.type(step.cls).time_s[at(l)];
+    double layers_s = 0;
+    for (int l = step.first; l < step.last; ++l) layers_s += instance.type(step.cls).time_s[at(l)];
+    const double compute = instance.stage_seconds(step.cls, step.first, step.last, layers_s);
     const double in = s == 0 ? instance.link_from_data(step.cls)
                              : instance.link(path[s - 1].cls, step.cls, step.first);
     const double out = s + 1 == path.size() ? instance.link_to_data(step.cls) : 0;
@@ -305,13 +306,17 @@ class Solver {
     for (int cls = 0; cls < instance_.classes(); ++cls) {
       const DeviceType& type = instance_.type(cls);
       for (int first = 0; first < instance_.layers(); ++first) {
-        double compute = 0;
+        double layers_s = 0;
         double weights = 0;
+        double activation = 0;
         for (int last = first + 1; last <= instance_.layers(); ++last) {
-          compute += type.time_s[at(last - 1)];
+          layers_s += type.time_s[at(last - 1)];
           weights += mem[at(last - 1)];
-          if (!(compute < high) || weights > loosened(type.mem_bytes)) break;
-          if (compute >= low && instance_.fits(cls, weights, first, last)) note(compute);
+          activation = std::max(activation, instance_.activation(cls, last - 1));
+          if (!(layers_s < high) || weights + activation > loosened(type.mem_bytes)) break;
+          if (instance_.fits(cls, weights + activation, first, last)) {
+            note(instance_.stage_seconds(cls, first, last, layers_s));
+          }
         }
         note(instance_.link_in(cls, first));
         note(instance_.link_out(cls, first + 1));

@@ -55,6 +55,21 @@ Profile profile_from(const View& view) {
   const View times = view.at("time_s");
   profile.line = times.line();
   profile.time_s = times.numbers();
+  const auto known = [&](const char* key, double factor) {
+    std::vector<double> values;
+    const auto found = view.find(key);
+    if (!found) return values;
+    values = found->numbers();
+    if (values.size() != profile.time_s.size()) {
+      found->fail("has " + plural(values.size(), "value") + ", time_s has " +
+                  std::to_string(profile.time_s.size()));
+    }
+    for (double& value : values) value *= factor;
+    return values;
+  };
+  profile.receive_s = known("receive_s", 1);
+  profile.send_s = known("send_s", 1);
+  profile.activation_bytes = known("activations_MB", kBytesPerMB);
   return profile;
 }
 
@@ -282,7 +297,8 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
                         plural(problem.model.mem_bytes.size(), "layer") + " (" + models_name + ")");
       }
       type_index.emplace(type.name, static_cast<int>(problem.types.size()));
-      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s});
+      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s, profile.receive_s,
+                               profile.send_s, profile.activation_bytes});
     }
   }
 

@@ -1,7 +1,8 @@
 // The scheduler's YAML files as plain data, and the Problem they make together.
 //
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out
-//   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s]
+//   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
+//                                  receive_s, send_s, activations_MB]   (the last three optional)
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
 //
@@ -34,6 +35,10 @@ struct Profile {
   std::string dtype;                   // without "torch."
   int line = 0;                        // of time_s
   std::vector<double> time_s;
+  // Where the profile has them, else empty:
+  std::vector<double> receive_s;
+  std::vector<double> send_s;
+  std::vector<double> activation_bytes;
 };
 
 struct TypeSpec {

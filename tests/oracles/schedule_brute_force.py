@@ -69,20 +69,21 @@ def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndar
     kinds = [case.hosts[hosts[0]] for hosts in hosts_of_kind]
     n, layers = len(kinds), case.layers
     nbytes = case.elements * case.batch * case.element_bytes
+    crossing = case.link_bytes()
 
     compute = np.full((n, layers + 1, layers + 1), np.inf)
     for i in range(layers):
         for j in range(i + 1, layers + 1):
             need = case.mem[i:j].sum() + case.buffers_in * nbytes[i] + case.buffers_out * nbytes[j]
             for k, t in enumerate(kinds):
-                if need <= case.type_mem[t] * (1 + SAME):
-                    compute[k, i, j] = case.time[t, i:j].sum()
+                if need + case.held(t, i, j) <= case.type_mem[t] * (1 + SAME):
+                    compute[k, i, j] = case.time[t, i:j].sum() + case.handling(hosts_of_kind[k][0], i, j)
 
     def link(a: int, b: int, cut: int) -> float:
         if a == b and named:
             return 0.0
         default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
-        return seconds(nbytes[cut], *case.links.get((a, b), case.links.get((b, a), default)))
+        return seconds(crossing[cut], *case.links.get((a, b), case.links.get((b, a), default)))
 
     between = np.array(
         [[[link(a[0], b[0], cut) for cut in range(layers + 1)] for b in hosts_of_kind] for a in hosts_of_kind]

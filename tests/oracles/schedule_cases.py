@@ -32,6 +32,14 @@ class Case:
     data_host: int | None = None
     links: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """(from, to) -> (bytes a second, seconds of latency)."""
+    receive: np.ndarray | None = None
+    """[T, L] seconds, where a layer is the first of a stage."""
+    send: np.ndarray | None = None
+    """[T, L] seconds, where a layer is the last of a stage."""
+    activations: np.ndarray | None = None
+    """[T, L] bytes."""
+    link_bits: int = 0
+    """Bits a value on links between stages; 0: as it is."""
 
     @property
     def layers(self) -> int:
@@ -57,7 +65,39 @@ class Case:
             "element_bytes": self.element_bytes,
             "buffers_in": self.buffers_in,
             "buffers_out": self.buffers_out,
+            "link_bits": self.link_bits,
+            **{
+                name: table
+                for name, table in (
+                    ("type_receive_s", self.receive),
+                    ("type_send_s", self.send),
+                    ("type_activation_bytes", self.activations),
+                )
+                if table is not None
+            },
         }
+
+    def handling(self, host: int, first: int, last: int) -> float:
+        """Seconds of a stage beside its layers: none at an end of the model that needs no network."""
+        kind = self.hosts[host]
+        free = self.data_host is None or self.data_host == host
+        seconds = 0.0
+        if self.receive is not None and (first > 0 or not free):
+            seconds += float(self.receive[kind, first])
+        if self.send is not None and (last < self.layers or not free):
+            seconds += float(self.send[kind, last - 1])
+        return seconds
+
+    def held(self, kind: int, first: int, last: int) -> float:
+        """Bytes of the largest activation of a stage."""
+        return 0.0 if self.activations is None else float(self.activations[kind, first:last].max())
+
+    def link_bytes(self) -> np.ndarray:
+        """[L + 1] bytes that cross each cut: fewer inside the model, where links are compressed."""
+        crossing = self.elements * self.batch * self.element_bytes
+        if 0 < self.link_bits < 8 * self.element_bytes:
+            crossing[1:-1] = self.elements[1:-1] * self.batch * self.link_bits / 8
+        return crossing
 
 
 def random_case(
@@ -119,6 +159,21 @@ def random_case(
                         speed = float(rng.choice([0.0, 2.0, 4.0, 8.0, 32.0], p=[0.15, 0.2, 0.25, 0.2, 0.2]))
                         latency = float(rng.choice([0.0, 0.0, 1.0, 0.25]))
                         links[a, b] = (speed, latency)
+    beside: dict[str, Any] = {}
+    if rng.random() < 0.5:  # what a profile may know beside the layers
+        scale = (n_types, n_layers)
+        if whole:
+            beside["receive"], beside["send"] = (
+                rng.integers(0, 4, scale) * 1.0,
+                rng.integers(0, 4, scale) * 1.0,
+            )
+            beside["activations"] = rng.integers(0, 60, scale) * 1.0
+        else:
+            beside["receive"], beside["send"] = rng.uniform(0, 0.8, scale), rng.uniform(0, 0.8, scale)
+            beside["activations"] = rng.uniform(0, 60, scale)
+        for name in list(beside):
+            if rng.random() < 0.3:
+                del beside[name]
     return Case(
         mem=mem,
         elements=sizes,
@@ -132,4 +187,6 @@ def random_case(
         buffers_out=float(rng.integers(0, 3)),
         data_host=data_host,
         links=links,
+        link_bits=int(rng.choice([0, 0, 16, 8, 5, 2])),
+        **beside,
     )
