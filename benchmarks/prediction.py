@@ -119,7 +119,8 @@ def write_cluster(model: str, directory: Path, part: float) -> None:
     kinds = read(directory / "device_types.yml")
     layers = int(part * spec["layers"]) // 4 * 4
     buffered = 2 * (spec["parameters_out"][-layers - 1] + spec["parameters_out"][-1])
-    memory = sum(spec["mem_MB"][-layers:]) + buffered * UBATCH * 4 / 2**20
+    activations = max(kinds["core1"]["model_profiles"][model][0]["activations_MB"][-layers:])
+    memory = sum(spec["mem_MB"][-layers:]) + activations + buffered * UBATCH * 4 / 2**20
     kinds["core1"]["mem_MB"] = memory + 0.001
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
