@@ -64,6 +64,7 @@ pytest: $(ready) lint types native
 bench: $(ready)
 	-@$(python) benchmarks/throughput.py
 	-@$(python) benchmarks/memory.py --run
+	-@$(python) benchmarks/observing.py
 	-@$(python) benchmarks/links.py
 	-@$(python) benchmarks/rpc.py
 	-@$(python) benchmarks/scheduler.py

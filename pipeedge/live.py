@@ -27,6 +27,8 @@ _TABLE_S = 1.0
 _LINE_S = 5.0
 _NOW_S = 5.0
 """Over which "now" is taken."""
+_BEATS = 6
+"""Over which a stage's parts are taken; a beat is a second, and a microbatch may take longer."""
 _BAR = 24
 _BUSY, _INPUT, _LINK = "█", "░", "▒"
 
@@ -76,18 +78,19 @@ class Progress:
         self._ranks = tuple(ranks)
         self._began_s = began_s
         self._items: deque[tuple[float, int]] = deque([(began_s, 0)])
-        self._work: dict[int, StageWork] = {}
+        self._work: dict[int, deque[StageWork]] = {}
         self._shown: dict[int, StageShown] = {}
 
     def heard(self, statuses: Mapping[int, StageWork]) -> None:
         """What stages say of themselves, by rank; each has counted on since the last time."""
         for stage, rank in enumerate(self._ranks):
             now = statuses.get(rank)
-            before = self._work.get(rank, StageWork())
-            if now is None or now.seconds <= before.seconds:
+            known = self._work.setdefault(rank, deque([StageWork()], maxlen=_BEATS))
+            if now is None or now.seconds <= known[-1].seconds:
                 continue
+            before = known[0]
             spent = now.seconds - before.seconds
-            self._work[rank] = now
+            known.append(now)
             self._shown[rank] = StageShown(
                 stage,
                 rank,

@@ -24,15 +24,18 @@ def test_paces_are_those_of_now_and_of_the_run() -> None:
     assert shown.left_s == pytest.approx(700 / 40)
 
 
-def test_parts_are_those_since_the_last_beat() -> None:
+def test_parts_are_those_of_the_last_beats() -> None:
     progress = Progress(10, [1, 0], 0.0)
     progress.heard({0: StageWork(1.0, 1.0, 0.0, 8)})
-    progress.heard({0: StageWork(1.0, 2.0, 0.0, 4), 1: StageWork(0.5, 0.0, 1.5)})
+    progress.heard({0: StageWork(1.0, 3.0, 0.0, 4), 1: StageWork(0.5, 0.0, 1.5)})
     first, second = progress.at(1.0, 5).stages
     assert (first.stage, first.rank, first.busy, first.wait_link, first.bits) == (0, 1, 0.25, 0.75, 0)
-    assert (second.stage, second.rank, second.busy, second.wait_input, second.bits) == (1, 0, 0.0, 1.0, 4)
-    progress.heard({0: StageWork(1.0, 2.0, 0.0, 4)})  # the same beat again
+    assert (second.stage, second.rank, second.busy, second.wait_input, second.bits) == (1, 0, 0.25, 0.75, 4)
+    progress.heard({0: StageWork(1.0, 3.0, 0.0, 4)})  # the same beat again
     assert progress.at(2.0, 5).stages[1] == second
+    for beat in range(1, 8):
+        progress.heard({0: StageWork(1.0 + beat, 3.0, 0.0, 4)})
+    assert progress.at(3.0, 5).stages[1].busy == 1.0
 
 
 def displayed(console: Console, monkeypatch: pytest.MonkeyPatch) -> str:
