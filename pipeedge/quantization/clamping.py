@@ -168,8 +168,9 @@ def ds_aciq_levels(sample: Sample, bits: int) -> Levels:
 
     ACIQ takes the scale b from the mean absolute deviation, and is misled where the values do not
     follow that distribution. The distribution that has the same peak as the histogram of the values has
-    ``b = 1 / (2 * peak)``; the search goes from the one towards the other, and takes the b whose
-    density is nearest to the histogram, by mean squared difference.
+    ``b = 1 / (2 * peak)``; the search goes from the one towards the other, in 100 equal steps, and takes
+    the b whose density is nearest to the histogram, by mean squared difference. That direction and that
+    criterion are the paper's; it begins at the b of the variance, where this begins at the likeliest one.
     """
     values = sample.standardised()
     if not values.size:

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 
 namespace {
@@ -128,6 +129,11 @@ Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool link
     type.mem_bytes = real(0.2, 2) * (mem + 50);
     type.bw_bytes_per_s = pick(0, 9) == 0 ? 0 : real(4, 60);
     for (int l = 0; l < layers; ++l) type.time_s.push_back(real(0.2, 3));
+    for (auto* beside : {&type.receive_s, &type.send_s, &type.activation_bytes}) {
+      if (pick(0, 1) == 0) continue;
+      const double most = beside == &type.activation_bytes ? 30 : 1;
+      for (int l = 0; l < layers; ++l) beside->push_back(real(0, most));
+    }
     problem.types.push_back(type);
   }
   for (int h = 0; h < hosts; ++h) problem.hosts.push_back({"h" + std::to_string(h), pick(0, types - 1)});
@@ -136,6 +142,10 @@ Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool link
     for (int b = 0; b < hosts; ++b) {
       if (a != b && pick(0, 1) == 0) problem.links.push_back({a, b, real(0, 40), pick(0, 1) * 0.5});
     }
+  }
+  // Bits that differ from cut to cut, so that more elements need not be more bytes.
+  if (pick(0, 1) == 0) {
+    for (int cut = 0; cut <= layers; ++cut) problem.cut_bits.push_back(pick(0, 16));
   }
   return problem;
 }
@@ -202,6 +212,36 @@ void test_brute_force() {
     }
   }
   CHECK_WITH(feasible > 300, feasible);
+}
+
+// No link is slower than the narrowest links need, and none could be wider.
+void test_automatic_bits() {
+  std::mt19937_64 random(3);
+  int compressed = 0;
+  for (int n = 0; n < 500; ++n) {
+    Problem problem = random_problem(random, 2 + n % 4, 1 + n % 4, n % 3 == 0);
+    problem.cut_bits.clear();
+    const std::vector<int> widths = pipeedge::link_widths(problem);
+    CHECK(widths.front() == 0 && widths.back() == 2);
+    const BruteForce least(pipeedge::with_link_bits(problem, 2));
+    const pipeedge::AutoBits found = pipeedge::solve_with_auto_bits(problem, Options{});
+    if (std::isinf(least.bottleneck)) {
+      CHECK_WITH(found.solution.status == Status::kInfeasible, n);
+      continue;
+    }
+    CHECK_WITH(close(found.solution.objective, least.bottleneck), n, found.solution.objective, least.bottleneck);
+    CHECK_WITH(close(objective_of(found.problem, found.solution, Objective::kThroughput), least.bottleneck), n);
+    for (std::size_t s = 0; s + 1 < found.solution.stages.size(); ++s) {
+      const std::size_t cut = at(found.solution.stages[s].last);
+      const auto place = std::find(widths.begin(), widths.end(), found.problem.cut_bits[cut]);
+      if (place == widths.begin()) continue;
+      ++compressed;
+      Problem wider = found.problem;
+      wider.cut_bits[cut] = *(place - 1);
+      CHECK_WITH(pipeedge::evaluate(wider, found.solution.stages)[s].link_out_s > least.bottleneck, n);
+    }
+  }
+  CHECK_WITH(compressed > 10, compressed);
 }
 
 // Many classes (counts that fill several words), links, both objectives, and little time.
@@ -298,6 +338,7 @@ int main() {
   test_known_answers();
   test_infeasible();
   test_brute_force();
+  test_automatic_bits();
   test_large_and_stopped();
   test_validate();
   test_evaluate_rejects_what_is_no_schedule();
