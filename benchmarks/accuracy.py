@@ -1,4 +1,4 @@
-"""What compression costs in accuracy: ``python benchmarks/accuracy.py [--csv FILE]``.
+"""What compression and number types cost in accuracy: ``python benchmarks/accuracy.py [--csv FILE]``.
 
     held-out digits ──layers 1 to c──> payload ──LinkEncoder, LinkDecoder──> layers c + 1 to 16 ──> classes
 
@@ -6,6 +6,10 @@ Every cut c of the shipped model, every width, every clamp; one link compressed 
 of them, a stage for each layer. Microbatches of 8 in input order, as in a run. Measured against the same
 model without compression: the classes that differ, the accuracy lost, and the relative error of the
 payload itself.
+
+``--dtypes`` measures number types in place of clamps: the held-out digits for each type and width of the
+links, and for models of full size with random weights, block by block as ``--check`` does it, the cosine
+of their outputs with those in float32.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import csv
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +29,24 @@ from rich.console import Console
 from rich.progress import track
 
 import pipeedge
-from pipeedge.config import CLAMPS
+from pipeedge.checking import agreement, outputs_by_block
+from pipeedge.config import CLAMPS, DEFAULT_CLAMP, InputRequest
+from pipeedge.data import open_input
 from pipeedge.models import find_model
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.writing import write_random
 from pipeedge.payload import Payload
 from pipeedge.quantization import LinkDecoder, LinkEncoder
-from pipeedge.schedule import BIT_WIDTHS, LayerRange
+from pipeedge.schedule import BIT_WIDTHS, DTYPES, LayerRange
 
 CPU = torch.device("cpu")
+DTYPE_CUT = 8
+"""Where links are compressed for the table of number types: the middle of vit-digits."""
+LINK_BITS = (0, 8, 4, 2)
+MOST_LOST_POINTS = 0.3
+"""In bfloat16 and int8, without compression."""
+LARGE = ("google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224", "bert-base-uncased")
+LARGE_ITEMS = 4
 ALL_CUTS = 0
 DIGITS = Path(pipeedge.__file__).parent / "assets" / "digits.npz"
 
@@ -66,10 +82,8 @@ def through_link(payload: Payload, bits: int, clamp: str, size: int) -> Payload:
 def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
     """All of it."""
     model = find_model("vit-digits")
-    with np.load(DIGITS, allow_pickle=False) as arrays:
-        pixels = (arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5
-        labels = torch.from_numpy(arrays["labels_heldout"].astype(np.int64))
-    images = (torch.from_numpy(pixels),)
+    pixels, labels = heldout()
+    images = (pixels,)
     with torch.inference_mode():
         outputs = model.load(LayerRange(0, model.n_layers), None, CPU)(images)[0]
         expected = outputs.argmax(1)
@@ -104,6 +118,65 @@ def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
                     values = through_link(layer(values), bits, clamp, size)
                 (logits,) = layers[-1](values)
                 yield row(ALL_CUTS, bits, clamp, (logits,), (outputs,), logits)
+
+
+def heldout() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels of the shipped model."""
+    with np.load(DIGITS, allow_pickle=False) as arrays:
+        pixels = (arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5
+        return torch.from_numpy(pixels), torch.from_numpy(arrays["labels_heldout"].astype(np.int64))
+
+
+def print_digits(size: int) -> list[str]:
+    """Print accuracy and agreement for each type and width; what is missed, a line each."""
+    model = find_model("vit-digits")
+    images, labels = heldout()
+    lines = []
+    print("| dtype | bits | accuracy | points lost | agreement with float32 | relative error of outputs |")
+    print("|---|---|---|---|---|---|")
+    right, exact = 0.0, torch.empty(0)
+    for dtype in DTYPES:
+        first, second = (
+            model.load(layers, None, CPU, find_dtype(dtype))
+            for layers in (LayerRange(0, DTYPE_CUT), LayerRange(DTYPE_CUT, model.n_layers))
+        )
+        for bits in LINK_BITS:
+            with torch.inference_mode():
+                payload = first((images,))
+                (logits,) = second(through_link(payload, bits, DEFAULT_CLAMP, size) if bits else payload)
+            accuracy = float((logits.argmax(1) == labels).float().mean())
+            if not exact.numel():
+                right, exact = accuracy, logits
+            same = float((logits.argmax(1) == exact.argmax(1)).float().mean())
+            error, lost = float((logits - exact).norm() / exact.norm()), 100 * (right - accuracy)
+            print(f"| {dtype} | {bits or '-'} | {accuracy:.4f} | {lost:.2f} | {same:.4f} | {error:.4f} |")
+            if not bits and dtype in ("bfloat16", "int8") and lost > MOST_LOST_POINTS:
+                lines.append(f"{dtype}: {lost:.2f} points lost, at most {MOST_LOST_POINTS} may be")
+    return lines
+
+
+def print_large() -> None:
+    """Print how outputs of models of full size, with random weights, compare with float32."""
+    print("\n| model, random weights | dtype | cosine, mean | cosine, least | largest deviation |")
+    print("|---|---|---|---|---|")
+    for name in LARGE:
+        model = find_model(name)
+        with tempfile.TemporaryDirectory() as directory:
+            weights = Path(directory) / "weights.npz"
+            write_random(weights, model.build(), model.config, seed=0)
+            source = open_input(InputRequest(batch_size=LARGE_ITEMS), model)
+            outputs = {
+                dtype: outputs_by_block(
+                    model, source, LARGE_ITEMS, weights=weights, device=CPU, dtype=find_dtype(dtype)
+                )
+                for dtype in DTYPES
+            }
+        for dtype in DTYPES[1:]:
+            found = agreement(outputs[dtype], outputs["float32"], classes=False)
+            print(
+                f"| {name} | {dtype} | {found.cosine_mean:.6f} | {found.cosine_min:.6f} "
+                f"| {found.largest_deviation:.4f} |"
+            )
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
@@ -157,8 +230,15 @@ def main() -> int:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement")
     parser.add_argument("-u", "--ubatch-size", type=int, default=8, metavar="N", help="of a microbatch (8)")
     parser.add_argument("--cuts", type=int, nargs="+", metavar="LAYER", help="cuts to measure (all)")
+    parser.add_argument("--dtypes", action="store_true", help="measure number types instead of clamps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.dtypes:
+        missing = print_digits(arguments.ubatch_size)
+        print_large()
+        for line in missing:
+            Console(stderr=True).print(f"missed: {line}", highlight=False)
+        return 1 if missing else 0
     layers = find_model("vit-digits").n_layers
     cuts = arguments.cuts or range(1, layers)
     total = (len(cuts) + 1) * len(BIT_WIDTHS) * len(CLAMPS)

@@ -2,6 +2,7 @@
 """Peak memory of a rank against what its weights take.
 
     loading     peak <= what importing the libraries takes + 1.15 x the shard's weights
+    --dtypes    what loading adds to the libraries, of what it adds in float32: bfloat16 <= 0.55, int8 <= 0.35
     running     peak <= the same + frames of its links + what computing one microbatch takes by itself
 
 Loading: each row is a process of its own that loads one equal share of the model's layers from a file with
@@ -25,10 +26,12 @@ from pathlib import Path
 import torch
 
 from pipeedge.models import Model, find_model
+from pipeedge.models.download import convert
+from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.fill import hub_tensors
 from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.writing import write_npz
-from pipeedge.schedule import LayerRange
+from pipeedge.schedule import DTYPES, LayerRange
 from pipeedge.transport.frame import frame_capacity
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,22 +40,27 @@ MICROBATCHES = 3
 FRAMES_IN, FRAMES_OUT = 3, 2
 """Frames that a rank holds: two posted receives and the one at work; two under way."""
 TARGET = 1.15
+SHARES = {"float32": 1.0, "bfloat16": 0.55, "float16": 0.55, "int8": 0.35}
+"""Of what a rank with half of the model adds in float32."""
 MIB = 1 << 20
 
 LOAD = """
 import json, sys
 from pipeedge.models import find_model
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.runtime import share_one_heap
 from pipeedge.schedule import LayerRange
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-name, weights, start, stop = sys.argv[1:]
-model, layers = find_model(name), LayerRange(int(start), int(stop))
+name, weights, start, stop, dtype = sys.argv[1:]
+model, layers, dtype = find_model(name), LayerRange(int(start), int(stop)), find_dtype(dtype)
+share_one_heap()
 imported = peak()
-shard = model.load(layers, weights)
-print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_bytes(layers)}))
+shard = model.load(layers, weights, dtype=dtype)
+print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_bytes(layers, dtype)}))
 """
 
 
@@ -99,9 +107,10 @@ def equal_shares(model: Model, ranks: int) -> list[LayerRange]:
     return [LayerRange(*pair) for pair in pairwise(bounds)]
 
 
-def measure(model: Model, weights: Path, layers: LayerRange) -> dict[str, int]:
+def measure(model: Model, weights: Path, layers: LayerRange, dtype: str = "float32") -> dict[str, int]:
     """Bytes in a process that loads ``layers``: after its imports, at its peak, and of the weights."""
-    command = [sys.executable, "-c", LOAD, model.name, str(weights), str(layers.start), str(layers.stop)]
+    place = [str(layers.start), str(layers.stop)]
+    command = [sys.executable, "-c", LOAD, model.name, str(weights), *place, dtype]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return dict(json.loads(result.stdout))
 
@@ -145,6 +154,27 @@ def measure_running(model: Model, weights: Path, shares: list[LayerRange]) -> li
         return [stage["rss_peak_mb"] for stage in json.loads(report.read_text("utf-8"))["stages"]]
 
 
+def print_dtypes(model: Model, files: list[Path], dtypes: list[str]) -> bool:
+    """Print what half of the model takes in each number type, from each file, from stored weights too."""
+    half = equal_shares(model, 2)[0]
+    print(f"\nlayers {half}: what loading adds, in MB, and of what float32 adds")
+    print(f"{'file':28} {'dtype':>9} {'weights':>9} {'added':>9} {'share':>6} {'target':>7}")
+    good = True
+    base = 0
+    for dtype in dtypes:
+        stored = model.converted_path(find_dtype(dtype), files[-1])
+        if dtype != "float32":
+            convert(model, files[-1], stored, find_dtype(dtype), say=lambda _line: None)
+        for file in [*files, *([stored] if stored.exists() else [])]:
+            found = measure(model, file, half, dtype)
+            added = found["peak"] - found["imported"]
+            base = base or added
+            good = good and added <= SHARES[dtype] * base * (1.02 if dtype == "float32" else 1)
+            sizes = f"{found['weights'] / MIB:9.1f} {added / MIB:9.1f} {added / base:6.3f}"
+            print(f"{file.name:28} {dtype:>9} {sizes} {SHARES[dtype]:7.2f}")
+    return good
+
+
 def one_thread() -> dict[str, str]:
     """The environment with one thread a process."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -181,6 +211,13 @@ def main() -> int:
     parser.add_argument("-m", "--model-name", default="google/vit-large-patch16-224", metavar="NAME")
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N")
     parser.add_argument("-M", "--model-file", type=Path, metavar="FILE", help="instead of random weights")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=DTYPES[1:],
+        default=[],
+        help="compare half of the model in these with float32",
+    )
     parser.add_argument("--run", action="store_true", help="measure the ranks of a run, too")
     args = parser.parse_args()
     model = find_model(args.model_name)
@@ -202,6 +239,8 @@ def main() -> int:
                 sizes = " ".join(f"{found[key] / MIB:9.1f}" for key in ("weights", "imported", "peak"))
                 print(f"{file.name:20} {rank:4} {layers!s:>8} {sizes} {ratio:6.3f}")
         good = worst <= TARGET
+        if args.dtypes:
+            good = print_dtypes(model, files, ["float32", *args.dtypes]) and good
         if args.run:
             good = print_running(model, files[-1], args.ranks) and good
     return 0 if good else 1

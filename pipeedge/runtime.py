@@ -19,7 +19,7 @@ from typing import NoReturn
 from pipeedge.config import Environment
 from pipeedge.options import guard, parse_runtime
 
-__all__ = ["PROGRAM", "main"]
+__all__ = ["PROGRAM", "main", "share_one_heap"]
 
 PROGRAM = "runtime.py"
 
@@ -42,7 +42,7 @@ def main() -> NoReturn:
 
 def _run() -> None:
     command = parse_runtime(sys.argv[1:], Environment.read())
-    _share_one_heap()
+    share_one_heap()
     # What torch logs of a broken connection precedes the one line that tells why; it reads this on import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Only now: torch takes seconds to import, and a mistake is to be answered at once. Its native part
@@ -76,7 +76,7 @@ def _signals_end_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _share_one_heap() -> None:
+def share_one_heap() -> None:
     """Let all threads of this process allocate from one heap, where the C library is glibc.
 
     By default each thread gets a heap of its own, and what one has freed is of no use to another: the

@@ -106,10 +106,12 @@ def fill(
     fillings = plan(shard, architecture, file)
     meta = shard.stored_tensors()
     int8_layers = {f"{name}.weight": layer for name, layer in shard.int8_layers()}
+    # One piece of memory for all that pass through float32: holes of different sizes would not be filled.
+    memory = torch.empty(max((meta[name].numel() for name in int8_layers), default=0))
     for filling in fillings:
         name, place = filling.parameter, meta[filling.parameter]
         if name in int8_layers:
-            weight, scale = read_int8(filling, place.shape, architecture, file)
+            weight, scale = read_int8(filling, place.shape, architecture, file, memory)
             int8_layers[name].set_weight(weight, scale, torch.device(device))
         else:
             tensor = read(filling, place.shape, place.dtype, architecture, file)
@@ -123,21 +125,30 @@ def _assign(shard: Shard, name: str, parameter: nn.Parameter) -> None:
 
 
 def read(
-    filling: Filling, shape: torch.Size, dtype: torch.dtype, architecture: Architecture, file: WeightsFile
+    filling: Filling,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    architecture: Architecture,
+    file: WeightsFile,
+    memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A parameter of ``shape``, converted to ``dtype`` as it is read."""
-    tensor = torch.empty(shape, dtype=dtype)
+    """A parameter of ``shape``, converted to ``dtype`` as it is read; in ``memory``, if given, of that type."""
+    tensor = torch.empty(shape, dtype=dtype) if memory is None else memory[: shape.numel()].view(shape)
     for name, view in filling.views(tensor, architecture.heads):
         file.read_into(name, view)
     return tensor
 
 
 def read_int8(
-    filling: Filling, shape: torch.Size, architecture: Architecture, file: WeightsFile
+    filling: Filling,
+    shape: torch.Size,
+    architecture: Architecture,
+    file: WeightsFile,
+    memory: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight in 8 bits with its scales: as the file has it, or made so here."""
+    """A weight in 8 bits with its scales: as the file has it, or made so here, in float32 in ``memory``."""
     if not _is_int8(filling, file):
-        return quantize_rows(read(filling, shape, torch.float32, architecture, file))
+        return quantize_rows(read(filling, shape, torch.float32, architecture, file, memory))
     scale = torch.empty(shape[0])
     for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
         file.read_into(scale_name(source.name), part)
