@@ -68,9 +68,13 @@ def simulated_body(
             for n in stages
         ],
         "energy": {
-            "ranks": [{"rank": 0, "source": "rapl", "joules": 120.0, "mean_watts": 12.0}],
+            "ranks": [
+                {"rank": 0, "host": "pi0", "source": "rapl", "joules": 120.0, "mean_watts": 12.0},
+                {"rank": 1, "host": "pi1", "source": None, "joules": None, "why_not": ["RAPL: no counters"]},
+            ],
             "joules": 120.0,
             "joules_per_item": 0.4,
+            "unmeasured_hosts": ["pi1"],
         },
         "predicted": {
             "throughput_items_per_s": 8.0,

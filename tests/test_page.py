@@ -37,7 +37,7 @@ from pipeedge.timeline import Doing, Span, Timeline
 class Page(HTMLParser):
     """Elements, and text by the section it stands in."""
 
-    VOID = frozenset({"meta", "line", "rect", "polyline"})
+    VOID = frozenset({"meta", "line", "rect", "polyline", "br"})
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -272,6 +272,8 @@ def test_a_whole_report_has_every_section() -> None:
     assert "layers 5–8" in page.sections["schedule"]
     assert "250 MB" in page.sections["schedule"]
     assert "rapl" in page.sections["energy"]
+    assert "not measured on pi1" in page.sections["energy"]
+    assert "RAPL: no counters" in page.sections["energy"]
     assert "runtime.py 0 2 -pt 1,4,5,8" in page.sections["origin"]
     assert "torch 2.13.0" in page.sections["origin"]
     assert "90.00%" in page.sections[None]

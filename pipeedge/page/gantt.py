@@ -50,6 +50,7 @@ _SHADES = (
     Shade("read", "reading input", "#44aa99"),
     Shade("write", "writing results", "#999933"),
     Shade("send", "on the link", "#cc79a7"),
+    Shade("receive", "arriving", "#aa4499"),
     Shade("fill", "bubble: fill", "#b0b7bf", "."),
     Shade("drain", "bubble: drain", "#8a929b", "\\"),
     Shade("wait input", "bubble: waiting for input", "#e69f00", "/"),

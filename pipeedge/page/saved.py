@@ -141,9 +141,12 @@ class RankEnergy:
     """What one rank drew."""
 
     rank: int
+    host: str | None
     source: str
     joules: float | None
     mean_watts: float | None
+    why_not: tuple[str, ...]
+    """What was tried before, and why that does not measure."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class Energy:
     joules: float | None
     mean_watts: float | None
     joules_per_item: float | None
+    unmeasured_hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -336,17 +340,23 @@ def _energy(value: _Value | None) -> Energy | None:
 
     ranks = []
     for entry in _list(value, "ranks"):
-        source = entry.find("source")
+        source, host = entry.find("source"), entry.find("host")
         ranks.append(
             RankEnergy(
                 entry.at("rank").whole(),
+                None if host is None else host.text(),
                 "none" if source is None else source.text(),
                 figure(entry, "joules"),
                 figure(entry, "mean_watts"),
+                _texts(entry, "why_not"),
             )
         )
     return Energy(
-        tuple(ranks), figure(value, "joules"), figure(value, "mean_watts"), figure(value, "joules_per_item")
+        tuple(ranks),
+        figure(value, "joules"),
+        figure(value, "mean_watts"),
+        figure(value, "joules_per_item"),
+        _texts(value, "unmeasured_hosts"),
     )
 
 
