@@ -73,6 +73,9 @@ class Environment:
 
     rank: int | None = None
     world_size: int | None = None
+    local_rank: int | None = None
+    """Among the processes of this machine."""
+    local_world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     agent_store: bool = False
@@ -121,6 +124,8 @@ class Environment:
         return cls(
             rank=number("RANK"),
             world_size=number("WORLD_SIZE"),
+            local_rank=number("LOCAL_RANK"),
+            local_world_size=number("LOCAL_WORLD_SIZE"),
             master_addr=environ.get("MASTER_ADDR"),
             master_port=number("MASTER_PORT"),
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

@@ -31,9 +31,10 @@ from rich.console import Console
 import pipeedge
 from pipeedge.adaptation import AdaptiveBits, FixedBits
 from pipeedge.checking import Agreement, Outputs, agreement, outputs_by_block
-from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest, WorldRequest
+from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
+from pipeedge.control.meeting import meet, telling
 from pipeedge.control.member import Member
 from pipeedge.data import InputSource, open_input
 from pipeedge.data_rank import Collector, Feeder
@@ -41,7 +42,6 @@ from pipeedge.energy import EnergyMeter, open_source
 from pipeedge.errors import (
     EXIT_REQUEST,
     DeadlineError,
-    PeerError,
     PeerFailedError,
     PipeEdgeError,
     WeightsError,
@@ -83,11 +83,10 @@ from pipeedge.stage import Decode, Encode, Stage, resolve_device
 from pipeedge.timeline import Doing
 from pipeedge.trace import trace_events
 from pipeedge.transport.base import Link, Receiver, Sender, Transport
-from pipeedge.transport.frame import FrameError
-from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
+from pipeedge.transport.interfaces import choose_interface, interface_addresses
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import agent_store, connect_store, serve_store
+from pipeedge.transport.rendezvous import connect_store, serve_store
 from pipeedge.transport.rpc import RpcTransport
 from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
@@ -126,7 +125,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
     if request.schedule.partition is not None:
         plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     with ExitStack() as stack:
-        hub, sock = _meet(request.world, stack)
+        hub, sock = meet(request.world, stack)
         rank = _Rank(request, model, console, warn, hub)
         member = stack.enter_context(
             Member(
@@ -138,47 +137,9 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
                 hear_work=rank.hear_work,
             )
         )
-        with _telling(member):
+        with telling(member):
             member.hello(world_size=request.world.size, host=socket.gethostname())
             return rank.run(member)
-
-
-@contextmanager
-def _telling(member: Member) -> Iterator[None]:
-    """Whatever fails here is told to the others; the loss of a peer is traced to its cause."""
-    try:
-        yield
-    except BaseException as error:
-        if error is member.error:
-            raise  # they know: it is from them
-        if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
-            raise member.explain(error.peer, error) from error
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        member.failed("it was interrupted" if interrupted else one_line(error))
-        raise
-
-
-def _meet(world: WorldRequest, stack: ExitStack) -> tuple[Hub | None, socket.socket]:
-    """Open the hub on rank 0, and connect to it on every rank."""
-    addr, port = world.addr, world.port
-    agent: Any = None
-    if world.agent_store:
-        # torchrun's agent listens at --port already; rank 0 announces its own port through it.
-        agent = agent_store(addr, port, world.agent_run, timeout_s=world.timeout_s)
-        port = 0
-    hub = None
-    if world.rank == 0:
-        listener = listen(addr, port)
-        hub = stack.enter_context(Hub(listener, world_size=world.size, timeout_s=world.timeout_s))
-        port = listener.getsockname()[1]
-        if agent is not None:
-            agent.set("hub", str(port))
-    elif agent is not None:
-        try:
-            port = int(agent.get("hub"))
-        except RuntimeError as error:
-            raise PeerFailedError(f"rank 0 did not announce itself through torchrun: {error}") from error
-    return hub, Member.dial(addr, port, timeout_s=world.timeout_s)
 
 
 class _Rank:

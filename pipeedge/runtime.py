@@ -19,7 +19,7 @@ from typing import NoReturn
 from pipeedge.config import Environment
 from pipeedge.options import guard, parse_runtime
 
-__all__ = ["PROGRAM", "main", "share_one_heap"]
+__all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]
 
 PROGRAM = "runtime.py"
 
@@ -29,7 +29,7 @@ _M_ARENA_MAX = -8
 
 def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
     status = guard(PROGRAM, _run, verbose="--verbose" in sys.argv)
     sys.stdout.flush()
@@ -47,7 +47,7 @@ def _run() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Only now: torch takes seconds to import, and a mistake is to be answered at once. Its native part
     # aborts, at length, when it is to carry a KeyboardInterrupt; there is nothing to clean up yet anyway.
-    with _signals_end_at_once():
+    with signals_end_at_once():
         from rich.console import Console
 
         from pipeedge.pipeline import run, show_schedule
@@ -63,7 +63,7 @@ def _run() -> None:
 
 
 @contextmanager
-def _signals_end_at_once() -> Iterator[None]:
+def signals_end_at_once() -> Iterator[None]:
     """SIGINT and SIGTERM end the process without a word, unless they are ignored."""
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in ours.items():
@@ -90,7 +90,8 @@ def share_one_heap() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+def terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: end as after Ctrl-C."""
     del number, frame
     raise KeyboardInterrupt
 

@@ -57,6 +57,7 @@ ORDER = (
     "simulating",
     "reporting",
     "runtime",
+    "training",
 )
 """A module imports only what stands above it. A new one needs a place here."""
 
@@ -115,7 +116,14 @@ EFFECTS = {
 }
 
 READS_ENVIRONMENT = {"config"}
-WRITES_ENVIRONMENT = {"doctor.examine", "pipeline", "profiling.main", "runtime"}
+WRITES_ENVIRONMENT = {
+    "doctor.examine",
+    "pipeline",
+    "profiling.main",
+    "runtime",
+    "training.main",
+    "training.session",
+}
 """gloo's and TensorPipe's interface and torch's log level can be set in no other way."""
 
 UNPICKLES = {"models.download"}

@@ -33,7 +33,7 @@ from pipeedge.profiling.machine import processors
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
 
-__all__ = ["LaunchRequest", "main", "parse_launch", "plan_launch"]
+__all__ = ["LaunchRequest", "free_port", "main", "parse_launch", "plan_launch"]
 
 PROGRAM = "pipeedge-launch"
 
@@ -119,7 +119,7 @@ def plan_launch(request: LaunchRequest) -> list[RankCommand]:
             request.arguments,
             python=sys.executable,
             module=request.module,
-            port=_free_port(asked.world.addr) if _lacks(request, "--port") else None,
+            port=free_port(asked.world.addr) if _lacks(request, "--port") else None,
             cores=processors(),
         )
     return remote_commands(
@@ -147,7 +147,7 @@ def _lacks(request: LaunchRequest, option: str) -> bool:
     return not any(argument == option or argument.startswith(f"{option}=") for argument in request.arguments)
 
 
-def _free_port(addr: str) -> int:
+def free_port(addr: str) -> int:
     """A port that is free at ``addr`` now; rank 0 says so if somebody takes it before it comes to it."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(addr, 0, type=socket.SOCK_STREAM)[0]

@@ -161,6 +161,7 @@ class Supervisor:
         environment: of the launcher; what a command sets and this has not is added.
         lines: where output goes.
         say: called with a line of the launcher's own.
+        mark: what stands before a line of a rank.
         settle_s: how long the others may take to end by themselves after one has failed.
         grace_s: how long they may take after they were asked to.
     """
@@ -172,6 +173,7 @@ class Supervisor:
         environment: Mapping[str, str],
         lines: Lines,
         say: Callable[[str], None],
+        mark: Callable[[int], str] = "[{}] ".format,
         settle_s: float = 3.0,
         grace_s: float = 5.0,
     ) -> None:
@@ -179,6 +181,7 @@ class Supervisor:
         self._environment = environment
         self._lines = lines
         self._say = say
+        self._mark = mark
         self._settle_s = settle_s
         self._grace_s = grace_s
         self._events: queue.Queue[Ending | None] = queue.Queue()
@@ -257,7 +260,7 @@ class Supervisor:
             if self._quiet:
                 return
             try:
-                self._lines(f"[{rank}] {text}", error=is_error)
+                self._lines(f"{self._mark(rank)}{text}", error=is_error)
             except OSError:  # whoever read our output has gone: as good as Ctrl-C
                 self._quiet = True
                 self._events.put(None)

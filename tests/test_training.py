@@ -1,0 +1,113 @@
+"""Every schedule learns what the unpipelined network learns: gradients, weights, losses; over real gloo."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+import torch
+from training_ranks import BATCH, STEPS, Case, batch, network_named, run_cases, unpipelined
+
+from pipeedge.schedule import LayerRange
+from pipeedge.training.orders import SCHEDULES
+
+TOLERANCE = 1e-5
+
+
+def ranges(*stops: int) -> tuple[LayerRange, ...]:
+    return tuple(LayerRange(start, stop) for start, stop in itertools.pairwise((0, *stops)))
+
+
+# Cuts in front of ReLUs, beside poolings and dropout, within blocks; stages without a weight.
+VGG = (ranges(5, 9, 13, 18), ranges(2, 3, 12, 18), ranges(1, 4, 6, 8, 12, 13, 17, 18))
+VIT = (ranges(4, 8, 12, 16), ranges(1, 2, 3, 16), ranges(3, 7, 9, 16))
+DROPOUT = ranges(6, 12, 14, 18)
+PIPELINED = [schedule for schedule in SCHEDULES if schedule != "sequential"]
+
+
+def cases_for(workers: int) -> list[Case]:
+    if workers == 1:
+        return [Case("vgg", "sequential", ranges(7, 18)), Case("vit", "sequential", ranges(16))]
+    if workers == 3:
+        uneven = [
+            Case("vgg", schedule, ranges(5, 8, 13, 18)) for schedule in ("gpipe", "1f1b", "zero-bubble")
+        ]
+        return [
+            *uneven,
+            Case("vit", "interleaved", ranges(2, 5, 7, 9, 14, 16)),
+            Case("vit", "1f1b", ranges(5, 6, 16)),
+        ]
+    vgg = [Case("vgg", schedule, layers) for schedule in PIPELINED for layers in VGG]
+    adamw = [Case("vgg", schedule, VGG[0], "adamw") for schedule in ("interleaved", "zero-bubble")]
+    vit = [Case("vit", schedule, layers) for schedule in PIPELINED for layers in VIT]
+    dropout = [Case("vgg-dropout", schedule, DROPOUT) for schedule in PIPELINED]
+    return [*vgg, *adamw, *vit, *dropout]
+
+
+ALL = {workers: cases_for(workers) for workers in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict]]:
+    results: dict[str, list[dict]] = {}
+    for workers, cases in ALL.items():
+        for name, result in run_cases(workers, cases, tmp_path_factory.mktemp(f"workers-{workers}")).items():
+            results[f"{workers}_{name}"] = result
+    return results
+
+
+@pytest.fixture(scope="module")
+def references() -> Mapping[tuple[str, str], tuple]:
+    kinds = {(case.network, case.optimizer) for cases in ALL.values() for case in cases}
+    return {kind: unpipelined(network_named(kind[0]), kind[1]) for kind in kinds}
+
+
+def merged(results: list[dict], what: str) -> dict[str, torch.Tensor]:
+    together: dict[str, torch.Tensor] = {}
+    for result in results:
+        assert not together.keys() & result[what].keys()
+        together |= result[what]
+    return together
+
+
+def assert_close(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        difference = float((ours[name] - tensor).norm() / tensor.norm().clamp(min=1e-12))
+        assert difference <= TOLERANCE, f"{name}: {difference:.2e}"
+
+
+@pytest.mark.parametrize(
+    ("workers", "case"),
+    [(w, c) for w, cases in ALL.items() for c in cases],
+    ids=lambda v: getattr(v, "name", v),
+)
+def test_a_schedule_learns_what_the_unpipelined_network_learns(
+    workers: int, case: Case, found: Mapping[str, list[dict]], references: Mapping
+) -> None:
+    """With dropout too: an item loses the same values however it is computed."""
+    results = found[f"{workers}_{case.name}"]
+    gradients, weights, losses = references[case.network, case.optimizer]
+    assert_close(merged(results, "gradients"), gradients)
+    assert_close(merged(results, "weights"), weights)
+    (ours,) = [result["losses"] for result in results if result["losses"]]
+    assert ours == pytest.approx(losses, rel=TOLERANCE)
+    assert len(ours) == STEPS
+
+
+def test_dropout_drops_and_evaluation_does_not(found: Mapping[str, list[dict]], references: Mapping) -> None:
+    assert references["vgg-dropout", "sgd"][2] != pytest.approx(references["vgg", "sgd"][2], rel=1e-3)
+    for case in ALL[2]:
+        if case.network != "vgg-dropout":
+            continue
+        results = found[f"2_{case.name}"]
+        network = network_named("vgg")  # without dropout, with the weights that were learnt
+        whole = network.build(LayerRange(0, network.n_layers))
+        weights = merged(results, "weights")
+        with torch.no_grad():
+            for name, parameter in whole.named_parameters():
+                parameter.copy_(weights[name])
+            images, labels = batch(network, STEPS)
+            right = int((whole(images).argmax(dim=1) == labels).sum())
+        assert sum(result["correct"] for result in results) == right <= BATCH
