@@ -132,7 +132,7 @@ def read(
     file: WeightsFile,
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A parameter of ``shape``, converted to ``dtype`` as it is read; in ``memory``, if given, of that type."""
+    """A parameter of ``shape``, converted to ``dtype`` as it is read; in ``memory``, if given."""
     tensor = torch.empty(shape, dtype=dtype) if memory is None else memory[: shape.numel()].view(shape)
     for name, view in filling.views(tensor, architecture.heads):
         file.read_into(name, view)
