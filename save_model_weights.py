@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeedge.models.download import save_weights
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
-from pipeedge.options import OneLineParser, guard, version
+from pipeedge.options import OneLineParser, add_common, guard, name, path
 from pipeedge.schedule import DTYPES
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument(
         "-m",
         "--model-name",
+        type=name,
         nargs="+",
         action="extend",
         default=[],
@@ -26,7 +27,7 @@ def main() -> None:
         help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
     )
     parser.add_argument(
-        "-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help="where to (default: here)"
+        "-o", "--output-dir", type=path, default=Path(), metavar="DIR", help="where to (default: here)"
     )
     parser.add_argument(
         "--random", action="store_true", help="random weights of the right shapes, without a network"
@@ -38,8 +39,7 @@ def main() -> None:
         help="store them in this number type too, beside the originals: a device that runs with the same "
         "--dtype then needs that file alone",
     )
-    parser.add_argument("--version", action="version", version=version())
-    parser.add_argument("--verbose", action="store_true", help="add the traceback to an error")
+    add_common(parser)
     args = parser.parse_args()
     if args.seed is not None and not args.random:
         parser.error("--seed is for --random")

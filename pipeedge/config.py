@@ -236,7 +236,7 @@ class InputRequest:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch size {self.batch_size}: must be at least 1")
+            raise InputError(f"-b/--batch-size {self.batch_size}: must be at least 1")
         if self.dataset_name is not None and self.dataset_name not in DATASET_NAMES:
             known = " or ".join(DATASET_NAMES)
             raise InputError(f"data set {self.dataset_name!r} is not known: choose {known}")
@@ -305,6 +305,8 @@ class ScheduleRequest:
                 "automatic scheduling needs all three of -sm/--sched-models-file, "
                 "-sdt/--sched-dev-types-file and -sd/--sched-dev-file"
             )
+        if self.partition is not None and self.schedule_file is not None:
+            raise ScheduleError("give either -pt/--partition or --schedule-file, not both")
         for bits in self.quant_bits or ():
             check_bits(bits, "-q")
         if self.rank_order is not None and (self.schedule_file or self.automatic):

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from pipeedge.config import (
     CLAMPS,
@@ -36,10 +36,16 @@ __all__ = [
     "OneLineParser",
     "RuntimeCommand",
     "guard",
+    "Group",
+    "add_common",
+    "add_model",
+    "add_scheduler_files",
     "integers",
+    "name",
     "names",
     "parse_doctor",
     "parse_runtime",
+    "path",
     "version",
 ]
 
@@ -132,7 +138,7 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
     doctor = parser.add_argument_group("doctor")
     doctor.add_argument(
         "--neighbors-file",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="write the measured links to this file (on rank 0), for sched-pipeline --dev-neighbors-file; "
         "links that it has and that were not measured stay",
@@ -163,7 +169,11 @@ def _run_request(
             agent_store=from_torchrun and environment.agent_store and not own_port,
             agent_run=environment.agent_run,
         ),
-        model=ModelRequest(arguments.model_name, arguments.model_file, arguments.device),
+        model=ModelRequest(
+            arguments.model_name or ModelRequest.name,
+            arguments.model_file,
+            arguments.device or ModelRequest.device,
+        ),
         input=InputRequest(
             paths=tuple(arguments.input or ()),
             dataset_name=arguments.dataset_name,
@@ -233,6 +243,21 @@ def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int
     return environment.rank, environment.world_size
 
 
+Group: TypeAlias = "argparse._ArgumentGroup"
+
+
+def name(text: str) -> str:
+    """A name, as the type of an option: an empty one is a variable of a shell that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """A path, as the type of an option: an empty one would be this directory."""
+    return Path(name(text))
+
+
 def integers(text: str) -> tuple[int, ...]:
     """A list of whole numbers, as the type of an option."""
     try:
@@ -268,23 +293,61 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "RANK", nargs="?", type=int, help="this process, from 0 (may be left out under torchrun)"
     )
     parser.add_argument("WORLD", nargs="?", type=int, help="how many processes there are")
+    add_common(parser)
+    _add_network(parser)
+    _add_model(parser)
+    _add_input(parser)
+    _add_schedule(parser)
+    _add_output(parser)
+    _add_metrics(parser)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every program has: ``--version`` and ``--verbose``."""
     parser.add_argument("--version", action="version", version=version())
     parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
 
-    network = parser.add_argument_group("network")
-    network.add_argument("--addr", help="where rank 0 is reached (127.0.0.1)")
-    network.add_argument("--port", type=int, help="where rank 0 listens (29500)")
-    network.add_argument(
+
+def add_model(group: Group, *, weights_help: str) -> None:
+    """Which model, which weights, where; what is not said is None.
+
+    Args:
+        group: of the parser.
+        weights_help: what may be given as weights.
+    """
+    group.add_argument(
+        "-m",
+        "--model-name",
+        type=name,
+        metavar="NAME|DIR",
+        help=f"a known model or a local Hugging Face directory ({ModelRequest.name})",
+    )
+    group.add_argument("-M", "--model-file", type=path, metavar="PATH", help=weights_help)
+    group.add_argument("-d", "--device", type=name, help=f"cpu, cuda or cuda:N ({ModelRequest.device})")
+
+
+def add_scheduler_files(group: Group, *, models: str, dev_types: str) -> None:
+    """``models.yml`` and ``device_types.yml``, with what they are for."""
+    group.add_argument("-sm", "--sched-models-file", type=path, metavar="FILE", help=models)
+    group.add_argument("-sdt", "--sched-dev-types-file", type=path, metavar="FILE", help=dev_types)
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument("--addr", help="where rank 0 is reached (127.0.0.1)")
+    group.add_argument("--port", type=int, help="where rank 0 listens (29500)")
+    group.add_argument(
         "-s",
         "--socket-ifname",
         metavar="NAME",
         help="interface for the links (the one that routes to --addr)",
     )
-    network.add_argument("-c", "--comm", default="p2p", choices=COMMS, help="how the links are made (p2p)")
-    network.add_argument(
+    group.add_argument("-c", "--comm", default="p2p", choices=COMMS, help="how the links are made (p2p)")
+    group.add_argument(
         "-w", "--worker-threads", type=int, metavar="N", help="threads that serve RPC (4); goes with -c rpc"
     )
-    network.add_argument(
+    group.add_argument(
         "--timeout",
         type=float,
         default=60.0,
@@ -292,62 +355,63 @@ def _runtime_parser() -> argparse.ArgumentParser:
         help="no rank waits longer for one that is absent, silent or stuck (%(default)g)",
     )
 
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "-m",
-        "--model-name",
-        metavar="NAME|DIR",
-        default=ModelRequest.name,
-        help="a known model or a local Hugging Face directory (%(default)s)",
-    )
-    model.add_argument(
-        "-M",
-        "--model-file",
-        type=Path,
-        metavar="PATH",
-        help="weights: .npz, .safetensors or a directory (the model's default file in this directory)",
-    )
-    model.add_argument("-d", "--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
 
-    inputs = parser.add_argument_group("input (on the data rank)")
-    inputs.add_argument(
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add_model(
+        parser.add_argument_group("model"),
+        weights_help="weights: .npz, .safetensors or a directory (the model's default file, here)",
+    )
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("input (on the data rank)")
+    group.add_argument(
         "--input",
-        type=Path,
+        type=path,
         nargs="+",
         metavar="PATH",
         help="image files or folders, a .txt with a sentence a line, or a .npz of the model's inputs; "
         "all of it is run (an input that is shipped, repeated)",
     )
-    inputs.add_argument(
+    group.add_argument(
         "-b", "--batch-size", type=int, metavar="N", help="items to run in all (64, or all of --input)"
     )
-    inputs.add_argument(
+    group.add_argument(
         "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
     )
-    inputs.add_argument(
+    group.add_argument(
         "--skip-bad-input", action="store_true", help="leave out and report images that cannot be read"
     )
-    inputs.add_argument("--dataset-name", choices=DATASET_NAMES, help="run items of a data set")
-    inputs.add_argument("--dataset-root", type=Path, metavar="DIR", help="where its files are")
-    inputs.add_argument("--dataset-split", metavar="NAME", help="which part of it (train)")
-    inputs.add_argument(
-        "--dataset-indices-file", type=Path, metavar="FILE", help="the items to run, an index a line"
+    group.add_argument("--dataset-name", choices=DATASET_NAMES, help="run items of a data set")
+    group.add_argument("--dataset-root", type=path, metavar="DIR", help="where its files are")
+    group.add_argument("--dataset-split", metavar="NAME", help="which part of it (train)")
+    group.add_argument(
+        "--dataset-indices-file", type=path, metavar="FILE", help="the items to run, an index a line"
     )
-    inputs.add_argument("--dataset-shuffle", action="store_true", help="take the items in random order")
-    inputs.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the random order (0)")
+    group.add_argument("--dataset-shuffle", action="store_true", help="take the items in random order")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="fixes the random order (0)")
 
-    schedule = parser.add_argument_group("schedule (on rank 0; without any of these, an even split)")
-    schedule.add_argument(
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("schedule (on rank 0; without any of these, an even split)")
+    _add_stages(group)
+    _add_dtypes(group)
+    _add_links(group)
+    _add_schedule_files(group)
+
+
+def _add_stages(group: Group) -> None:
+    group.add_argument(
         "-pt",
         "--partition",
         type=integers,
         metavar="LIST",
         help="first and last layer of each stage, from 1, e.g. 1,24,25,48; goes before automatic scheduling",
     )
-    schedule.add_argument(
+    group.add_argument(
         "-r", "--rank-order", type=integers, metavar="LIST", help="the rank of each stage (0,1,2,...)"
     )
-    schedule.add_argument(
+    group.add_argument(
         "-D",
         "--data-rank",
         type=int,
@@ -355,27 +419,10 @@ def _runtime_parser() -> argparse.ArgumentParser:
         metavar="RANK",
         help="reads the input, collects the results (0)",
     )
-    schedule.add_argument(
-        "-q",
-        "--quant",
-        type=integers,
-        metavar="LIST",
-        help="bits a value on each stage's outgoing link: 2 to 8, 16, or 0 for values as they are "
-        "(what the schedule file says, else 0)",
-    )
-    schedule.add_argument(
-        "--link-bits",
-        metavar="N|auto",
-        help="with automatic scheduling: bits a value to schedule links between stages with, and to run "
-        "them; auto: as many as it takes for no link to be the bottleneck (0)",
-    )
-    schedule.add_argument(
-        "--clamp",
-        choices=CLAMPS,
-        default=DEFAULT_CLAMP,
-        help="which part of their range the compressed values keep (%(default)s)",
-    )
-    schedule.add_argument(
+
+
+def _add_dtypes(group: Group) -> None:
+    group.add_argument(
         "--dtype",
         type=_dtypes,
         metavar="LIST",
@@ -383,13 +430,36 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "each; auto: the fastest that device_types.yml has profiles of (what the schedule file says, else "
         "float32)",
     )
-    schedule.add_argument(
+    group.add_argument(
         "--min-agreement",
         type=float,
         metavar="PART",
         help="with --dtype auto: part of the items, of 1, whose class must be float32's, as profiled",
     )
-    schedule.add_argument(
+
+
+def _add_links(group: Group) -> None:
+    group.add_argument(
+        "-q",
+        "--quant",
+        type=integers,
+        metavar="LIST",
+        help="bits a value on each stage's outgoing link: 2 to 8, 16, or 0 for values as they are "
+        "(what the schedule file says, else 0)",
+    )
+    group.add_argument(
+        "--link-bits",
+        metavar="N|auto",
+        help="with automatic scheduling: bits a value to schedule links between stages with, and to run "
+        "them; auto: as many as it takes for no link to be the bottleneck (0)",
+    )
+    group.add_argument(
+        "--clamp",
+        choices=CLAMPS,
+        default=DEFAULT_CLAMP,
+        help="which part of their range the compressed values keep (%(default)s)",
+    )
+    group.add_argument(
         "--adaptive",
         type=str.lower,
         metavar="POLICY",
@@ -397,58 +467,56 @@ def _runtime_parser() -> argparse.ArgumentParser:
         "as few as it takes to keep the slowest stage busy), or heuristic, heuristic2, controller (to reach "
         "--send-constraint)",
     )
-    schedule.add_argument(
+    group.add_argument(
         "--send-constraint", type=float, metavar="RATE", help="items a second for --adaptive to reach"
     )
-    schedule.add_argument(
-        "--min-bits", type=int, metavar="N", help="the fewest bits for --adaptive to take (2)"
-    )
-    schedule.add_argument(
+    group.add_argument("--min-bits", type=int, metavar="N", help="the fewest bits for --adaptive to take (2)")
+    group.add_argument(
         "--window-size",
         type=int,
         metavar="N",
         help=f"microbatches from one decision of --adaptive, and one choice of --clamp, to the next, "
         f"and in a window of metrics ({DEFAULT_WINDOW_SIZE}; else WINDOW_SIZE says)",
     )
-    schedule.add_argument(
+
+
+def _add_schedule_files(group: Group) -> None:
+    group.add_argument(
         "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank, as in devices.yml"
     )
-    schedule.add_argument("-sm", "--sched-models-file", type=Path, metavar="FILE", help="models.yml")
-    schedule.add_argument(
-        "-sdt", "--sched-dev-types-file", type=Path, metavar="FILE", help="device_types.yml"
-    )
-    schedule.add_argument("-sd", "--sched-dev-file", type=Path, metavar="FILE", help="devices.yml")
-    schedule.add_argument(
+    add_scheduler_files(group, models="models.yml", dev_types="device_types.yml")
+    group.add_argument("-sd", "--sched-dev-file", type=path, metavar="FILE", help="devices.yml")
+    group.add_argument(
         "-sdn",
         "--sched-dev-neighbors-file",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="what single links carry, as pipeedge-doctor measured it",
     )
-    schedule.add_argument(
-        "--schedule-file", type=Path, metavar="FILE", help="a schedule that sched-pipeline printed"
+    group.add_argument(
+        "--schedule-file", type=path, metavar="FILE", help="a schedule that sched-pipeline printed"
     )
-    schedule.add_argument(
-        "--dry-run", action="store_true", help="print the schedule that would run, and stop"
-    )
+    group.add_argument("--dry-run", action="store_true", help="print the schedule that would run, and stop")
 
-    output = parser.add_argument_group("output (on the data rank)")
-    output.add_argument(
-        "--output", type=Path, metavar="FILE", help="predictions: .csv, .jsonl or .npz, a row an item"
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output (on the data rank)")
+    group.add_argument(
+        "--output", type=path, metavar="FILE", help="predictions: .csv, .jsonl or .npz, a row an item"
     )
-    output.add_argument(
+    group.add_argument(
         "--report",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="what ran, how fast, where the time went: .json, or .html for a page",
     )
-    output.add_argument(
+    group.add_argument(
         "--trace",
-        type=Path,
+        type=path,
         metavar="FILE.json",
         help="what each thread of each rank was at, to look at in ui.perfetto.dev or chrome://tracing",
     )
-    output.add_argument(
+    group.add_argument(
         "--check",
         type=int,
         default=0,
@@ -456,28 +524,29 @@ def _runtime_parser() -> argparse.ArgumentParser:
         help="afterwards, compute the first N items in float32 on the data rank, a block at a time, and say "
         "how often the class is the same and how far the values are apart",
     )
-    output.add_argument("--quiet", action="store_true", help="print neither progress nor tables")
+    group.add_argument("--quiet", action="store_true", help="print neither progress nor tables")
 
-    metrics = parser.add_argument_group("metrics (on each rank that is to have them)")
-    metrics.add_argument(
+
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("metrics (on each rank that is to have them)")
+    group.add_argument(
         "--metrics-dir",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="a CSV file for each of shard, recv, send, quant_encode, quant_decode, output: a line for each "
         "microbatch, with time, work, energy and accuracy of it, of the last ones, of all",
     )
-    metrics.add_argument(
+    group.add_argument(
         "--csv-file-mode",
         choices=CSV_FILE_MODES,
         help="for files that are there already: x refuse, w replace, a append (x; else CSV_FILE_MODE says)",
     )
-    metrics.add_argument(
+    group.add_argument(
         "--prometheus-port",
         type=int,
         metavar="PORT",
         help="serve the same to Prometheus, at the address of the interface for the links",
     )
-    return parser
 
 
 def version() -> str:

@@ -86,6 +86,9 @@ def _compressed(
 ) -> PlannedSchedule:
     """With the bits of ``-q``. What the scheduler promised of a link holds for the bytes it counted."""
     schedule = planned.schedule.with_quant_bits(quant_bits)
+    if any(quant_bits) and schedule.ranks == (request.schedule.data_rank,):
+        note = "-q changes nothing: with one stage, on the data rank, nothing crosses a link"
+        planned = dataclasses.replace(planned, notes=(*planned.notes, note))
     if planned.prediction is None:
         return dataclasses.replace(planned, schedule=schedule)
 

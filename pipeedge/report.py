@@ -221,7 +221,7 @@ def print_report(
             f"{stats.rss_peak_mb:.0f}MB",
         )
     console.print(
-        f"{report.model}: {report.items} items in {report.microbatches} microbatches",
+        f"{report.model}: {_count(report.items, 'item')} in {_count(report.microbatches, 'microbatch')}",
         highlight=False,
         markup=False,
     )
@@ -299,6 +299,12 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
             )
     for remark in comparison.remarks:
         yield f"            {remark}"
+
+
+def _count(number: int, what: str) -> str:
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what}es" if what.endswith("ch") else f"{number} {what}s"
 
 
 def _seconds(value: float) -> str:

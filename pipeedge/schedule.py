@@ -116,7 +116,7 @@ class Schedule:
             layers = plan.layers
             if layers.start > expected:
                 raise ScheduleError(
-                    f"layers {expected + 1} to {layers.start} are covered by no stage: "
+                    f"{_layers_are(expected + 1, layers.start)} covered by no stage: "
                     f"stage ranges must follow one another, {layers} begins too late"
                 )
             if layers.start < expected:
@@ -152,7 +152,7 @@ class Schedule:
                 )
         if self.n_layers < n_layers:
             raise ScheduleError(
-                f"layers {self.n_layers + 1} to {n_layers} are covered by no stage: "
+                f"{_layers_are(self.n_layers + 1, n_layers)} covered by no stage: "
                 f"the model's layers are 1 to {n_layers}"
             )
         if len(self.stages) > world_size:
@@ -248,3 +248,7 @@ class Schedule:
             bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""
             dtype = f", {plan.dtype}" if plan.dtype != "float32" else ""
             yield f"stage {index}: layers {plan.layers} on {where}{dtype}{bits}"
+
+
+def _layers_are(first: int, last: int) -> str:
+    return f"layer {first} is" if first == last else f"layers {first} to {last} are"

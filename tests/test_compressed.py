@@ -337,3 +337,10 @@ def test_both_transports_give_the_same_bits(
 def test_the_error_tree_has_a_place_for_it() -> None:
     assert issubclass(NonFiniteError, PipeEdgeError)
     assert NonFiniteError.exit_code == 1
+
+
+def test_bits_without_a_link_are_worth_a_line() -> None:
+    for options, told in (("0 1 -q 8", True), ("0 1 -q 0", False), ("0 2 -q 8,0", False)):
+        request = parse_runtime(["-m", "vit-digits", *options.split()], Environment()).request
+        notes = plan_schedule(request, DIGITS).notes
+        assert any("-q changes nothing" in note for note in notes) == told

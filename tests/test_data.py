@@ -62,8 +62,8 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"batch_size": 0}, "batch size 0"),
-            ({"batch_size": -3}, "batch size -3"),
+            ({"batch_size": 0}, "-b/--batch-size 0"),
+            ({"batch_size": -3}, "-b/--batch-size -3"),
             ({"dataset_name": "MNIST"}, "CoLA or ImageNet"),
             ({"dataset_name": "CoLA", "paths": (Path("a.txt"),)}, "not both"),
             ({"dataset_root": Path("x")}, "--dataset-root needs --dataset-name"),

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeedge
 from pipeedge.config import Environment, RunRequest
 from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.launching.main import parse_launch
 from pipeedge.options import guard, parse_runtime
 
 NOTHING = Environment()
@@ -117,8 +119,9 @@ WRONG = [
     ("0 2 --timeout nan", "--timeout nan"),
     ("0 2 --timeout inf", "--timeout inf"),
     ("0 2 --timeout 1e9", r"--timeout 1e\+09"),
-    ("0 2 -b 0", "batch size 0: must be at least 1"),
-    ("0 2 -b -5", "batch size -5"),
+    ("0 1 -pt 1,48 --schedule-file s.yml", "give either -pt/--partition or --schedule-file, not both"),
+    ("0 2 -b 0", "-b/--batch-size 0: must be at least 1"),
+    ("0 2 -b -5", "-b/--batch-size -5"),
     ("0 2 -b 1.5", "invalid int"),
     ("0 2 -u 0", "-u/--ubatch-size 0: must be at least 1"),
     ("0 2 -D 2", r"-D/--data-rank 2 is outside the world: ranks are 0 to 1"),
@@ -164,6 +167,14 @@ def test_a_wrong_request_is_one_line_with_code_2(
     assert out == ""
     assert err.startswith("runtime.py: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["--input", "-m", "-M", "-d", "--output", "--report", "-sm", "--schedule-file"]
+)
+def test_an_empty_value_is_refused(option: str) -> None:
+    with pytest.raises(RequestError, match=f"{option}.*: it is empty"):
+        parse_runtime(["0", "1", option, ""], Environment())
 
 
 def test_schedules_that_cannot_be_are_schedule_errors() -> None:
@@ -327,3 +338,22 @@ def test_adaptive_links_that_cannot_be_are_refused_with_a_line(
     with pytest.raises(RequestError, match=named) as caught:
         parse(line, Environment.read(variables))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("program", ["runtime.py", "profiler.py", "save_model_weights.py"])
+def test_every_program_says_its_version(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, program, "--version"],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, f"pipeedge {pipeedge.__version__}\n")
+
+
+def test_the_launcher_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_launch(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pipeedge {pipeedge.__version__}\n"

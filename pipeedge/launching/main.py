@@ -28,7 +28,7 @@ from pipeedge.launching.commands import (
     remote_commands,
 )
 from pipeedge.launching.supervisor import Supervisor
-from pipeedge.options import OneLineParser, guard, parse_doctor, parse_runtime
+from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime
 from pipeedge.profiling.machine import processors
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
@@ -162,7 +162,7 @@ def free_port(addr: str) -> int:
 
 # --- the command line -------------------------------------------------------------------------------
 
-_FLAGS = ("--print", "--doctor", "--verbose", "--help", "-h")
+_FLAGS = ("--print", "--doctor", "--verbose", "--version", "--help", "-h")
 _WITH_VALUE = ("--local", "--hosts", "--python", "--directory", "--user", "--ssh")
 _DEVICES = ("-sd", "--sched-dev-file")
 _ENDED = "--"
@@ -281,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--doctor", action="store_true", help="run pipeedge-doctor on each rank instead")
     parser.add_argument("--print", action="store_true", help="print the commands, and start nothing")
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
     return parser
 
 

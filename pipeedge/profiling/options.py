@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from pipeedge.config import ModelRequest
 from pipeedge.errors import RequestError
-from pipeedge.options import OneLineParser
+from pipeedge.options import Group, OneLineParser, add_common, add_model, add_scheduler_files, path
 from pipeedge.schedule import DTYPES
 
 __all__ = [
@@ -254,7 +254,7 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
     """
     parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
     parser.add_argument(
-        "-o", "--output", type=Path, default=DEFAULT_MODELS, metavar="FILE", help="models.yml"
+        "-o", "--output", type=path, default=DEFAULT_MODELS, metavar="FILE", help="models.yml"
     )
     given = parser.parse_args(argv)
     return ModelsCommand(given.input, given.output, given.overwrite)
@@ -272,7 +272,7 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
     )
     parser.add_argument("dev_type", metavar="DEV_TYPE", help="the kind of device that was profiled")
     parser.add_argument(
-        "-o", "--output", type=Path, default=DEFAULT_DEVICE_TYPES, metavar="FILE", help="device_types.yml"
+        "-o", "--output", type=path, default=DEFAULT_DEVICE_TYPES, metavar="FILE", help="device_types.yml"
     )
     parser.add_argument(
         "-dtm", "--dev-type-mem", type=float, metavar="MB", help="its memory; needed where the type is new"
@@ -300,7 +300,7 @@ def _converter(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "-i",
         "--input",
-        type=Path,
+        type=path,
         default=DEFAULT_RESULTS,
         metavar="FILE",
         help="what the profiler wrote (profiler_results.yml)",
@@ -308,7 +308,7 @@ def _converter(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "-f", "--overwrite", action="store_true", help="replace an entry that is there already"
     )
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
     return parser
 
 
@@ -346,26 +346,20 @@ def _profiler_parser() -> argparse.ArgumentParser:
         "other host does not answer, 1 a fault of this program.",
         allow_abbrev=False,
     )
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
+    _add_measuring(parser.add_argument_group("what to measure"))
+    _add_pacing(parser.add_argument_group("how"))
+    _add_agreement(parser.add_argument_group("how often another number type gives the class of float32"))
+    _add_emitting(parser.add_argument_group("what to make of it"))
+    _add_other(parser.add_argument_group("instead of measuring layers"))
+    return parser
 
-    measure = parser.add_argument_group("what to measure")
-    measure.add_argument(
-        "-m",
-        "--model-name",
-        metavar="NAME|DIR",
-        help=f"a known model or a local Hugging Face directory ({ModelRequest.name})",
-    )
-    measure.add_argument(
-        "-M",
-        "--model-file",
-        type=Path,
-        metavar="PATH",
-        help="weights (the model's default file in this directory)",
-    )
+
+def _add_measuring(measure: Group) -> None:
+    add_model(measure, weights_help="weights (the model's default file in this directory)")
     measure.add_argument(
         "--random-weights", action="store_true", help="need no weights: times do not depend on their values"
     )
-    measure.add_argument("-d", "--device", help="cpu, cuda or cuda:N (cpu)")
     measure.add_argument("-l", "--layer-start", type=int, metavar="N", help="first layer, from 1 (1)")
     measure.add_argument(
         "-L", "--layer-end", type=int, metavar="N", help="last layer, inclusive (the model's)"
@@ -382,7 +376,8 @@ def _profiler_parser() -> argparse.ArgumentParser:
     measure.add_argument("--dtype", choices=DTYPES, help="number type of weights and computation (float32)")
     measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")
 
-    how = parser.add_argument_group("how")
+
+def _add_pacing(how: Group) -> None:
     warm = how.add_mutually_exclusive_group()
     warm.add_argument(
         "-w",
@@ -405,7 +400,8 @@ def _profiler_parser() -> argparse.ArgumentParser:
         help="load one block at a time, as is done by itself for a model that does not fit into memory",
     )
 
-    agreement = parser.add_argument_group("how often another number type gives the class of float32")
+
+def _add_agreement(agreement: Group) -> None:
     agreement.add_argument(
         "--agreement",
         type=int,
@@ -414,17 +410,18 @@ def _profiler_parser() -> argparse.ArgumentParser:
     )
     agreement.add_argument(
         "--input",
-        type=Path,
+        type=path,
         nargs="+",
         metavar="PATH",
         help="the items: as of runtime.py (the input that is shipped, once each)",
     )
 
-    output = parser.add_argument_group("what to make of it")
+
+def _add_emitting(output: Group) -> None:
     output.add_argument(
         "-o",
         "--results-yml",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="where results go, and are kept: new layers join those there (profiler_results.yml)",
     )
@@ -441,22 +438,16 @@ def _profiler_parser() -> argparse.ArgumentParser:
         metavar="HOST[:PORT]",
         help="measure its bandwidth to a host where 'profiler.py --serve-link' runs",
     )
-    output.add_argument(
-        "-sm", "--sched-models-file", type=Path, metavar="FILE", help="where the model goes (models.yml)"
-    )
-    output.add_argument(
-        "-sdt",
-        "--sched-dev-types-file",
-        type=Path,
-        metavar="FILE",
-        help="where the device type goes (device_types.yml)",
+    add_scheduler_files(
+        output, models="where the model goes (models.yml)", dev_types="where the type goes (device_types.yml)"
     )
     output.add_argument("--overwrite", action="store_true", help="replace entries of those files that differ")
     output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw time, memory and cuts: FILE.html or FILE.png"
+        "--plot", type=path, metavar="FILE", help="draw time, memory and cuts: FILE.html or FILE.png"
     )
 
-    other = parser.add_argument_group("instead of measuring layers")
+
+def _add_other(other: Group) -> None:
     other.add_argument("--from-results", action="store_true", help="use the results file as it is")
     other.add_argument(
         "--synthetic",
@@ -472,4 +463,3 @@ def _profiler_parser() -> argparse.ArgumentParser:
         metavar="ADDR[:PORT]",
         help="be the other end of --measure-link, until Ctrl-C (all addresses)",
     )
-    return parser
