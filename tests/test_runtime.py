@@ -764,7 +764,7 @@ def test_a_dry_run_shows_the_schedule_and_starts_nothing(call: Callable[..., Cal
 
 BAD_REQUESTS: dict[str, tuple[tuple[object, ...], str]] = {
     "beyond the model": ((*DIGITS, "-pt", "1,17"), "1-17 goes beyond the model: its layers are 1 to 16"),
-    "uncovered": ((*DIGITS, "-pt", "1,15"), "layers 16 to 16 are covered by no stage"),
+    "uncovered": ((*DIGITS, "-pt", "1,15"), "layer 16 is covered by no stage"),
     "too many stages": ((*DIGITS, "-pt", "1,8,9,16"), "2 stages need as many ranks, the world has 1"),
     "unknown model": (("-m", "vit-digit"), "did you mean vit-digits"),
     "misspelt model": (("-m", "google/vit-base-patch16-225"), "did you mean google/vit-base-patch16-224"),

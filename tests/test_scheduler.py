@@ -183,8 +183,8 @@ def answer(*stages: tuple[str, int, int], layers: int) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (answer(("mb-0", 1, 3), layers=4), "layers 4 to 4 are covered by no stage"),
-        (answer(("mb-0", 1, 2), ("mb-1", 4, 4), layers=4), "layers 3 to 3 are covered by no stage"),
+        (answer(("mb-0", 1, 3), layers=4), "layer 4 is covered by no stage"),
+        (answer(("mb-0", 1, 2), ("mb-1", 4, 4), layers=4), "layer 3 is covered by no stage"),
         (answer(("mb-0", 1, 2), ("mb-1", 2, 4), layers=4), "overlaps"),
         (answer(("mb-0", 1, 2), ("mb-0", 3, 4), layers=4), "the host mb-0 is given 2 stages"),
         (answer(("mb-0", 1, 5), layers=4), "goes beyond the model"),
@@ -279,7 +279,7 @@ def test_what_the_program_prints_is_a_schedule_file(tmp_path: Path) -> None:
             "quant_bits: is 64; a link carries 2 to 8 or 16 bits a value",
         ),
         ("- {mb-0: [1, 2], quant_bits: -1}\n", SpecError, "quant_bits: is -1; it must not be negative"),
-        ("- mb-0: [1, 2]\n- mb-1: [4, 5]\n", ScheduleError, "s.yml: layers 3 to 3 are covered by no stage"),
+        ("- mb-0: [1, 2]\n- mb-1: [4, 5]\n", ScheduleError, "s.yml: layer 3 is covered by no stage"),
         ("- mb-0: [1, 2]\n- mb-0: [3, 4]\n", ScheduleError, "s.yml: the host mb-0 is given 2 stages"),
         (
             "- mb-7: [1, 2]\n",

@@ -163,7 +163,7 @@ def test_what_the_user_should_know_is_said(cluster: Path) -> None:
         (["--report", "r.txt"], "a report is FILE.json, for programs, or FILE.html, for people"),
         (["--schedule-file", "no.yml"], "no.yml"),
         (["--schedule-file", "far.yml"], "layers are 1 to 4|goes beyond the model"),
-        (["--schedule-file", "short.yml"], "layers 4 to 4 are covered by no stage"),
+        (["--schedule-file", "short.yml"], "layer 4 is covered by no stage"),
         (["-sd", "typo.yml"], "the host a is of the type fats, which has no device type entry"),
         (["-sdt", "apart.yml"], "there is no link between b and a"),
     ],
