@@ -3,6 +3,7 @@
 #   make demo       two ranks on this machine, a real model, real data; predictions in demo-out/
 #   make test       lint, types, tests
 #   make bench      throughput, memory, links, scheduler, codec, each beside its target (minutes, on an idle machine)
+#   make bench-training    every training schedule against one process (minutes, on an idle machine)
 #   make setup      the environment alone
 #   make clean      removes what these commands made, the environment too
 #
@@ -16,7 +17,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types native pytest bench clean
+.PHONY: help setup demo test lint types native pytest bench bench-training clean
 .DELETE_ON_ERROR:
 
 bin := $(VENV)/bin
@@ -69,6 +70,9 @@ bench: $(ready)
 	-@$(python) benchmarks/rpc.py
 	-@$(python) benchmarks/scheduler.py
 	-@$(python) benchmarks/codec.py
+
+bench-training: $(ready)
+	-@$(python) benchmarks/training.py
 
 clean:
 	rm -rf .venv build demo-out bench-out src-native/build-* pipeedge/_native*.so *.egg-info \

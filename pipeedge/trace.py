@@ -18,7 +18,7 @@ from typing import Any
 from pipeedge.schedule import Schedule
 from pipeedge.timeline import Doing, Span, Timeline
 
-__all__ = ["trace_events"]
+__all__ = ["timeline_events", "trace_events"]
 
 _US = 1e-6
 
@@ -31,13 +31,27 @@ def trace_events(timeline: Timeline, schedule: Schedule, data_rank: int) -> dict
         schedule: says which rank a link leads to.
         data_rank: where the links begin and end.
     """
+    spans = tuple(_with_receives(timeline, _destinations(schedule, data_rank)))
+    ranks = {span.rank for span in spans}
+    return timeline_events(
+        Timeline(timeline.length_s, spans), {rank: _process(schedule, data_rank, rank) for rank in ranks}
+    )
+
+
+def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, Any]:
+    """The spans of a timeline as they are.
+
+    Args:
+        timeline: of any run.
+        names: what each rank is, in words.
+    """
     lanes: dict[tuple[int, str], int] = {}
     events = []
-    for span in _with_receives(timeline, _destinations(schedule, data_rank)):
+    for span in timeline.spans:
         thread = lanes.setdefault((span.rank, span.lane), len(lanes) + 1)
         events.append(_event(span, thread))
-    names = [*_processes(schedule, data_rank, {rank for rank, _ in lanes}), *_threads(lanes)]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+    titles = [*_processes({rank: names[rank] for rank, _ in lanes}), *_threads(lanes)]
+    return {"traceEvents": titles + events, "displayTimeUnit": "ms"}
 
 
 def _destinations(schedule: Schedule, data_rank: int) -> Mapping[str, tuple[int, str]]:
@@ -75,14 +89,19 @@ def _event(span: Span, thread: int) -> dict[str, Any]:
     return event
 
 
-def _processes(schedule: Schedule, data_rank: int, ranks: set[int]) -> Iterator[dict[str, Any]]:
-    for rank in sorted(ranks):
-        parts = ["data rank"] if rank == data_rank else []
-        stage = schedule.stage_of(rank)
-        if stage is not None:
-            plan = schedule.stages[stage]
-            parts += [f"stage {stage}", f"layers {plan.layers}", *([plan.host] if plan.host else [])]
-        yield _meta("process_name", rank, 0, {"name": f"rank {rank} ({', '.join(parts)})"})
+def _process(schedule: Schedule, data_rank: int, rank: int) -> str:
+    """What ``rank`` is in an inference run."""
+    parts = ["data rank"] if rank == data_rank else []
+    stage = schedule.stage_of(rank)
+    if stage is not None:
+        plan = schedule.stages[stage]
+        parts += [f"stage {stage}", f"layers {plan.layers}", *([plan.host] if plan.host else [])]
+    return ", ".join(parts)
+
+
+def _processes(names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    for rank, name in sorted(names.items()):
+        yield _meta("process_name", rank, 0, {"name": f"rank {rank} ({name})"})
         yield _meta("process_sort_index", rank, 0, {"sort_index": rank})
 
 

@@ -20,7 +20,7 @@ from pipeedge.launching.main import free_port
 from pipeedge.launching.supervisor import INTERRUPTED, Supervisor
 from pipeedge.options import guard
 from pipeedge.profiling.machine import processors
-from pipeedge.runtime import signals_end_at_once, terminated
+from pipeedge.runtime import share_one_heap, signals_end_at_once, terminated
 from pipeedge.training.options import PROGRAM, TrainCommand, parse_train
 
 __all__ = ["main"]
@@ -28,7 +28,7 @@ __all__ = ["main"]
 _ADDRESS = "127.0.0.1"
 _SIGNALLED = 128
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 """As in glibc's malloc.h."""
 
 
@@ -59,6 +59,7 @@ def _work(command: TrainCommand) -> None:
     """Be one of the workers."""
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
+    share_one_heap()
     _keep_memory()
     # What torch logs of a broken connection precedes the one line that tells why.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -132,7 +133,6 @@ def _keep_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
-    mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 64 << 20)

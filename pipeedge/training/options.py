@@ -93,6 +93,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         checkpoint_every=arguments.checkpoint_every,
         resume=arguments.resume,
         report=arguments.report,
+        trace=arguments.trace,
         command=(PROGRAM, *argv),
     )
     place = rank if environment.local_rank is None else environment.local_rank
@@ -215,6 +216,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     output.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint")
     output.add_argument(
-        "--report", type=Path, metavar="FILE.json", help="what ran, how fast, where the time went"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="what ran, how fast, where the time went: .json, or .html for a page",
+    )
+    output.add_argument(
+        "--trace", type=Path, metavar="FILE.json", help="what each worker was at, for ui.perfetto.dev"
     )
     return parser

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.schedule import LayerRange
-from pipeedge.timeline import Doing
+from pipeedge.timeline import Doing, Timeline
 from pipeedge.training.recording import WorkerRecord, lane_name, to_timeline
 
 __all__ = ["TrainingReport", "print_report"]
@@ -97,11 +97,17 @@ class TrainingReport:
         """Peak memory of a worker, MB of 2^20 bytes."""
         return float(self.records[worker].extra.get("peak_rss_mb", 0.0))
 
+    @property
+    def timeline(self) -> Timeline:
+        """What each worker was at; of very long runs, at the end."""
+        return to_timeline(
+            self.records, {worker: lane_name(self.stages_of(worker)) for worker in self.records}
+        )
+
     def to_body(self) -> dict[str, Any]:
         """As JSON has it."""
         items = self._steps * self.batch_size
         accuracy = self.accuracy
-        lanes = {worker: lane_name(self.stages_of(worker)) for worker in self.records}
         return {
             "model": self.model,
             "schedule": [
@@ -139,7 +145,7 @@ class TrainingReport:
                 "bubble_in_theory": self.bubble_in_theory,
                 "rss_peak_mb": [self.peak_mb(worker) for worker in sorted(self.records)],
             },
-            "timeline": to_timeline(self.records, lanes).to_body(),
+            "timeline": self.timeline.to_body(),
             "command": list(self.command),
             "versions": dict(self.versions),
         }
@@ -147,11 +153,13 @@ class TrainingReport:
     def _stage_body(self, stage: int) -> dict[str, Any]:
         worker = self.placement[stage]
         seconds = {doing: spent for at, doing, spent in self.records[worker].seconds if at == stage}
+        busy = sum(seconds.values())
         return {
             "stage": stage,
             "rank": worker,
-            "seconds": seconds,
-            "busy_fraction": sum(seconds.values()) / self.elapsed_s if self.elapsed_s else 0.0,
+            # What the worker does for its other stages is no work of this one's.
+            "seconds": {**seconds, Doing.WAIT_INPUT.value: max(0.0, self.elapsed_s - busy)},
+            "busy_fraction": busy / self.elapsed_s if self.elapsed_s else 0.0,
             "rss_peak_mb": self.peak_mb(worker),
         }
 

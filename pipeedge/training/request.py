@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from pipeedge.config import WorldRequest
+from pipeedge.config import WorldRequest, check_report_name
 from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.schedule import Schedule
 from pipeedge.training.orders import make_order
@@ -93,6 +93,7 @@ class TrainingRequest:
     """Batches; after the last there is one in any case."""
     resume: bool = False
     report: Path | None = None
+    trace: Path | None = None
     command: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -116,8 +117,8 @@ class TrainingRequest:
             raise RequestError(f"--checkpoint-every {self.checkpoint_every}: at least 1")
         if self.resume and self.checkpoint_dir is None:
             raise RequestError("--resume needs --checkpoint-dir, where the checkpoint is")
-        if self.report is not None and self.report.suffix != ".json":
-            raise RequestError(f"--report {self.report}: the report is JSON; name it FILE.json")
+        if self.report is not None:
+            check_report_name(self.report)
         pipeline = self.pipeline
         make_order(
             pipeline.schedule,

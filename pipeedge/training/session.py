@@ -33,8 +33,10 @@ from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, Reques
 from pipeedge.files import check_writable, write_whole
 from pipeedge.pipeline import peak_rss_mb
 from pipeedge.profiling.machine import available_bytes, resident_bytes
+from pipeedge.report import save_body
 from pipeedge.schedule import LayerRange
 from pipeedge.timeline import Doing
+from pipeedge.trace import timeline_events
 from pipeedge.training.checkpoint import Checkpoint, CheckpointWriter, latest
 from pipeedge.training.costs import measure_costs
 from pipeedge.training.engine import Engine, Watch
@@ -165,6 +167,8 @@ class _Worker:
         )
         if request.report is not None:
             check_writable(request.report, "--report")
+        if request.trace is not None:
+            check_writable(request.trace, "--trace")
         self._checkpoint = self._find_checkpoint()
         self._crew = Crew()
         self._lane = WorkerLane(time.perf_counter)
@@ -199,8 +203,11 @@ class _Worker:
             return None
         report = self._report(layers, _records(member), startup_s)
         if request.report is not None:
-            text = json.dumps(report.to_body(), indent=1, allow_nan=False)
-            write_whole(request.report, text + "\n", "--report")
+            save_body(report.to_body(), request.report)
+        if request.trace is not None:
+            names = {rank: self._name(rank, layers) for rank in range(self._order.workers)}
+            events = timeline_events(report.timeline, names)
+            write_whole(request.trace, json.dumps(events, separators=(",", ":")), "--trace")
         print_report(report, self._console, request.report)
         return report
 

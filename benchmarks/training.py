@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Pipelined training against one process: ``make bench-training``.
+
+    pipelines    train.py, vgg19 for 128x128 images, 4 batches of 64, microbatches of 4, sgd; 2 workers with
+                 a thread each, bound to a core; 4 and 8 stages, --partition auto
+    sequential   train.py --schedule sequential, whole batches; one core, and all
+    plain torch  the same network as one nn.Sequential, whole batches, all cores; none of this package
+
+Everything runs in processes of its own, one after the other; plain torch first and last, and the faster of
+the two counts. Times of a batch are means over the run after the first batch; bubbles and memory are those
+of the reports. Needs two cores with nothing else on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = 2
+TARGET = 1.15
+LESS_MEMORY = 0.30
+LIMIT_S = 600
+
+PLAIN = """
+import resource, sys, time
+import torch
+from torch import nn
+
+torch.set_num_threads(int(sys.argv[1]))
+torch.manual_seed(0)
+layers, channels = [], 3
+for width in (64, 64, 0, 128, 128, 0, *([256] * 4), 0, *([512] * 4), 0, *([512] * 4), 0):
+    if width:
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+        channels = width
+    else:
+        layers += [nn.MaxPool2d(2)]
+layers += [nn.Flatten(), nn.Linear(8192, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+layers += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+times = []
+for batch in range(int(sys.argv[2])):
+    images, labels = torch.randn(64, 3, 128, 128), torch.randint(1000, (64,))
+    began = time.perf_counter()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    times.append(time.perf_counter() - began)
+print(sum(times[1:] or times) / len(times[1:] or times))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run."""
+
+    batch_s: float
+    peaks_mb: tuple[float, ...]
+    """Of each worker."""
+    bubble: float | None = None
+    bubble_in_theory: float | None = None
+
+
+def plain_torch(threads: int, batches: int) -> Result:
+    """One process without this package."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(threads), str(batches)],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    seconds, peak = map(float, ended.stdout.split())
+    return Result(seconds, (peak,))
+
+
+def train(directory: Path, batches: int, *options: object) -> Result:
+    """One run of ``train.py``."""
+    report = directory / "report.json"
+    command = [sys.executable, "train.py", "--batches", batches, "--report", report, *options]
+    subprocess.run(list(map(str, command)), cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    training = json.loads(report.read_text(encoding="utf-8"))["training"]
+    times = training["batch_s"][1:] or training["batch_s"]
+    return Result(
+        sum(times) / len(times),
+        tuple(training["rss_peak_mb"]),
+        training["bubble"],
+        training["bubble_in_theory"],
+    )
+
+
+def pipelines(quick: bool) -> list[tuple[str, int]]:
+    """Schedule and stages of each run."""
+    if quick:
+        return [("gpipe", 4), ("1f1b", 4)]
+    of_four = [(name, 4) for name in ("gpipe", "staggered", "1f1b", "interleaved", "zero-bubble")]
+    return [*of_four, ("gpipe", 8), ("staggered", 8)]
+
+
+def table_of(rows: list[tuple[str, str, Result]], one_core: Result | None, all_cores: Result) -> Table:
+    """As the original's, and more."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("schedule", "stages", "a batch", "to 1 core", "to all", "bubble", "in theory", "peak, MB"):
+        table.add_column(column, justify="left" if column == "schedule" else "right")
+    for name, stages, result in rows:
+        table.add_row(
+            name,
+            stages,
+            f"{result.batch_s:.2f} s",
+            f"{one_core.batch_s / result.batch_s:.2f}x" if one_core else "",
+            f"{all_cores.batch_s / result.batch_s:.2f}x",
+            "" if result.bubble is None else f"{result.bubble:.1%}",
+            "" if result.bubble_in_theory is None else f"{result.bubble_in_theory:.1%}",
+            " ".join(f"{peak:.0f}" for peak in result.peaks_mb),
+        )
+    return table
+
+
+def verdicts(found: dict[tuple[str, int], Result], plain: Result) -> list[tuple[str, bool]]:
+    """What was asked for, and whether it is so."""
+    lines = []
+    slowest = max(found, key=lambda key: found[key].batch_s)
+    ratio = found[slowest].batch_s / plain.batch_s
+    lines.append(
+        (
+            f"slowest pipeline ({slowest[0]}, {slowest[1]} stages) {ratio:.2f}x plain torch; target {TARGET}",
+            ratio <= TARGET,
+        )
+    )
+    for stages in (4, 8):
+        if ("staggered", stages) in found:
+            ratio = found["staggered", stages].batch_s / found["gpipe", stages].batch_s
+            lines.append((f"staggered, {stages} stages, {ratio:.3f}x gpipe; target 1", ratio <= 1.0))
+    gpipe, other = found["gpipe", 4].peaks_mb, found["1f1b", 4].peaks_mb
+    saved = 1 - max(other) / max(gpipe)
+    each = ", ".join(f"{1 - b / a:.0%}" for a, b in zip(gpipe, other, strict=True))
+    lines.append(
+        (
+            f"1f1b needs {saved:.0%} less memory than gpipe where most is needed (each worker: {each}); target "
+            f"{LESS_MEMORY:.0%}",
+            saved >= LESS_MEMORY,
+        )
+    )
+    return lines
+
+
+def main() -> None:
+    """Print the table and the verdicts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-n", "--batches", type=int, default=4, metavar="N", help="of 64 images (4)")
+    parser.add_argument("--quick", action="store_true", help="two schedules, two batches: does it work")
+    args = parser.parse_args()
+    batches = 2 if args.quick else args.batches
+    cores = os.cpu_count() or 1
+    console = Console(width=110)
+    console.print(f"vgg19, {batches} batches of 64, microbatches of 4, {WORKERS} workers", highlight=False)
+    if cores < WORKERS:
+        console.print(f"{WORKERS} workers on one core: the ratios say nothing here")
+    load = os.getloadavg()[0]
+    if load > 1:
+        console.print(f"other work is running (load {load:.1f}): the ratios say little", highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        plain = plain_torch(WORKERS, batches)
+        sequential = ("--schedule", "sequential")
+        alone = None if args.quick else train(directory, batches, *sequential, "--threads", 1)
+        together = train(directory, batches, *sequential, "--threads", WORKERS)
+        found = {
+            (name, stages): train(
+                directory,
+                batches,
+                "--schedule",
+                name,
+                "--stages",
+                stages,
+                "--workers",
+                WORKERS,
+                "--threads",
+                1,
+            )
+            for name, stages in pipelines(args.quick)
+        }
+        plain = min(plain, plain_torch(WORKERS, batches), key=lambda result: result.batch_s)
+    rows = [(f"plain torch, {WORKERS} cores", "", plain)]
+    rows += [("sequential, 1 core", "1", alone)] if alone else []
+    rows += [(f"sequential, {WORKERS} cores", "1", together)]
+    rows += [(name, str(stages), result) for (name, stages), result in found.items()]
+    console.print(table_of(rows, alone, together))
+    for line, met in verdicts(found, plain):
+        console.print(f"{line}: {'met' if met else 'missed'}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""``train.py`` from outside: real workers, what they print and leave behind, what ends them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+from processes import environment
+
+from pipeedge.config import Environment
+from pipeedge.errors import InputError, ModelError, RequestError
+from pipeedge.page import read_run, render_run
+from pipeedge.training.networks import Vgg, find_network
+from pipeedge.training.options import parse_train
+from pipeedge.training.request import TrainingRequest
+from pipeedge.training.samples import open_samples
+
+TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+DIGITS = ("--model", "vit-digits", "--data", "digits", "--optimizer", "adamw", "--lr", "0.002")
+FOUR_ON_TWO = ("--stages", 4, "--workers", 2, "--partition", "1,3,4,8,9,13,14,16")
+DEADLINE_S = 90.0
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(TRAIN), *map(str, arguments)]
+
+
+def run(directory: Path, *arguments: object) -> str:
+    """What a run that must succeed prints."""
+    ended = subprocess.run(
+        command(*arguments),
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    return ended.stdout
+
+
+def losses(printed: str) -> dict[int, float]:
+    """By batch, from 1."""
+    found = re.findall(r"^batch (\d+): loss (\S+),", printed, re.MULTILINE)
+    return {int(number): float(loss) for number, loss in found}
+
+
+def correct(printed: str) -> int:
+    (items,) = re.findall(r"^held-out accuracy \S+ \((\d+)/360\)", printed, re.MULTILINE)
+    return int(items)
+
+
+@pytest.fixture(scope="module")
+def sequential(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the unpipelined model prints in 60 batches."""
+    return run(tmp_path_factory.mktemp("sequential"), *DIGITS, "--schedule", "sequential", "--batches", 60)
+
+
+def test_four_stages_reach_the_accuracy_of_the_sequential_run(sequential: str, tmp_path: Path) -> None:
+    options = (*FOUR_ON_TWO, "--schedule", "zero-bubble", "--batches", 60, "--microbatch-size", 16)
+    printed = run(tmp_path, *DIGITS, *options, "--report", "report.json", "--trace", "trace.json")
+    for number, loss in losses(sequential).items():
+        assert losses(printed)[number] == pytest.approx(loss, rel=0.02)
+    assert losses(printed)[1] == pytest.approx(losses(sequential)[1], rel=1e-5)
+    assert correct(sequential) > 180
+    assert abs(correct(printed) - correct(sequential)) <= 12
+    body = json.loads((tmp_path / "report.json").read_text())
+    assert [entry["loss"] for entry in body["training"]["batches"]] == pytest.approx(
+        list(losses(printed).values()), abs=1e-6
+    )
+    assert [stage["layers"] for stage in body["schedule"]] == [[1, 3], [4, 8], [9, 13], [14, 16]]
+    assert 0 < body["training"]["bubble"] < 1
+    read = read_run(body, "report.json")
+    assert read.timeline is not None
+    assert read.timeline.lanes == ((0, "stages 0-1"), (1, "stages 2-3"))
+    assert "backward" in render_run(read)
+    for rank, lane in read.timeline.lanes:
+        spans = sorted(
+            (s for s in read.timeline.spans if (s.rank, s.lane) == (rank, lane)), key=lambda s: s.start_s
+        )
+        for before, after in itertools.pairwise(spans):
+            assert after.start_s == pytest.approx(before.end_s, abs=1e-4)  # no gap, no overlap
+        forward = [s.microbatch for s in spans if s.doing.value == "forward"]
+        assert len(forward) == 60 * 4 * 2
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"forward 0", "backward 3", "update", "fill"} <= names
+
+
+def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(
+    sequential: str, tmp_path: Path
+) -> None:
+    kept = ("--checkpoint-dir", "kept", "--checkpoint-every", 3)
+    options = (*DIGITS, *FOUR_ON_TWO, "--microbatch-size", 16, "--batches", 100000, *kept)
+    started = subprocess.Popen(
+        command(*options),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.startswith("batch 8:"):
+                break
+        workers = psutil.Process(started.pid).children()
+        (victim,) = [worker for worker in workers if worker.environ()["RANK"] == "1"]
+        killed_at = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        _, err = started.communicate(timeout=30)
+        assert time.monotonic() - killed_at < 10
+    finally:
+        for worker in psutil.Process(started.pid).children() if started.poll() is None else []:
+            worker.kill()
+        started.kill()
+    assert started.returncode == 4
+    (line,) = err.splitlines()
+    assert "rank 1 (stages 2-3, layers 9-13 14-16" in line
+    assert "is gone" in line
+    steps = [int(path.name.removeprefix("step-")) for path in (tmp_path / "kept").glob("step-*")]
+    assert steps
+    assert len(steps) <= 2
+    last = max(steps)
+    assert last >= 6
+    resumed = (*DIGITS, "--stages", 2, "--workers", 2, "--partition", "1,7,8,16", "--schedule", "gpipe")
+    printed = run(tmp_path, *resumed, "--batches", last + 2, *kept, "--resume")
+    assert list(losses(printed)) == [last + 1, last + 2]
+    for number, loss in losses(printed).items():
+        if number in losses(sequential):
+            assert loss == pytest.approx(losses(sequential)[number], rel=0.02)
+    assert not list((tmp_path / "kept").glob(".*"))
+    again = subprocess.run(
+        command(*resumed, "--batches", last + 2, *kept, "--resume"),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert again.returncode == 2
+    assert f"{last + 2} batches behind it" in again.stderr
+    assert len(again.stderr.splitlines()) == 1
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
+            *(str(TRAIN), *DIGITS, "--schedule", "interleaved", "--partition", "1,4,5,8,9,12,13,16"),
+            *("--batches", "2", "--microbatch-size", "16"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert list(losses(ended.stdout)) == [1, 2]
+    assert "0, 2" in ended.stdout
+
+
+# --- the request -------------------------------------------------------------------------------------
+
+
+def parsed(*arguments: object, environ: Environment | None = None, cores: int = 2) -> TrainingRequest:
+    return parse_train([str(a) for a in arguments], environ or Environment(), cores=cores).request
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--batch-size", 64, "--microbatch-size", 5), "64 is not divisible by --microbatch-size 5"),
+        (("--schedule", "pipedream"), "invalid choice: 'pipedream'"),
+        (("--partition", "1,10,12,44"), "layers 11 to 11 are covered by no stage"),
+        (("--partition", "1,10,11,44", "--stages", 3), "--partition has 2 stages, --stages says 3"),
+        (("--partition", "1,10,11"), "3 numbers were given"),
+        (("--partition", "half"), "neither auto nor a list"),
+        (("--stages", 4, "--workers", 4, "--batch-size", 6, "--microbatch-size", 2), "3 microbatches for 4"),
+        (("--schedule", "interleaved", "--stages", 2, "--workers", 2), "at least 2"),
+        (("--schedule", "sequential", "--workers", 2, "--stages", 2), "runs on 1 worker"),
+        (("--stages", 0), "--stages 0"),
+        (("--workers", 0), "--workers 0"),
+        (("--workers", 5), "each worker needs at least one stage"),
+        (("--threads", 0), "--threads 0"),
+        (("--lr", 0), "--lr 0"),
+        (("--lr", "nan"), "--lr nan"),
+        (("--batches", 0), "--batches 0"),
+        (("--batch-size", 0), "--batch-size 0"),
+        (("--seed", -1), "--seed -1"),
+        (("--resume",), "--resume needs --checkpoint-dir"),
+        (("--checkpoint-every", 0), "--checkpoint-every 0"),
+        (("--report", "report.txt"), "FILE.json"),
+        (("--memory", 0), "--memory 0"),
+        (("--memory", 100, "--partition", "1,10,11,44"), "--memory goes with --partition auto"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)):
+        parsed(*arguments)
+
+
+def test_what_is_not_said_follows_from_what_is() -> None:
+    alone, four = parsed("--schedule", "sequential"), parsed()
+    assert (alone.pipeline.stages, alone.pipeline.workers, alone.pipeline.threads) == (1, 1, 2)
+    assert alone.microbatch_size == alone.batch_size == 64
+    assert (four.pipeline.stages, four.pipeline.workers, four.pipeline.threads) == (4, 2, 1)
+    assert (four.microbatch_size, four.microbatches) == (4, 16)
+    elastic = Environment(rank=1, world_size=4, local_rank=1, local_world_size=2, master_port=1234)
+    under = parse_train([], elastic, cores=8)
+    assert under.is_worker
+    assert (under.request.pipeline.workers, under.request.pipeline.threads, under.place) == (4, 4, 1)
+    with pytest.raises(RequestError, match="under torchrun leave it out"):
+        parsed("--workers", 2, environ=elastic)
+
+
+def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("--microbatch-size", 5), "not divisible"),
+        (("--stages", 45, "--workers", 2), "beyond the model"),
+    ):
+        ended = subprocess.run(
+            command(*arguments),
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert ended.returncode == 2
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith("train.py: ")
+        assert words in line
+
+
+# --- models and data ---------------------------------------------------------------------------------
+
+
+def test_vgg19_is_the_seeds() -> None:
+    network = Vgg()
+    assert network.n_layers == 44
+    assert network.crossing(0, 4)[0].shape == (4, 3, 128, 128)
+    assert network.crossing(10, 4)[0].shape == (4, 128, 32, 32)
+    assert network.crossing(19, 4)[0].shape == (4, 256, 16, 16)
+    assert network.crossing(28, 4)[0].shape == (4, 512, 8, 8)
+    assert network.crossing(37, 4)[0].shape == (4, 512, 4, 4)
+    assert network.crossing(44, 4)[0].shape == (4, 1000)
+
+
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    for name, pretrained in (("bert-base-uncased", False), ("vgg19", True), ("no-such-model", False)):
+        with pytest.raises(ModelError):
+            find_network(name, seed=0, pretrained=pretrained)
+
+
+def test_a_folder_of_classes(tmp_path: Path) -> None:
+    for number, name in enumerate(("cat", "dog", "eel")):
+        (tmp_path / name).mkdir()
+        for place in range(number + 2):
+            Image.new("RGB", (20, 30), (80 * number, 10 * place, 0)).save(tmp_path / name / f"{place}.png")
+    network = Vgg(widths=(4, None), side=8, classes=3)
+    samples = open_samples(str(tmp_path), network, batch_size=9, seed=1)
+    assert samples.images(0).shape == (9, 3, 8, 8)
+    assert sorted(samples.labels(0).tolist()) == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # each item once
+    red = (samples.images(1)[:, 0, 0, 0] + 1) / 2 * 255 / 80
+    assert red.round().long().tolist() == samples.labels(1).tolist()
+    assert samples.labels(0).tolist() != samples.labels(1).tolist()
+    long = open_samples(str(tmp_path), network, batch_size=30, seed=1)
+    assert long.labels(0).tolist()[:18] == [*samples.labels(0).tolist(), *samples.labels(1).tolist()]
+    with pytest.raises(InputError, match="tells 2 apart"):
+        open_samples(str(tmp_path), Vgg(widths=(4, None), side=8, classes=2), batch_size=1, seed=0)
+    with pytest.raises(InputError, match="no such folder"):
+        open_samples(str(tmp_path / "cow"), network, batch_size=1, seed=0)
+    with pytest.raises(InputError, match="no folders with pictures"):
+        open_samples(str(tmp_path / "cat"), network, batch_size=1, seed=0)
+    with pytest.raises(InputError, match="--model vit-digits"):
+        open_samples("digits", network, batch_size=1, seed=0)
