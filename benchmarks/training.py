@@ -150,8 +150,8 @@ def verdicts(found: dict[tuple[str, int], Result], plain: Result) -> list[tuple[
     each = ", ".join(f"{1 - b / a:.0%}" for a, b in zip(gpipe, other, strict=True))
     lines.append(
         (
-            f"1f1b needs {saved:.0%} less memory than gpipe where most is needed (each worker: {each}); target "
-            f"{LESS_MEMORY:.0%}",
+            f"1f1b needs {saved:.0%} less memory than gpipe where most is needed (each worker: {each}); "
+            f"target {LESS_MEMORY:.0%}",
             saved >= LESS_MEMORY,
         )
     )
