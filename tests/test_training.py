@@ -38,9 +38,11 @@ def cases_for(workers: int) -> list[Case]:
             Case("vit", "interleaved", ranges(2, 5, 7, 9, 14, 16)),
             Case("vit", "1f1b", ranges(5, 6, 16)),
         ]
-    vgg = [Case("vgg", schedule, layers) for schedule in PIPELINED for layers in VGG]
+    vgg = [Case("vgg", schedule, layers) for schedule in PIPELINED for layers in VGG[:2]]
+    vgg += [Case("vgg", schedule, VGG[2]) for schedule in ("1f1b", "interleaved")]
     adamw = [Case("vgg", schedule, VGG[0], "adamw") for schedule in ("interleaved", "zero-bubble")]
-    vit = [Case("vit", schedule, layers) for schedule in PIPELINED for layers in VIT]
+    vit = [Case("vit", schedule, VIT[place % 3]) for place, schedule in enumerate(PIPELINED)]
+    vit += [Case("vit", "zero-bubble", layers) for layers in VIT if layers != vit[-1].layers]
     dropout = [Case("vgg-dropout", schedule, DROPOUT) for schedule in PIPELINED]
     return [*vgg, *adamw, *vit, *dropout]
 
