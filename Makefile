@@ -69,6 +69,7 @@ bench: $(ready)
 	-@$(python) benchmarks/links.py
 	-@$(python) benchmarks/rpc.py
 	-@$(python) benchmarks/scheduler.py
+	-@$(python) benchmarks/auction.py
 	-@$(python) benchmarks/codec.py
 
 bench-training: $(ready)

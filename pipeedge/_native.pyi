@@ -70,6 +70,7 @@ def schedule(
     type_receive_s: npt.ArrayLike = ...,
     type_send_s: npt.ArrayLike = ...,
     type_activation_bytes: npt.ArrayLike = ...,
+    type_stage_s: npt.ArrayLike = ...,
     link_bits: int | None = 0,
 ) -> ScheduleResult:
     """The best schedule of ``L`` layers on ``H`` hosts of ``T`` types. Runs without the interpreter lock.
@@ -99,6 +100,8 @@ def schedule(
         type_send_s: ``[T, L]``, the same of passing it on, where the layer is the last.
         type_activation_bytes: ``[T, L]``, memory beside weights and buffers while the layer computes; a stage
             needs the largest.
+        type_stage_s: ``[T, L + 1, L + 1]``, what a type bids for the stage ``[first, last)``, infinite where
+            it does not take it. Bids stand for times, handling and memory, which should be 0 then.
         link_bits: bits a value on links between stages, 0: as they are; None: as wide as links can be without
             being the bottleneck (throughput only).
 

@@ -52,6 +52,7 @@ ORDER = (
     "options",
     "doctor",
     "profiling",
+    "auction",
     "testbed",
     "launching",
     "simulating",
@@ -62,6 +63,9 @@ ORDER = (
 """A module imports only what stands above it. A new one needs a place here."""
 
 PURE = (
+    "auction.market",
+    "auction.ordered",
+    "auction.sale",
     "testbed.cluster",
     "control.clocks",
     "control.liveness",

@@ -70,7 +70,8 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
                              const Doubles& link_bw_bytes_per_s, const Doubles& link_latency_s,
                              std::optional<std::int64_t> data_host, double batch_size, double element_bytes,
                              double buffers_in, double buffers_out, const Doubles& type_receive_s,
-                             const Doubles& type_send_s, const Doubles& type_activation_bytes) {
+                             const Doubles& type_send_s, const Doubles& type_activation_bytes,
+                             const Doubles& type_stage_s) {
   const py::ssize_t layers = length_of(mem_bytes, "mem_bytes");
   const py::ssize_t types = length_of(type_mem_bytes, "type_mem_bytes");
   const py::ssize_t hosts = length_of(host_types, "host_types");
@@ -100,6 +101,12 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
     type.receive_s = layers_of(type_receive_s, "type_receive_s", t);
     type.send_s = layers_of(type_send_s, "type_send_s", t);
     type.activation_bytes = layers_of(type_activation_bytes, "type_activation_bytes", t);
+    if (type_stage_s.size() > 0) {
+      require_shape(type_stage_s, "type_stage_s", {types, layers + 1, layers + 1},
+                    "(types, layers + 1, layers + 1)");
+      const py::ssize_t cells = (layers + 1) * (layers + 1);
+      type.stage_s.assign(type_stage_s.data() + t * cells, type_stage_s.data() + (t + 1) * cells);
+    }
     problem.types.push_back(std::move(type));
   }
   for (py::ssize_t h = 0; h < hosts; ++h) {
@@ -176,11 +183,13 @@ ScheduleResult schedule(const Doubles& mem_bytes, const Doubles& elements_out, d
                         std::optional<std::int64_t> data_host, double batch_size, double element_bytes,
                         double buffers_in, double buffers_out, const std::string& objective,
                         double time_limit_s, const Doubles& type_receive_s, const Doubles& type_send_s,
-                        const Doubles& type_activation_bytes, std::optional<int> link_bits) {
+                        const Doubles& type_activation_bytes, const Doubles& type_stage_s,
+                        std::optional<int> link_bits) {
   const pipeedge::Problem problem =
       to_problem(mem_bytes, elements_out, elements_in, type_mem_bytes, type_bw_bytes_per_s, type_time_s,
                  host_types, link_hosts, link_bw_bytes_per_s, link_latency_s, data_host, batch_size,
-                 element_bytes, buffers_in, buffers_out, type_receive_s, type_send_s, type_activation_bytes);
+                 element_bytes, buffers_in, buffers_out, type_receive_s, type_send_s, type_activation_bytes,
+                 type_stage_s);
   pipeedge::Options options;
   options.objective = to_objective(objective);
   options.time_limit_s = time_limit_s;
@@ -224,5 +233,5 @@ void bind_scheduler(py::module_& module) {
              py::arg("buffers_in") = 2.0, py::arg("buffers_out") = 2.0, py::arg("objective") = "throughput",
              py::arg("time_limit_s") = 10.0, py::arg("type_receive_s") = no_numbers,
              py::arg("type_send_s") = no_numbers, py::arg("type_activation_bytes") = no_numbers,
-             py::arg("link_bits") = 0);
+             py::arg("type_stage_s") = no_numbers, py::arg("link_bits") = 0);
 }

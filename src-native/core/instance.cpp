@@ -19,6 +19,21 @@ bool alike(const LinkTable& links, int a, int b, const std::vector<int>& linked)
   });
 }
 
+// Bids of stages as times of layers whose sum never exceeds a bid: a layer's is the least that any stage
+// around it takes for each of its layers.
+std::vector<double> layer_shares(const DeviceType& type, int layers) {
+  std::vector<double> shares(static_cast<std::size_t>(layers), kInfinity);
+  for (int first = 0; first < layers; ++first) {
+    double share = kInfinity;     // of the stages that begin here and end behind the layer
+    for (int last = layers; last > first; --last) {
+      share = std::min(share, type.bid(first, last) / (last - first));
+      double& least = shares[static_cast<std::size_t>(last - 1)];
+      least = std::min(least, share);
+    }
+  }
+  return shares;
+}
+
 }  // namespace
 
 Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.model.layers()) {
@@ -31,12 +46,14 @@ Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.
   classify(links);
   measure_links(links);
   measure_handling();
-  fastest_.push_back(0);
-  for (int l = 0; l < layers_; ++l) {
-    double seconds = kInfinity;
-    for (const DeviceType* type : types_) seconds = std::min(seconds, type->time_s[index(l)]);
-    fastest_.push_back(fastest_.back() + seconds);
+  least_.assign(index(layers_), kInfinity);
+  for (const DeviceType* type : types_) {
+    const std::vector<double> times = type->bids() ? layer_shares(*type, layers_) : type->time_s;
+    for (int l = 0; l < layers_; ++l) least_[index(l)] = std::min(least_[index(l)], times[index(l)]);
+    if (type->bids()) nested_ = nested_ && bids_nested(*type);
   }
+  fastest_.push_back(0);
+  for (const double seconds : least_) fastest_.push_back(fastest_.back() + seconds);
 }
 
 void Instance::classify(const LinkTable& links) {
@@ -120,6 +137,18 @@ bool Instance::receiving_grows(int later, int cut) const {
     if (receive(cls, later) > receive(cls, cut) + saved) return true;
   }
   return false;
+}
+
+bool Instance::bids_nested(const DeviceType& type) const {
+  for (int first = 1; first < layers_; ++first) {
+    for (int before = 0; before < first; ++before) {
+      if (dearer(first, before)) continue;
+      for (int last = first + 1; last <= layers_; ++last) {
+        if (type.bid(first, last) > loosened(type.bid(before, last))) return false;
+      }
+    }
+  }
+  return true;
 }
 
 LinkSpeed Instance::speed(int from_cls, int to_cls) const {

@@ -35,11 +35,12 @@ class Instance {
 
   // `held_bytes`: of weights and activations.
   bool fits(int cls, double held_bytes, int first, int last) const {
-    return held_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
+    return type(cls).bids() || held_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
   }
-  // A stage whose layers take `layers_s`. Always added up here, so that equal stages cost the same to the
+  // A stage whose layers take `layers_s`, or what the host bids for it. Always added up here, so that equal stages cost the same to the
   // last bit: the search compares costs with each other.
   double stage_seconds(int cls, int first, int last, double layers_s) const {
+    if (type(cls).bids()) return type(cls).bid(first, last);
     return receive(cls, first) + layers_s + send(cls, last);
   }
   // Beside the layers: taking a microbatch from the link at a cut, passing it on there.
@@ -56,6 +57,10 @@ class Instance {
     return bytes(later) > bytes(cut) || buffer_in_[index(later)] > buffer_in_[index(cut)] ||
            (handles_ && receiving_grows(later, cut));
   }
+  // Whatever host takes a stage takes what is left of it behind a cut that is no dearer, in no more time.
+  bool nested() const { return nested_; }
+  // Time of a layer on its fastest host, in whatever stage.
+  double least(int layer) const { return least_[index(layer)]; }
   // Time that layers [first, last) take at least, each on its fastest host.
   double fastest(int first, int last) const { return fastest_[index(last)] - fastest_[index(first)]; }
   double link(int from_cls, int to_cls, int cut) const;
@@ -71,6 +76,7 @@ class Instance {
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   std::size_t row(int cls) const { return index(cls) * index(layers_ + 1); }
   bool receiving_grows(int later, int cut) const;
+  bool bids_nested(const DeviceType& type) const;
   void measure_handling();
   void classify(const LinkTable& links);
   void measure_links(const LinkTable& links);
@@ -78,10 +84,12 @@ class Instance {
   const Problem& problem_;
   int layers_;
   bool pairwise_ = false;
+  bool nested_ = true;
   std::vector<std::vector<int>> hosts_;
   std::vector<const DeviceType*> types_;
   std::vector<double> memory_;
   std::vector<double> bytes_, buffer_in_, buffer_out_;
+  std::vector<double> least_;                   // of each layer
   std::vector<double> fastest_;                 // of the layers before each cut
   bool handles_ = false;                        // some type says what receiving takes
   std::vector<double> receive_, send_;          // [class, cut]

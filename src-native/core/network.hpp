@@ -78,7 +78,9 @@ class Network {
     std::vector<std::pair<int, int>> ends;
     std::vector<double> seconds;
   };
-  bool by_reach() const { return purpose_ == Purpose::kFeasibility && !instance_.pairwise(); }
+  bool by_reach() const {
+    return purpose_ == Purpose::kFeasibility && !instance_.pairwise() && instance_.nested();
+  }
   ClassStages collect(int cls);
   void add_resources(const std::vector<ClassStages>& stages);
   void add_arcs(const std::vector<ClassStages>& stages);

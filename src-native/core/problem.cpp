@@ -84,6 +84,13 @@ void validate(const Problem& problem) {
     check_known(type.receive_s, "receive_s");
     check_known(type.send_s, "send_s");
     check_known(type.activation_bytes, "the activations");
+    if (type.bids() && type.stage_s.size() != (layers + 1) * (layers + 1)) {
+      fail(what + "stage_s: " + std::to_string(type.stage_s.size()) + " values for " + std::to_string(layers) +
+           " layers");
+    }
+    for (const double seconds : type.stage_s) {
+      if (!(seconds >= 0)) fail(what + "the time of a stage is negative or not a number");
+    }
   }
   for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
     if (!in_range(problem.hosts[h].type, problem.types.size())) {
@@ -164,6 +171,7 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
       cost.mem_bytes += problem.model.mem_bytes[static_cast<std::size_t>(l)];
     }
     cost.compute_s += handling_seconds(problem, stage.host, stage.first, stage.last);
+    if (type.bids()) cost.compute_s = type.bid(stage.first, stage.last);
     cost.mem_bytes += activation_bytes(type, stage.first, stage.last);
     cost.mem_bytes += buffer_bytes(problem, stage.first, stage.last);
     cost.mem_available_bytes = type.mem_bytes;

@@ -56,6 +56,14 @@ struct DeviceType {
   std::vector<double> receive_s;        // taking a microbatch from a link, where the layer is a stage's first
   std::vector<double> send_s;           // passing it on, where the layer is a stage's last
   std::vector<double> activation_bytes; // what lives beside weights and buffers while the layer computes
+  // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite where the host does not take it. A
+  // bid stands for whatever is above: buffers do not count, and times and memory of layers should be 0.
+  std::vector<double> stage_s;
+
+  bool bids() const { return !stage_s.empty(); }
+  double bid(int first, int last) const {
+    return stage_s[static_cast<std::size_t>(first) * (time_s.size() + 1) + static_cast<std::size_t>(last)];
+  }
 };
 
 struct Host {

@@ -232,11 +232,7 @@ class Solver {
   double slowest_layer() const {
     double bound = 0;
     for (int l = 0; l < instance_.layers(); ++l) {
-      double fastest = kInfinity;
-      for (int cls = 0; cls < instance_.classes(); ++cls) {
-        fastest = std::min(fastest, instance_.type(cls).time_s[at(l)]);
-      }
-      bound = std::max(bound, fastest);
+      bound = std::max(bound, instance_.least(l));
     }
     return bound;
   }

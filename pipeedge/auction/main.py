@@ -1,0 +1,218 @@
+"""``revauct.py``: one rank of an auction, and of the run that may follow."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+from typing import NoReturn
+
+from pipeedge.auction.house import House, attend
+from pipeedge.auction.market import Bid, Call, Market, bid_of
+from pipeedge.auction.optimal import optimal
+from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
+from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered, throughput_ordered
+from pipeedge.auction.sale import Sale, Sold
+from pipeedge.errors import RequestError
+from pipeedge.options import guard
+from pipeedge.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.scheduler import format_schedule, save_schedule
+from pipeedge.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
+from pipeedge.transport.interfaces import listen
+
+__all__ = ["main"]
+
+PROGRAM = "revauct.py"
+
+
+def main() -> NoReturn:
+    """Take part in the auction that the command line asks for, and end the process."""
+    sys.exit(guard(PROGRAM, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv))
+
+
+def _take_part(request: AuctionRequest) -> None:
+    _check_output(request)
+    models, types = load_models(request.models_file), load_device_types(request.dev_types_file)
+    make_bid = functools.partial(_own_bid, request, models, types)
+    sold = _auction(request, models, types, make_bid) if request.world.rank == 0 else _bid(request, make_bid)
+    if request.run is not None:
+        _run(request, sold)
+
+
+def _check_output(request: AuctionRequest) -> None:
+    if request.output is not None and not request.output.parent.is_dir():
+        raise RequestError(f"--output {request.output}: no such directory")
+
+
+def _own_bid(
+    request: AuctionRequest, models: dict[str, ModelSpec], types: dict[str, DeviceType], call: Call
+) -> Bid:
+    """What this device offers."""
+    type_name = request.dev_type
+    if type_name is None:
+        if len(types) != 1:
+            raise RequestError(f"-dt/--dev-type: which of {', '.join(types)} is this device?")
+        (type_name,) = types
+    if type_name not in types:
+        raise RequestError(
+            f"-dt/--dev-type {type_name}: {request.dev_types_file} has {', '.join(types) or 'no types'}"
+        )
+    links = (
+        {} if request.neighbors_file is None else load_neighbors(request.neighbors_file).get(request.host, {})
+    )
+    return bid_of(request.host, type_name, types[type_name], links, _model(request, models, call), call)
+
+
+def _model(request: AuctionRequest, models: dict[str, ModelSpec], call: Call) -> ModelSpec:
+    if call.model_name not in models:
+        raise RequestError(
+            f"{request.models_file} has no model {call.model_name}; it has {', '.join(models)}"
+        )
+    return models[call.model_name]
+
+
+def _bid(request: AuctionRequest, make_bid: functools.partial[Bid]) -> Sold:
+    world, selling = request.world, request.selling
+    sold = attend(
+        world.addr,
+        world.port,
+        rank=world.rank,
+        world_size=world.size,
+        host=request.host,
+        make_bid=make_bid,
+        timeout_s=world.timeout_s,
+        result_within_s=selling.deadline_s + selling.time_limit_s + world.timeout_s,
+    )
+    mine = [
+        f"layers {first}-{last} (stage {stage})"
+        for stage, (first, last) in enumerate(zip(sold.partition[::2], sold.partition[1::2], strict=True))
+        if sold.ranks[sold.order[stage]] == world.rank
+    ]
+    _say(f"{request.host} has " + (mine[0] if mine else "no stage"))
+    return sold
+
+
+def _auction(
+    request: AuctionRequest,
+    models: dict[str, ModelSpec],
+    types: dict[str, DeviceType],
+    make_bid: functools.partial[Bid],
+) -> Sold:
+    selling, world = request.selling, request.world
+    if request.model_name not in models:
+        known = ", ".join(models)
+        raise RequestError(
+            f"-m {request.model_name}: {request.models_file} has no such model; it has {known}"
+        )
+    model = models[request.model_name]
+    call = Call(
+        request.model_name,
+        model.layers,
+        ubatch_size=request.ubatch_size,
+        dtype=request.dtype,
+        chunk=selling.chunk,
+        largest=selling.largest,
+    )
+
+    def expected(bid: Bid) -> Bid | None:
+        kind = types.get(bid.type_name)
+        if kind is None or call.model_name not in kind.profiles:
+            return None
+        return bid_of(bid.host, bid.type_name, kind, {}, model, call)
+
+    sale = Sale(call, world_size=world.size, own=make_bid(call).filtered(call), expected=expected)
+    with House(listen(world.addr, world.port), sale, world_size=world.size) as house:
+        try:
+            house.gather(selling.deadline_s)
+            if sale.error is not None:
+                raise sale.error
+            for line in sale.silent():
+                _say(f"warning: {line} within {selling.deadline_s:g} s, and is left out")
+            sold = _sell(request, sale.bids(), model, call)
+        except BaseException as error:
+            house.refuse(error if isinstance(error, Exception) else RequestError("rank 0 was interrupted"))
+            raise
+        house.announce(sold)
+    return sold
+
+
+def _sell(request: AuctionRequest, bids: dict[int, Bid], model: ModelSpec, call: Call) -> Sold:
+    """Schedule, tell, write."""
+    ranks = _ordered_ranks(list(bids), request.selling)
+    market = Market.of([bids[rank] for rank in ranks], model, call, request.selling.data_host)
+    found = _schedule(market, request.selling)
+    schedule = Schedule(
+        tuple(
+            StagePlan(LayerRange(first, last), ranks[device], market.bids[device].host)
+            for device, first, last in found.stages
+        )
+    )
+    print(format_schedule(schedule), end="", flush=True)
+    for line in _summary(found, call, len(bids)):
+        _say(line)
+    if request.output is not None:
+        save_schedule(request.output, schedule)
+    present = list(bids)
+    data_rank = 0 if market.data_host is None else ranks[market.data_host]
+    return Sold(
+        hosts=tuple(bid.host for bid in bids.values()),
+        ranks=tuple(present),
+        partition=schedule.partition(),
+        order=tuple(present.index(rank) for rank in schedule.ranks),
+        data_rank=present.index(data_rank),
+    )
+
+
+def _ordered_ranks(ranks: list[int], selling: Selling) -> list[int]:
+    """The order of devices, as many as take part."""
+    if selling.seed is not None:
+        random.Random(selling.seed).shuffle(ranks)
+    if selling.dev_count is not None and selling.dev_count > len(ranks):
+        raise RequestError(f"-d/--dev-count {selling.dev_count}: {len(ranks)} devices made a bid")
+    return ranks[: selling.dev_count]
+
+
+def _schedule(market: Market, selling: Selling) -> Outcome:
+    if selling.scheduler == "latency_ordered":
+        return latency_ordered(market, selling.order)
+    if selling.scheduler == "throughput_ordered":
+        return throughput_ordered(market, selling.order)
+    if selling.scheduler == "greedy_host_count":
+        return greedy_host_count(market)
+    return optimal(market, time_limit_s=selling.time_limit_s)
+
+
+def _summary(found: Outcome, call: Call, bidders: int) -> list[str]:
+    rate = f"{call.ubatch_size / found.bottleneck_s:.3f} items/s" if found.bottleneck_s else "any rate"
+    lines = [
+        f"{len(found.stages)} of {bidders} devices: {rate}, a microbatch of {call.ubatch_size} every "
+        f"{found.bottleneck_s:.6g} s; latency {found.latency_s:.6g} s"
+    ]
+    if found.gap is not None:
+        proven = "the optimum over all orders" if found.gap == 0 else f"within {found.gap:.2%} of the optimum"
+        lines.append(proven)
+    return lines
+
+
+def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
+    """This process becomes a rank of the pipeline."""
+    world = request.world
+    arguments: list[str] = [
+        *sold.runtime_arguments(world.rank),
+        *("--addr", world.addr, "--port", str(world.port), "-m", request.model_name),
+        *("-u", str(request.ubatch_size)),
+        *(("-s", world.socket_ifname) if world.socket_ifname else ()),
+        *(request.run or ()),
+    ]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _become([sys.executable, "-m", "pipeedge.runtime", *arguments])
+
+
+def _become(command: list[str]) -> NoReturn:
+    os.execv(command[0], command)  # noqa: S606
+
+
+def _say(line: str) -> None:
+    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""The best schedule in any order of devices, by the native solver (``pipeedge._native``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeedge import _native
+from pipeedge.auction.market import Bid, Market
+from pipeedge.auction.ordered import Outcome, outcome
+from pipeedge.errors import InfeasibleError, PipeEdgeError
+
+__all__ = ["optimal"]
+
+
+def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
+    """The least time between two microbatches over all orders, then the fewest devices, then the least
+    latency.
+
+    Args:
+        market: the bids.
+        time_limit_s: after that, the best so far, with how far from the optimum it can be.
+
+    Raises:
+        InfeasibleError: there is no schedule.
+        PipeEdgeError: none was found in that time.
+    """
+    # Devices that cannot be told apart are one type to the solver, which saves it their permutations.
+    types: dict[tuple[float, bytes], int] = {}
+    kinds: list[Bid] = []
+    host_types = []
+    for bid in market.bids:
+        key = (bid.bw_bytes_per_s, bid.stage_s.tobytes())
+        if key not in types:
+            types[key] = len(kinds)
+            kinds.append(bid)
+        host_types.append(types[key])
+    hosts = {bid.host: index for index, bid in enumerate(market.bids)}
+    links = [
+        (source, hosts[name], link.bw_bytes_per_s, link.latency_s)
+        for source, bid in enumerate(market.bids)
+        for name, link in bid.links.items()
+        if name in hosts and hosts[name] != source
+    ]
+    nothing = np.zeros(market.layers)
+    found = _native.schedule(
+        mem_bytes=nothing,
+        elements_out=market.cut_bytes[1:],
+        elements_in=float(market.cut_bytes[0]),
+        type_mem_bytes=np.zeros(len(kinds)),
+        type_bw_bytes_per_s=[kind.bw_bytes_per_s for kind in kinds],
+        type_time_s=np.tile(nothing, (len(kinds), 1)),
+        type_stage_s=np.stack([kind.stage_s for kind in kinds]),
+        host_types=host_types,
+        link_hosts=np.array([link[:2] for link in links], dtype=np.int64).reshape(-1, 2),
+        link_bw_bytes_per_s=[link[2] for link in links],
+        link_latency_s=[link[3] for link in links],
+        data_host=market.data_host,
+        batch_size=1.0,
+        element_bytes=1.0,
+        time_limit_s=time_limit_s,
+    )
+    if found.status == "infeasible":
+        raise InfeasibleError(f"no schedule: {market.why_not()}")
+    if found.status == "unknown":
+        raise PipeEdgeError(f"no schedule found within {time_limit_s:g} s; give --time-limit more")
+    stages = tuple((int(host), int(first), int(last)) for host, first, last in found.stages)
+    return outcome(market, stages, found.gap)

@@ -1,0 +1,221 @@
+"""The command line of ``revauct.py``: text in, a request out."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeedge.auction.market import DTYPE_BYTES
+from pipeedge.auction.ordered import Order
+from pipeedge.config import ModelRequest, WorldRequest
+from pipeedge.errors import RequestError
+from pipeedge.options import OneLineParser
+
+__all__ = ["SCHEDULERS", "AuctionRequest", "parse_auction"]
+
+SCHEDULERS = ("latency_ordered", "throughput_ordered", "greedy_host_count", "optimal")
+_MAX_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Selling:
+    """What the auctioneer does with the bids."""
+
+    scheduler: str = "throughput_ordered"
+    order: Order = field(default_factory=Order)
+    dev_count: int | None = None
+    """Devices that take part, the first of the order; None: all."""
+    seed: int | None = None
+    """Shuffles the order of devices; None: the order of ranks."""
+    deadline_s: float = 60.0
+    time_limit_s: float = 5.0
+    data_host: str | None = None
+    chunk: int = 1
+    largest: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dev_count is not None and self.dev_count < 1:
+            raise RequestError(f"-d/--dev-count {self.dev_count}: must be at least 1")
+        for name, value in (("--deadline", self.deadline_s), ("--time-limit", self.time_limit_s)):
+            if not 0 < value <= _MAX_SECONDS:
+                raise RequestError(f"{name} {value:g}: seconds above 0 and up to {_MAX_SECONDS:g}")
+        if self.seed is not None and self.seed < 0:
+            raise RequestError(f"--seed {self.seed}: must not be negative")
+
+
+@dataclass(frozen=True)
+class AuctionRequest:
+    """All that one rank of an auction is asked to do."""
+
+    world: WorldRequest
+    host: str
+    model_name: str
+    ubatch_size: int
+    dtype: str
+    models_file: Path
+    dev_types_file: Path
+    dev_type: str | None
+    neighbors_file: Path | None
+    selling: Selling
+    output: Path | None
+    run: tuple[str, ...] | None
+    """Further options of the run that follows; None: no run follows."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.host) <= 200 or not self.host.isprintable():
+            raise RequestError("-H/--host: give a name of 1 to 200 printable characters")
+
+
+def parse_auction(argv: Sequence[str]) -> AuctionRequest:
+    """The command line; what follows ``--run`` belongs to the run.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help``.
+    """
+    own, run = list(argv), None
+    if "--run" in own:
+        at = own.index("--run")
+        own, run = own[:at], tuple(option for option in own[at + 1 :] if option != "--")
+    arguments = _parser().parse_args(own)
+    return AuctionRequest(
+        world=WorldRequest(
+            rank=arguments.RANK,
+            size=arguments.WORLD,
+            addr=arguments.addr,
+            port=arguments.port,
+            socket_ifname=arguments.socket_ifname,
+            timeout_s=arguments.deadline,
+        ),
+        host=arguments.host or socket.gethostname(),
+        model_name=arguments.model_name,
+        ubatch_size=arguments.ubatch_size,
+        dtype=arguments.dtype.removeprefix("torch."),
+        models_file=arguments.sched_models_file,
+        dev_types_file=arguments.sched_dev_types_file,
+        dev_type=arguments.dev_type,
+        neighbors_file=arguments.sched_dev_neighbors_world,
+        selling=Selling(
+            scheduler=arguments.scheduler,
+            order=Order(arguments.strict_order, arguments.strict_first, arguments.strict_last),
+            dev_count=arguments.dev_count,
+            seed=arguments.seed,
+            deadline_s=arguments.deadline,
+            time_limit_s=arguments.time_limit,
+            data_host=arguments.data_host,
+            chunk=arguments.filter_bids_chunk,
+            largest=arguments.filter_bids_largest,
+        ),
+        output=arguments.output,
+        run=run,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="revauct.py",
+        description="Schedule by a reverse auction: each device bids for the shards that it can hold with "
+        "its own times, and rank 0 schedules from the bids alone. Start one on each device. The schedule "
+        "goes to rank 0's standard output.",
+        epilog="Exit status: 0 done, 2 the request is wrong, 3 no feasible schedule, 4 another rank failed "
+        "or is not there, 1 a fault of this program; with --run, that of the run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("RANK", type=int, help="this process, from 0; rank 0 is the auctioneer, and bids too")
+    parser.add_argument("WORLD", type=int, help="how many processes there are")
+    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "-s", "--socket-ifname", metavar="NAME", help="interface for the links of the run that follows"
+    )
+    network.add_argument("--addr", default="127.0.0.1", help="where rank 0 is reached (%(default)s)")
+    network.add_argument("--port", type=int, default=29500, help="where rank 0 listens (%(default)s)")
+
+    device = parser.add_argument_group("this device")
+    device.add_argument("-H", "--host", metavar="NAME", help="what it is called (its host name)")
+    device.add_argument("-dt", "--dev-type", metavar="NAME", help="its type (the only one of the file)")
+    device.add_argument(
+        "-sm", "--sched-models-file", type=Path, default=Path("models.yml"), metavar="FILE", help="models.yml"
+    )
+    device.add_argument(
+        "-sdt",
+        "--sched-dev-types-file",
+        type=Path,
+        default=Path("device_types.yml"),
+        metavar="FILE",
+        help="device_types.yml; this device's own profile is enough",
+    )
+    device.add_argument(
+        "-sdnw",
+        "--sched-dev-neighbors-world",
+        type=Path,
+        metavar="FILE",
+        help="what its links carry, as pipeedge-doctor measured it (what the types say)",
+    )
+
+    auction = parser.add_argument_group("the auction (rank 0 decides)")
+    auction.add_argument(
+        "-m", "--model-name", default=ModelRequest.name, metavar="NAME", help="the model (%(default)s)"
+    )
+    auction.add_argument(
+        "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items of a microbatch (%(default)s)"
+    )
+    auction.add_argument(
+        "--dtype", default="float32", metavar="TYPE", help=f"one of {', '.join(DTYPE_BYTES)} (%(default)s)"
+    )
+    auction.add_argument(
+        "-D", "--data-host", metavar="HOST", help="reads the input, collects the output; its links count"
+    )
+    auction.add_argument(
+        "--filter-bids-chunk",
+        type=int,
+        default=1,
+        metavar="N",
+        help="only stages that begin and end at multiples of N layers; 4 are a block (%(default)s)",
+    )
+    auction.add_argument(
+        "--filter-bids-largest", action="store_true", help="of each first layer, only the largest stage"
+    )
+    auction.add_argument(
+        "-sch",
+        "--scheduler",
+        choices=SCHEDULERS,
+        default=Selling.scheduler,
+        help="least latency or most throughput in the order of devices; few devices; or the most throughput "
+        "in any order (%(default)s)",
+    )
+    auction.add_argument(
+        "-d", "--dev-count", type=int, metavar="N", help="only the first N devices of the order (all)"
+    )
+    auction.add_argument(
+        "--no-strict-order",
+        dest="strict_order",
+        action="store_false",
+        help="devices may be passed over; else each has a stage",
+    )
+    auction.add_argument("--strict-first", action="store_true", help="the first device has the first stage")
+    auction.add_argument("--strict-last", action="store_true", help="the last device has the last stage")
+    auction.add_argument("--seed", type=int, metavar="N", help="shuffle the order of devices (that of ranks)")
+    auction.add_argument(
+        "--deadline",
+        type=float,
+        default=Selling.deadline_s,
+        metavar="SECONDS",
+        help="for bids: who has made none is left out and named (%(default)g)",
+    )
+    auction.add_argument(
+        "--time-limit", type=float, default=5.0, metavar="SECONDS", help="of -sch optimal (%(default)g)"
+    )
+    auction.add_argument(
+        "--output", type=Path, metavar="FILE", help="schedule file for runtime.py --schedule-file"
+    )
+    auction.add_argument(
+        "--run",
+        action="store_true",
+        help="go on to the pipeline, on all ranks; what follows are further options of runtime.py (last)",
+    )
+    return parser
