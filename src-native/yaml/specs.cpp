@@ -298,7 +298,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       }
       type_index.emplace(type.name, static_cast<int>(problem.types.size()));
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s, profile.receive_s,
-                               profile.send_s, profile.activation_bytes});
+                               profile.send_s, profile.activation_bytes, {}});
     }
   }
 
