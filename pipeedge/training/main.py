@@ -63,11 +63,13 @@ def _work(command: TrainCommand) -> None:
     _keep_memory()
     # What torch logs of a broken connection precedes the one line that tells why.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
     with signals_end_at_once():
         from rich.console import Console
 
         from pipeedge.training.session import show, train
+
+    # Only now: importing torch sets the levels of its loggers anew.
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
 
     def warn(line: str) -> None:
         print(f"{PROGRAM}: worker {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
