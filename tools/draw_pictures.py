@@ -37,6 +37,7 @@ INK, SOFT, LINE, BACK = "#1c2024", "#59636e", "#d9dee4", "#ffffff"
 OF_HOST = {"shed": "#d55e00", "desk": "#0072b2", "sofa": "#009e73"}
 LINK = "#cc79a7"
 WIDTH = 760
+FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 class Drawing:
@@ -50,8 +51,7 @@ class Drawing:
     def __init__(self, title: str, height: float) -> None:
         self._head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" width="{WIDTH}" '
-            f'height="{_n(height)}" role="img" font-family="system-ui, \'Segoe UI\', Roboto, \'DejaVu Sans\', '
-            f'sans-serif" font-size="13">'
+            f'height="{_n(height)}" role="img" font-family="{FONTS}" font-size="13">'
         )
         self._body = [f"<title>{escape(title)}</title>"]
         self._patterns: dict[str, str] = {}
@@ -113,8 +113,10 @@ class Drawing:
         neck = x2 - min(head, 0.6 * (x2 - x1))
         wide = half + 5
         self.polygon(
-            [(x1, y - half), (neck, y - half), (neck, y - wide), (x2, y)]
-            + [(neck, y + wide), (neck, y + half), (x1, y + half)],
+            [
+                *((x1, y - half), (neck, y - half), (neck, y - wide), (x2, y)),
+                *((neck, y + wide), (neck, y + half), (x1, y + half)),
+            ],
             colour,
         )
 
