@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeedge.models.download import save_weights
@@ -13,8 +15,13 @@ from pipeedge.options import OneLineParser, add_common, guard, name, path
 from pipeedge.schedule import DTYPES
 
 
-def main() -> None:
-    """Read the arguments, save the files."""
+def parse_save(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
     parser = OneLineParser(description=__doc__)
     parser.add_argument(
         "-m",
@@ -40,11 +47,17 @@ def main() -> None:
         "--dtype then needs that file alone",
     )
     add_common(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.seed is not None and not args.random:
         parser.error("--seed is for --random")
     if args.seed is not None and args.seed < 0:
         parser.error(f"--seed is {args.seed}; it must be at least 0")
+    return args
+
+
+def main() -> None:
+    """Read the arguments, save the files."""
+    args = parse_save(sys.argv[1:])
     seed = (args.seed or 0) if args.random else None
     dtype = None if args.dtype is None else find_dtype(args.dtype)
     try:

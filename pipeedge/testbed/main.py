@@ -22,7 +22,7 @@ from pipeedge.options import OneLineParser, guard
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
 
-__all__ = ["main"]
+__all__ = ["main", "parse_testbed"]
 
 PROGRAM = "testbed.py"
 
@@ -39,7 +39,7 @@ def main() -> NoReturn:
 def _run(argv: Sequence[str]) -> None:
     if argv[:1] == ["ssh"]:
         _ssh(argv[1:])
-    arguments = _parser().parse_args(argv)
+    arguments = parse_testbed(argv)
     beds = TestBeds()
     if arguments.action == "up":
         _show(beds.up(arguments.name, load_cluster(arguments.cluster)))
@@ -57,6 +57,16 @@ def _run(argv: Sequence[str]) -> None:
         if not command:
             raise RequestError("exec: give a command, as in 'testbed.py exec pi1 -- hostname'")
         _become(beds.find(arguments.name), arguments.host, command)
+
+
+def parse_testbed(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line of ``tools/testbed.py``, but for its action ``ssh``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help``.
+    """
+    return _parser().parse_args(argv)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,179 @@
+"""Markdown as data: the blocks, commands, links and headings of a page. Pure.
+
+What the language of a fenced block means, in README.md and docs/:
+
+    ```sh         commands that are run, one page after the other, in a directory like a checkout
+    ```console    the same, each after ``$ ``, with what it prints; ``...`` stands for anything, and in
+                  ```console varying any number for any other
+    ```           shown, not run: it takes other hosts, a download, root, or minutes
+    ```text       no commands: drawings, output; so is any other language, ```yaml for instance
+
+What is not run is read all the same: the program that a line begins with must accept its options.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_FENCE = re.compile(r"^( *)```(\w*)( varying)?\s*$")
+_HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
+_LINK = re.compile(r"(!?)\[[^\]]*\]\(([^()\s]+)\)")
+_SPAN = re.compile(r"(`+)(.+?)\1(?!`)", re.DOTALL)
+_PROMPT = re.compile(r"^(?:(?P<host>[a-z][\w-]*)?\$ )")
+_SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", ";;"}
+_REDIRECTS = {">", ">>", "<", "2>", "&>", ">&"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    language: str
+    line: int
+    """Of its first line, from 1."""
+    text: str
+    varying: bool = False
+    """Its numbers are those of one run."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a console block, and what follows it."""
+
+    command: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of documentation."""
+
+    path: Path
+    blocks: tuple[Block, ...]
+    prose: str
+    """Everything else, line by line."""
+
+    @classmethod
+    def read(cls, path: Path) -> Page:
+        """Split a file into blocks and prose."""
+        blocks, prose = [], []
+        lines = iter(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
+        for number, line in lines:
+            fence = _FENCE.match(line)
+            if fence is None:
+                prose.append(line)
+                continue
+            indent, inside = len(fence[1]), []
+            for _, within in lines:
+                if re.fullmatch(r" *```\s*", within):
+                    break
+                inside.append(within[indent:])
+            else:
+                raise ValueError(f"{path}:{number}: the block does not end")
+            blocks.append(Block(fence[2], number + 1, "\n".join(inside), bool(fence[3])))
+        return cls(path, tuple(blocks), "\n".join(prose))
+
+    def links(self) -> Iterator[str]:
+        """Targets of links and pictures."""
+        for match in _LINK.finditer(_SPAN.sub("", self.prose)):
+            yield match[2]
+
+    def pictures(self) -> Iterator[str]:
+        """Targets of pictures."""
+        for match in _LINK.finditer(_SPAN.sub("", self.prose)):
+            if match[1]:
+                yield match[2]
+
+    def anchors(self) -> set[str]:
+        """Names of the headings, as GitHub makes them."""
+        found: set[str] = set()
+        for line in self.prose.splitlines():
+            heading = _HEADING.match(line)
+            if heading is None:
+                continue
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").lower()
+            name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+            count = 0
+            while (unique := f"{name}-{count}" if count else name) in found:
+                count += 1
+            found.add(unique)
+        return found
+
+    def code(self) -> list[str]:
+        """What stands between backquotes, within a line or over its end."""
+        return [" ".join(match[2].split()) for match in _SPAN.finditer(self.prose)]
+
+
+def console_steps(block: Block) -> Iterator[Step]:
+    """Commands of a console block, each with the output that the page shows."""
+    command, output = "", []
+    for line in block.text.splitlines():
+        prompt = _PROMPT.match(line)
+        if command.endswith("\\"):
+            command = command[:-1] + line.strip()
+        elif prompt:
+            if command:
+                yield Step(command, "\n".join(output))
+            command, output = line[prompt.end() :], []
+        else:
+            output.append(line)
+    if command:
+        yield Step(command, "\n".join(output))
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """Every simple command of a block, as words; in a console block, what follows a prompt."""
+    if block.language not in ("sh", "console", ""):
+        return
+    text = re.sub(r" *\\\n *", " ", block.text)
+    for line in text.splitlines():
+        prompt = _PROMPT.match(line)
+        if block.language == "console" and not prompt:
+            continue
+        try:
+            yield from _simple(line[prompt.end() :] if prompt else line)
+        except ValueError:  # a quotation mark without its twin: no command
+            continue
+
+
+def _simple(line: str) -> Iterator[list[str]]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    skip = False
+    for word in lexer:
+        if word in _SEPARATORS:
+            if words:
+                yield words
+            words = []
+        elif word in _REDIRECTS:
+            skip = True
+        elif skip:
+            skip = False
+        elif words or not re.match(r"[A-Z_]+=", word):
+            words.append(word)
+    if words:
+        yield words
+
+
+def fits(shown: str, printed: str, *, varying: bool = False) -> bool:
+    """Whether a page's output is what was printed; ``...`` stands for anything, blanks for blanks.
+
+    Args:
+        shown: on the page.
+        printed: by the program.
+        varying: any number, with any unit of time or size, stands for any other.
+    """
+
+    def plain(text: str) -> str:
+        lines = "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
+        if not varying:
+            return lines
+        return re.sub(r"(?<![\w-])\d[\d.,]*(?:ms|us|s|[kMG]?B|%)?(?![\w-])", "0", re.sub("─+", "─", lines))
+
+    parts = [re.escape(part) for part in plain(shown).split("...")]
+    return re.fullmatch(".*".join(parts), plain(printed), re.DOTALL) is not None

@@ -1,0 +1,367 @@
+"""README.md and docs/: links lead somewhere, commands work, options exist, messages are those of the code.
+
+``documents.py`` says which blocks of a page are run.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from documents import Page, commands, console_steps, fits
+from processes import free_port
+
+from pipeedge.auction.options import parse_auction
+from pipeedge.config import Environment
+from pipeedge.errors import RequestError
+from pipeedge.launching.main import parse_launch, plan_launch
+from pipeedge.options import parse_doctor, parse_runtime
+from pipeedge.profiling.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.reporting.main import parse_report
+from pipeedge.simulating.options import parse_simulate
+from pipeedge.testbed.main import parse_testbed
+from pipeedge.training.options import parse_train
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): Page.read(path) for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+}
+RUN_S = 60.0
+"""A block of commands takes no longer."""
+
+Parse = Callable[[Sequence[str]], object]
+
+
+def _script(name: str) -> object:
+    specification = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def _sched_pipeline(argv: Sequence[str]) -> None:
+    """The program reads its options in order, and stops at --version; no file is read before."""
+    program = shutil.which("sched-pipeline", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
+    done = subprocess.run(
+        [program or "sched-pipeline", *argv, "--version"], capture_output=True, text=True, timeout=10
+    )
+    print(done.stdout)
+    if done.returncode:
+        raise RequestError(done.stderr)
+
+
+PARSERS: dict[str, Parse] = {
+    "runtime.py": lambda argv: parse_runtime(argv, Environment()),
+    "pipeedge-doctor": lambda argv: parse_doctor(argv, Environment()),
+    "pipeedge-launch": lambda argv: plan_launch(parse_launch(argv)),
+    "pipeedge-report": parse_report,
+    "pipeedge-simulate": parse_simulate,
+    "profiler.py": parse_profiler,
+    "profiler_results_to_models.py": parse_models,
+    "profiler_results_to_device_types.py": parse_device_types,
+    "revauct.py": parse_auction,
+    "save_model_weights.py": _script("save_model_weights").parse_save,  # type: ignore[attr-defined]
+    "sched-pipeline": _sched_pipeline,
+    "tools/testbed.py": parse_testbed,
+    "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
+}
+"""Every program, and what reads its command line."""
+
+OTHERS = {"apt", "cmake", "git", "ip", "mkdir", "nc", "pgrep", "pip", "ss", "ssh", "tc", "torchrun", "wg"}
+"""Programs of others whose options the pages name."""
+
+
+def called(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Program and arguments of a command, if it is one of ours."""
+    words = list(words)
+    if words and words[0] == "torchrun":
+        place = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
+        rest = words[place:]
+        return (rest[0], ["0", "2", *rest[1:]]) if rest and rest[0] == "runtime.py" else called(rest)
+    if words and Path(words[0]).name.startswith("python"):
+        words = words[1:]
+    if not words:
+        return None
+    name = words[0].removeprefix("./")
+    known = name in PARSERS or name == "make" or name.startswith(("benchmarks/", "tools/", "scripts/"))
+    return (name, words[1:]) if known else None
+
+
+def check(name: str, argv: list[str]) -> None:
+    """Refuse a command line that the program would refuse."""
+    if name == "make":
+        goals = [word for word in argv if "=" not in word]
+        rules = (ROOT / "Makefile").read_text("utf-8")
+        assert all(re.search(rf"^{goal}:", rules, re.MULTILINE) for goal in goals), argv
+    elif name in PARSERS:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+            PARSERS[name](argv)
+    else:
+        source = (ROOT / name).read_text("utf-8")
+        unknown = [word for word in argv if word.startswith("-") and f'"{word}"' not in source]
+        assert not unknown, f"{name} has no {unknown}"
+
+
+@cache
+def options() -> set[str]:
+    """Every option of every program, as --help prints them, and of the tools beside them."""
+    found = set()
+    actions = ["up", "down", "exec"]
+    for name, parse in PARSERS.items():
+        for argv in [["--help"], *([action, "--help"] for action in actions if name.endswith("testbed.py"))]:
+            printed = io.StringIO()
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+                if name == "sched-pipeline":
+                    parse(["--help"])
+                else:
+                    parse(argv)
+            found |= set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
+    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").glob("*.py")]:
+        found |= set(re.findall(r'"(--?[A-Za-z][\w-]*)"', path.read_text("utf-8")))
+    return found
+
+
+# --- links ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = PAGES[name]
+    broken = []
+    for link in page.links():
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        if not path.exists():
+            broken.append(link)
+        elif anchor:
+            there = PAGES.get(str(path.relative_to(ROOT))) or Page.read(path)
+            if anchor not in there.anchors():
+                broken.append(f"{link}: it has {sorted(there.anchors())}")
+    assert not broken
+
+
+def test_every_page_can_be_reached() -> None:
+    seen, open_ = set(), [DOCS / "README.md"]
+    while open_:
+        page = Page.read(open_.pop())
+        seen.add(page.path)
+        for link in page.links():
+            path = (page.path.parent / link.partition("#")[0]).resolve()
+            if path.suffix == ".md" and path.is_file() and path.is_relative_to(ROOT) and path not in seen:
+                open_.append(path)
+    assert set(DOCS.glob("*.md")) <= seen
+    listed = {(DOCS / link.partition("#")[0]).resolve() for link in PAGES["docs/README.md"].links()}
+    assert set(DOCS.glob("*.md")) - {DOCS / "README.md"} <= listed, "a page is not in the table of contents"
+
+
+def test_pictures_are_what_the_product_says(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from draw_pictures import draw_all
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    drawn = draw_all(tmp_path)
+    for path in drawn:
+        kept = DOCS / "pictures" / path.name
+        assert kept.read_text() == path.read_text(), f"tools/draw_pictures.py draws another {path.name}"
+    assert {path.name for path in (DOCS / "pictures").iterdir()} == {path.name for path in drawn}
+    shown = {Path(link).name for page in PAGES.values() for link in page.pictures()}
+    assert {path.name for path in drawn} <= shown
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_are_such_that_the_programs_accept_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    wrong = []
+    for block in PAGES[name].blocks:
+        for words in commands(block):
+            command = called(words)
+            if command is None:
+                continue
+            try:
+                check(*command)
+            except (RequestError, AssertionError, OSError) as error:
+                wrong.append(f"{name}, block at line {block.line}: {' '.join(words)}: {error}")
+    if name != "docs/README.md":  # what is meant to be refused says so
+        refused = {step.command for block in PAGES[name].blocks for step in console_steps(block)}
+        wrong = [line for line in wrong if not any(_is_refused(text, line) for text in refused)]
+    assert not wrong
+
+
+def _is_refused(command: str, line: str) -> bool:
+    """A console block runs it and shows its exit status: that test is the better one."""
+    return command.endswith("; echo $?") and " ".join(command[:-9].split()) in " ".join(line.split())
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_options_that_are_named_exist(name: str) -> None:
+    unknown = set()
+    for code in PAGES[name].code():
+        words = code.split()
+        if words[0] in OTHERS or "://" in code:
+            continue
+        for word in words:
+            for option in re.findall(r"(?:^|(?<=/))--?[A-Za-z][\w-]*", word):
+                if option not in options() | FOREIGN:
+                    unknown.add(f"{option} in `{code}`")
+    assert not unknown
+
+
+FOREIGN = {"-DNDEBUG", "--master-port"}
+"""Options of compilers and of torchrun."""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory like a checkout, with all programs on the PATH of ``bin``."""
+    place = tmp_path_factory.mktemp("docs")
+    work, programs = place / "work", place / "bin"
+    programs.mkdir()
+    # The default port may be taken on a machine where other tests run.
+    another = f'case "$1" in runtime.py) set -- "$@" --port {free_port()};; esac'
+    scripts = {"python": f'{another}\nexec {sys.executable} "$@"'}
+    for program, module in (
+        ("doctor", "pipeedge.doctor"),
+        ("launch", "pipeedge.launching.main"),
+        ("report", "pipeedge.reporting"),
+        ("simulate", "pipeedge.simulating"),
+    ):
+        scripts[f"pipeedge-{program}"] = f'exec {sys.executable} -m {module} "$@"'
+    for program, line in scripts.items():
+        (programs / program).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / program).chmod(0o755)
+    work.mkdir()
+    return place
+
+
+def fresh_work(place: Path) -> Path:
+    """The working directory as a clone has it; what an earlier page wrote is gone."""
+    work = place / "work"
+    shutil.rmtree(work)
+    work.mkdir()
+    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "pipeedge", "tools", "Makefile"))]:
+        (work / path.name).symlink_to(path)
+    for path in ROOT.glob("*.yml"):
+        shutil.copy(path, work)
+    return work
+
+
+def run(place: Path, text: str) -> tuple[int, str]:
+    """Commands as a user would type them: exit status, and what they print."""
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=place / "work",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_S,
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join(
+                [str(place / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "100",
+        },
+    )
+    return done.returncode, done.stdout
+
+
+def runnable() -> list[str]:
+    return [
+        name
+        for name, page in PAGES.items()
+        if any(block.language in ("sh", "console") for block in page.blocks)
+    ]
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_what_can_be_run_here_is_run(name: str, checkout: Path) -> None:
+    fresh_work(checkout)
+    for block in PAGES[name].blocks:
+        where = f"{name}, block at line {block.line}"
+        if block.language == "sh":
+            status, printed = run(checkout, f"set -e\n{block.text}")
+            assert status == 0, f"{where} ended with {status}:\n{printed}"
+        elif block.language == "console":
+            for step in console_steps(block):
+                status, printed = run(checkout, step.command)
+                assert fits(step.output, printed, varying=block.varying), f"{where}: {step.command}\nprinted:\n{printed}"
+                assert status == 0 or "echo $?" in step.command, f"{where}: {step.command}: {status}"
+
+
+# --- messages ---------------------------------------------------------------------------------------
+
+
+@cache
+def sayings() -> list[list[str]]:
+    """Every text in the code, as the parts between what is filled in."""
+    found = []
+    for path in sorted((ROOT / "pipeedge").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append([str(part.value) for part in node.values if isinstance(part, ast.Constant)])
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append([node.value])
+    for path in sorted((ROOT / "src-native").rglob("*.cpp")):
+        for statement in path.read_text("utf-8").split(";"):
+            found.append([text.replace('\\"', '"') for text in re.findall(r'"((?:[^"\\]|\\.)*)"', statement)])
+    return found
+
+
+def said(message: str) -> float:
+    """How much of a message, of 1, stands in one text of the code, its parts in their order."""
+    best = 0.0
+    for parts in sayings():
+        covered, at = 0, 0
+        for part in parts:
+            text = " ".join(part.split())
+            if len(text) < 3:
+                continue
+            place = message.find(text, at)
+            if place < 0 and message[at:].strip() and message[at:].strip() in text:
+                place, text = message.find(message[at:].strip(), at), message[at:].strip()
+            if place >= 0:
+                covered, at = covered + len(text), place + len(text)
+        best = max(best, covered / len(message))
+    return best
+
+
+def messages() -> Iterator[str]:
+    """What the tables of troubleshooting.md quote: the first cell of each row, between backquotes."""
+    for line in PAGES["docs/troubleshooting.md"].prose.splitlines():
+        cell = re.match(r"\| *`([^`]+)`", line)
+        if cell:
+            yield cell[1]
+
+
+def test_the_troubleshooting_quotes_what_the_programs_say() -> None:
+    invented = []
+    for message in messages():
+        for fragment in filter(None, (part.strip(" …") for part in message.split("…"))):
+            if said(fragment) < 0.5:
+                invented.append(f"{fragment} ({said(fragment):.2f})")
+    assert not invented
+    assert len(list(messages())) > 40
