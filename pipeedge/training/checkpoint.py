@@ -2,8 +2,8 @@
 
     DIR/step-00000012/            whole, or not under this name
         checkpoint.json           model, optimizer, seed, ...: what must be the same; the step
-        stage-0.safetensors       layers.0.weight, layers.0.weight/momentum, ...
-        stage-1.safetensors
+        worker-0.safetensors      layers.0.weight, layers.0.weight/momentum, ...
+        worker-1.safetensors
 
 Every worker writes its stages into ``DIR/.step-00000012.part``; when all have, the first worker writes the
 description and renames the directory. Older ones are removed then, but for the last before it.
