@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from documents import Page, commands, console_steps, fits
 from processes import free_port
 
@@ -217,7 +218,7 @@ def test_options_that_are_named_exist(name: str) -> None:
     unknown = set()
     for code in PAGES[name].code():
         words = code.split()
-        if words[0] in OTHERS or "://" in code:
+        if words[0] in OTHERS or "://" in code or "pip install" in code:
             continue
         for word in words:
             for option in re.findall(r"(?:^|(?<=/))--?[A-Za-z][\w-]*", word):
@@ -308,8 +309,26 @@ def test_what_can_be_run_here_is_run(name: str, checkout: Path) -> None:
         elif block.language == "console":
             for step in console_steps(block):
                 status, printed = run(checkout, step.command)
-                assert fits(step.output, printed, varying=block.varying), f"{where}: {step.command}\nprinted:\n{printed}"
+                assert fits(step.output, printed, varying=block.varying), (
+                    f"{where}: {step.command}\nprinted:\n{printed}"
+                )
                 assert status == 0 or "echo $?" in step.command, f"{where}: {step.command}: {status}"
+
+
+def test_every_option_of_the_runtime_has_a_chapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no name is broken at the end of a line
+    printed = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+        PARSERS["runtime.py"](["--help"])
+    named = set(re.findall(r"--[a-z][\w-]*", " ".join(PAGES["docs/commands.md"].code())))
+    assert set(re.findall(r"--[a-z][\w-]*", printed.getvalue())) - {"--help", "--version"} <= named
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_examples_of_files_can_be_read(name: str) -> None:
+    for block in PAGES[name].blocks:
+        if block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.text), dict | list), f"{name}:{block.line}"
 
 
 # --- messages ---------------------------------------------------------------------------------------
@@ -326,27 +345,39 @@ def sayings() -> list[list[str]]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append([node.value])
     for path in sorted((ROOT / "src-native").rglob("*.cpp")):
-        for statement in path.read_text("utf-8").split(";"):
+        for statement in path.read_text("utf-8").split(";\n"):
             found.append([text.replace('\\"', '"') for text in re.findall(r'"((?:[^"\\]|\\.)*)"', statement)])
-    return found
+    kept = ([text for part in parts if len(text := " ".join(part.split())) > 2] for parts in found)
+    return [parts for parts in kept if any(" " in part for part in parts)]
 
 
 def said(message: str) -> float:
-    """How much of a message, of 1, stands in one text of the code, its parts in their order."""
-    best = 0.0
-    for parts in sayings():
-        covered, at = 0, 0
-        for part in parts:
-            text = " ".join(part.split())
-            if len(text) < 3:
-                continue
-            place = message.find(text, at)
-            if place < 0 and message[at:].strip() and message[at:].strip() in text:
-                place, text = message.find(message[at:].strip(), at), message[at:].strip()
-            if place >= 0:
-                covered, at = covered + len(text), place + len(text)
-        best = max(best, covered / len(message))
-    return best
+    """How much of a message, of 1, stands in one text of the code, its parts in their order.
+
+    A message may begin within the first part of a text and end within the last.
+    """
+    return max(_covered(message, parts) for parts in sayings()) / len(message)
+
+
+def _covered(message: str, parts: Sequence[str]) -> int:
+    covered, at = 0, 0
+    for part in parts:
+        place = message.find(part, at)
+        if place >= 0:
+            covered, at = covered + len(part), place + len(part)
+        elif message[at:] and message[at:] in part:
+            return covered + len(message) - at
+        elif part[:_KNOWN] in message[at:] or (not at and part[-_KNOWN:] in message):
+            rest = message[at:]
+            for length in range(min(len(part), len(rest)), 2, -1):
+                if rest.endswith(part[:length]) or (not at and rest.startswith(part[-length:])):
+                    covered, at = covered + length, at + length
+                    break
+    return covered
+
+
+_KNOWN = 5
+"""Characters by which a part that is cut off is recognised."""
 
 
 def messages() -> Iterator[str]:
@@ -361,7 +392,7 @@ def test_the_troubleshooting_quotes_what_the_programs_say() -> None:
     invented = []
     for message in messages():
         for fragment in filter(None, (part.strip(" …") for part in message.split("…"))):
-            if said(fragment) < 0.5:
+            if len(fragment) > 8 and said(fragment) < 0.5:
                 invented.append(f"{fragment} ({said(fragment):.2f})")
     assert not invented
     assert len(list(messages())) > 40

@@ -303,7 +303,7 @@ def test_help_is_there_before_anything_heavy_is_imported() -> None:
 def test_the_picture_in_the_readme_is_true() -> None:
     """Every name in the README's layout exists, and every module of the package is in it."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    (picture,) = re.findall(r"^## Layout\n.*?```\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
+    (picture,) = re.findall(r"^## Layout\n.*?```text\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
     named, folder = set(), ROOT
     for line in picture.splitlines():
         names = re.split(r"  +", line.strip())[0].split()  # two blanks: here the explanation begins
