@@ -48,14 +48,13 @@ def _run() -> None:
     # Only now: torch takes seconds to import, and a mistake is to be answered at once. Its native part
     # aborts, at length, when it is to carry a KeyboardInterrupt; there is nothing to clean up yet anyway.
     with signals_end_at_once():
-        from rich.console import Console
-
+        from pipeedge.console import StandardOutput
         from pipeedge.pipeline import run, show_schedule
 
     def warn(line: str) -> None:
         print(f"{PROGRAM}: rank {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
 
-    console = Console()
+    console = StandardOutput()
     if command.dry_run:
         show_schedule(command.request, console)
     else:

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "pipeedge"
 ORDER = (
     "errors",
     "files",
+    "console",
     "schedule",
     "config",
     "yamlfile",

@@ -80,8 +80,12 @@ def main() -> NoReturn:
     """Make the page that the command line asks for, and end the process."""
 
     def report() -> None:
-        for line in make_report(parse_report(sys.argv[1:])):
-            print(line, flush=True)
+        lines = make_report(parse_report(sys.argv[1:]))
+        from pipeedge.console import StandardOutput
+
+        console = StandardOutput()
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     sys.exit(guard(PROGRAM, report, verbose="--verbose" in sys.argv))
 

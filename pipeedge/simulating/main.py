@@ -21,11 +21,10 @@ def main() -> NoReturn:
 def _simulate() -> None:
     request = parse_simulate(sys.argv[1:])
     # Only now: what it takes to print takes long to import, and a mistake is to be answered at once.
-    from rich.console import Console
-
+    from pipeedge.console import StandardOutput
     from pipeedge.simulating.session import run
 
     def warn(line: str) -> None:
         print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
 
-    run(request, sys.argv, Console(), warn)
+    run(request, sys.argv, StandardOutput(), warn)

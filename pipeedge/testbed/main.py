@@ -119,8 +119,9 @@ def _become(bed: TestBed, host: str, command: Sequence[str]) -> NoReturn:
 
 def _show(bed: TestBed) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from pipeedge.console import StandardOutput
 
     table = Table("host", "type", "address", "bandwidth", "processors", "memory", "processes", box=box.SIMPLE)
     for host in bed.journal.hosts:
@@ -134,7 +135,7 @@ def _show(bed: TestBed) -> None:
             f"{usage.mem_bytes >> 20}/{host.mem_bytes >> 20} MB",
             str(usage.processes),
         )
-    console = Console()
+    console = StandardOutput()
     console.print(f"test bed {bed.journal.name}: {len(bed.journal.hosts)} hosts", highlight=False)
     console.print(table)
 

@@ -64,8 +64,7 @@ def _work(command: TrainCommand) -> None:
     # What torch logs of a broken connection precedes the one line that tells why.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with signals_end_at_once():
-        from rich.console import Console
-
+        from pipeedge.console import StandardOutput
         from pipeedge.training.session import show, train
 
     # Only now: importing torch sets the levels of its loggers anew.
@@ -75,9 +74,9 @@ def _work(command: TrainCommand) -> None:
         print(f"{PROGRAM}: worker {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
 
     if command.dry_run:
-        show(command.request, Console())
+        show(command.request, StandardOutput())
     else:
-        train(command.request, Console(), warn)
+        train(command.request, StandardOutput(), warn)
 
 
 def _launch(command: TrainCommand) -> int:

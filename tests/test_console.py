@@ -1,0 +1,56 @@
+"""Standard output: how wide it is, and what happens when nobody reads it any longer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import RUNTIME, environment, free_port
+from saved_reports import simulated_body
+
+from pipeedge.console import StandardOutput
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("75", 75), ("200", 200)])
+def test_what_is_no_terminal_is_wide_enough_for_figures(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "__stdout__", None)  # the terminal of whoever runs the tests
+    assert StandardOutput().width == width
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    """As ``| head`` does: the rows are written, and the exit status is that of the run."""
+    script = '"$@" | true; exit "${PIPESTATUS[0]}"'
+    run = [sys.executable, str(RUNTIME), "0", "1", "-m", "vit-digits", "-b", "40", "--output", "rows.csv"]
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *run, "--port", str(free_port())],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
+
+
+def test_nor_a_report(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(simulated_body([0.1, 0.2])))
+    command = [sys.executable, "-m", "pipeedge.reporting", "run.json"]
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | true; exit "${PIPESTATUS[0]}"', "bash", *command],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(RUNTIME.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run.html").exists()
