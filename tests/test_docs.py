@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 from documents import Page, commands, console_steps, fits
-from processes import free_port
+from processes import environment, free_port
 
 from pipeedge.auction.options import parse_auction
 from pipeedge.config import Environment
@@ -231,12 +232,15 @@ FOREIGN = {"-DNDEBUG", "--master-port"}
 """Options of compilers and of torchrun."""
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory like a checkout, with all programs on the PATH of ``bin``."""
-    place = tmp_path_factory.mktemp("docs")
+def checkout(place: Path) -> Path:
+    """A directory like a clone, beside one with all programs."""
     work, programs = place / "work", place / "bin"
+    work.mkdir()
     programs.mkdir()
+    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "pipeedge", "tools", "Makefile"))]:
+        (work / path.name).symlink_to(path)
+    for path in ROOT.glob("*.yml"):
+        shutil.copy(path, work)
     # The default port may be taken on a machine where other tests run.
     another = f'case "$1" in runtime.py) set -- "$@" --port {free_port()};; esac'
     scripts = {"python": f'{another}\nexec {sys.executable} "$@"'}
@@ -250,69 +254,64 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for program, line in scripts.items():
         (programs / program).write_text(f"#!/bin/sh\n{line}\n")
         (programs / program).chmod(0o755)
-    work.mkdir()
-    return place
-
-
-def fresh_work(place: Path) -> Path:
-    """The working directory as a clone has it; what an earlier page wrote is gone."""
-    work = place / "work"
-    shutil.rmtree(work)
-    work.mkdir()
-    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "pipeedge", "tools", "Makefile"))]:
-        (work / path.name).symlink_to(path)
-    for path in ROOT.glob("*.yml"):
-        shutil.copy(path, work)
     return work
 
 
-def run(place: Path, text: str) -> tuple[int, str]:
+def run(work: Path, text: str) -> tuple[int, str]:
     """Commands as a user would type them: exit status, and what they print."""
+    programs = [str(work.parent / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    paths = {"PATH": os.pathsep.join(programs), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", text],
-        cwd=place / "work",
+        cwd=work,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=RUN_S,
-        env={
-            **os.environ,
-            "PATH": os.pathsep.join(
-                [str(place / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-            ),
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "COLUMNS": "100",
-        },
+        env={**environment(), **paths, "COLUMNS": "100"},
     )
     return done.returncode, done.stdout
 
 
-def runnable() -> list[str]:
-    return [
-        name
-        for name, page in PAGES.items()
-        if any(block.language in ("sh", "console") for block in page.blocks)
-    ]
-
-
-@pytest.mark.parametrize("name", runnable())
-def test_what_can_be_run_here_is_run(name: str, checkout: Path) -> None:
-    fresh_work(checkout)
-    for block in PAGES[name].blocks:
-        where = f"{name}, block at line {block.line}"
+def run_page(page: Page, place: Path) -> None:
+    """Every block that can be run here, one after the other."""
+    work = checkout(place)
+    for block in page.blocks:
+        where = f"{page.path.name}, block at line {block.line}"
         if block.language == "sh":
-            status, printed = run(checkout, f"set -e\n{block.text}")
+            status, printed = run(work, f"set -e\n{block.text}")
             assert status == 0, f"{where} ended with {status}:\n{printed}"
         elif block.language == "console":
             for step in console_steps(block):
-                status, printed = run(checkout, step.command)
-                assert fits(step.output, printed, varying=block.varying), (
-                    f"{where}: {step.command}\nprinted:\n{printed}"
-                )
-                assert status == 0 or "echo $?" in step.command, f"{where}: {step.command}: {status}"
+                status, printed = run(work, step.command)
+                story = f"{where}: {step.command}\nended with {status} and printed:\n{printed}"
+                assert fits(step.output, printed, varying=block.varying), story
+                assert status == 0 or "echo $?" in step.command, story
+
+
+RUNNABLE = [
+    name for name, page in PAGES.items() if {"sh", "console"} & {block.language for block in page.blocks}
+]
+
+
+@pytest.fixture(scope="module")
+def under_way(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[None]]]:
+    """Pages of which the commands are being run, two at a time: much of it is waiting."""
+    wanted = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(run_page, PAGES[name], tmp_path_factory.mktemp("page"))
+            for name in RUNNABLE
+            if name in wanted
+        }
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_what_can_be_run_here_is_run(name: str, under_way: dict[str, Future[None]]) -> None:
+    under_way[name].result()
 
 
 def test_every_option_of_the_runtime_has_a_chapter(monkeypatch: pytest.MonkeyPatch) -> None:
