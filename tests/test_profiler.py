@@ -25,7 +25,7 @@ from pipeedge.models import find_model
 from pipeedge.options import guard
 from pipeedge.profiling import session
 from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
-from pipeedge.profiling.machine import MemoryBudget, available_bytes
+from pipeedge.profiling.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.profiling.measuring import (
     Pacing,
     activation_peaks,
@@ -231,14 +231,82 @@ def test_activations_are_what_the_layers_allocate(model_dirs: dict[str, Path]) -
     assert (projection, expansion) == (hidden, hidden + hidden + inner)
 
 
-def test_the_memory_of_a_control_group_counts(tmp_path: Path) -> None:
-    unlimited = available_bytes(tmp_path)
-    (tmp_path / "memory.max").write_text(f"{300 * MIB}\n")
-    (tmp_path / "memory.current").write_text(f"{220 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {20 * MIB}\n")
-    assert available_bytes(tmp_path) == 100 * MIB
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(tmp_path) == pytest.approx(unlimited, rel=0.5)
+def _groups(place: Path, membership: str, files: dict[str, object]) -> ControlGroups:
+    for name, text in files.items():
+        (place / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "cgroup" / name).write_text(f"{text}\n")
+    (place / "membership").write_text(membership)
+    return ControlGroups(place / "cgroup", place / "membership")
+
+
+@pytest.mark.parametrize(
+    "membership",
+    ["0::/\n", "0::/a/b\n", "0::/not/seen/from/within/a/container\n", ""],
+)
+def test_the_memory_of_a_control_group_counts(tmp_path: Path, membership: str) -> None:
+    unlimited = available_bytes(_groups(tmp_path, membership, {"a/b/cgroup.procs": 1}))
+    files = {
+        "memory.max": 300 * MIB,
+        "memory.current": 220 * MIB,
+        "memory.stat": f"anon 1\ninactive_file {20 * MIB}",
+    }
+    assert available_bytes(_groups(tmp_path, membership, files)) == 100 * MIB
+    groups = _groups(tmp_path, membership, {"memory.max": "max"})
+    assert available_bytes(groups) == pytest.approx(unlimited, rel=0.5)
+
+
+def test_the_narrowest_of_the_groups_around_a_process_counts(tmp_path: Path) -> None:
+    files = {
+        "memory/a/memory.limit_in_bytes": 90 * MIB,
+        "memory/a/memory.usage_in_bytes": 20 * MIB,
+        "memory/a/b/memory.limit_in_bytes": 80 * MIB,
+        "memory/a/b/memory.usage_in_bytes": 5 * MIB,
+        "memory/c/memory.limit_in_bytes": MIB,
+        "memory/c/memory.usage_in_bytes": 0,
+        "cpu/x/cpu.cfs_quota_us": 25_000,
+        "cpu/x/cpu.cfs_period_us": 100_000,
+        "cpu/x/y/cpu.cfs_quota_us": -1,
+        "cpu/x/y/cpu.cfs_period_us": 100_000,
+        "cpu/z/cpu.cfs_quota_us": 1000,
+        "cpu/z/cpu.cfs_period_us": 100_000,
+    }
+    groups = _groups(tmp_path, "9:memory:/a/b\n4:cpu,cpuacct:/x/y\n0::/\n", files)
+    assert groups.free_bytes() == 70 * MIB
+    assert groups.processors() == 0.25
+
+
+@pytest.mark.parametrize(("text", "expected"), [("max 100000", None), ("50000 100000", 0.5)])
+def test_a_quota_of_version_two_is_read(tmp_path: Path, text: str, expected: float | None) -> None:
+    files = {"a/b/cpu.max": text, "a/cpu.max": "max 100000", "a/memory.max": "max"}
+    assert _groups(tmp_path, "0::/a/b\n", files).processors() == expected
+
+
+class _Standing:
+    """A process that runs for 1 s and then stands still for 3, as its two clocks tell."""
+
+    def __init__(self) -> None:
+        self.worked = 0.0
+
+    def work(self) -> float:
+        self.worked += 0.4
+        return self.worked
+
+    def wall(self) -> float:
+        whole, part = divmod(self.worked, 1.0)
+        return 4 * whole + part
+
+
+def test_under_a_quota_no_layer_is_charged_with_standing_still(model_dirs: dict[str, Path]) -> None:
+    model = find_model(str(model_dirs["vit"]))
+    shard = model.random(LayerRange(0, model.n_layers))
+    payload = made_up_payload(model.payload_specs(0, 1), CPU, torch.Generator())
+    process, pacing = _Standing(), Pacing(5, warmup=False)
+    plain, _ = time_layers(shard, payload, pacing, clock=process.wall, work_clock=process.work)
+    # Each layer works for 0.4 s, which takes 1.6 s in the long run.
+    assert len(plain) == model.n_layers
+    for times in plain:
+        assert times == pytest.approx([times[0]] * 5)
+        assert times[0] == pytest.approx(1.6, rel=0.1)
 
 
 def test_the_reserve_is_told() -> None:

@@ -52,6 +52,7 @@ def measure_handling(
     device: torch.device,
     wire: Wire,
     clock: Callable[[], float] = time.perf_counter,
+    stretch: float = 1.0,
 ) -> Handling:
     """What a payload of ``specs`` costs a stage that receives it, and one that sends it.
 
@@ -60,6 +61,7 @@ def measure_handling(
         device: where the stage computes.
         wire: what a byte costs beside that.
         clock: in seconds.
+        stretch: seconds that pass while a second of ``clock`` does.
     """
     buffer = FrameBuffer(frame_capacity(specs))
     made: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in specs)
@@ -76,8 +78,8 @@ def measure_handling(
 
     size = specs_bytes(specs)
     with torch.inference_mode():
-        send_s = _median(send, clock)
-        receive_s = _median(receive, clock)
+        send_s = stretch * _median(send, clock)
+        receive_s = stretch * _median(receive, clock)
     return Handling(
         receive_s=receive_s + wire.receive_s_per_byte * size, send_s=send_s + wire.send_s_per_byte * size
     )
@@ -93,8 +95,12 @@ def _median(work: Callable[[], None], clock: Callable[[], float]) -> float:
     return statistics.median(times)
 
 
-def measure_wire() -> Wire:
-    """What the bytes of a frame cost a processor on their way out and in, over the loopback."""
+def measure_wire(stretch: float = 1.0) -> Wire:
+    """What the bytes of a frame cost a processor on their way out and in, over the loopback.
+
+    Args:
+        stretch: seconds that pass while the process gets one of a processor.
+    """
     spent: list[float] = []
     failures: list[OSError] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -125,7 +131,7 @@ def measure_wire() -> Wire:
     if failures:
         raise failures[0]
     moved = _WIRE_BYTES * _WIRE_REPEATS
-    return Wire(receive_s_per_byte=spent[0] / moved, send_s_per_byte=sending / moved)
+    return Wire(receive_s_per_byte=stretch * spent[0] / moved, send_s_per_byte=stretch * sending / moved)
 
 
 def _receive_into(connection: socket.socket, memory: memoryview) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["MemoryBudget", "available_bytes", "processors", "resident_bytes"]
+__all__ = ["ControlGroups", "MemoryBudget", "available_bytes", "processors", "resident_bytes"]
 
 SYSTEM_RESERVE_BYTES = 256 << 20
 """Left to the system and to what else runs there."""
@@ -37,34 +37,79 @@ class MemoryBudget:
         return f"{self.usable_bytes >> 20} MB: {free} free, less {reserve}"
 
 
-def available_bytes(proc: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that can be had without swapping, within this process's control group.
+@dataclass(frozen=True)
+class ControlGroups:
+    """The limits that this process is under: those of its control groups, and of the groups around them.
 
-    Args:
-        proc: where the control groups are.
+        /sys/fs/cgroup/memory/a/b    version 1, a tree for each controller: "9:memory:/a/b"
+        /sys/fs/cgroup/a/b           version 2: "0::/a/b"
+
+    Within a container the tree may begin at its own group, whatever the line says: then its root counts.
     """
+
+    mount: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def free_bytes(self) -> int | None:
+        """Memory that may still be taken; None without a limit."""
+        found = []
+        for controller, limit, used, cache in (
+            ("", "memory.max", "memory.current", "inactive_file"),
+            ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            for group in self._groups(controller):
+                most, now = _numbers(group / limit), _numbers(group / used)
+                if most and now:
+                    # What is only a copy of files is given up before anything fails.
+                    found.append(max(0, most[0] - now[0] + _statistic(group / "memory.stat", cache)))
+        return min(found, default=None)
+
+    def processors(self) -> float | None:
+        """Seconds of processor time in a second; None without a quota."""
+        found = []
+        for group in self._groups(""):
+            both = _numbers(group / "cpu.max")
+            if len(both) == 2:
+                found.append(both[0] / both[1])
+        for group in self._groups("cpu"):
+            quota, period = _numbers(group / "cpu.cfs_quota_us"), _numbers(group / "cpu.cfs_period_us")
+            if quota and period and quota[0] > 0:
+                found.append(quota[0] / period[0])
+        return min(found, default=None)
+
+    def _groups(self, controller: str) -> list[Path]:
+        """The group of this process and those around it, the root last. ``""``: of version 2."""
+        root = self.mount / controller
+        own = root / self._own(controller).lstrip("/")
+        if not own.is_dir():
+            return [root]
+        return [own, *(parent for parent in own.parents if root in (parent, *parent.parents))]
+
+    def _own(self, controller: str) -> str:
+        try:
+            lines = self.membership.read_text().splitlines()
+        except OSError:
+            return "/"
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                return path
+        return "/"
+
+
+def available_bytes(groups: ControlGroups | None = None) -> int:
+    """Memory that can be had without swapping, within this process's control groups."""
     free = int(psutil.virtual_memory().available)
-    for limit, used, statistics, cache in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        most, now = _number(proc / limit), _number(proc / used)
-        if most is not None and now is not None:
-            # What is only a copy of files is given up before anything fails.
-            free = min(free, max(0, most - now + _statistic(proc / statistics, cache)))
-    return free
+    allowed = (groups or ControlGroups()).free_bytes()
+    return free if allowed is None else min(free, allowed)
 
 
-def _number(path: Path) -> int | None:
+def _numbers(path: Path) -> list[int]:
+    """Those in a file; none where there is no such file, or where it says "max": no limit."""
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such group, or "max": no limit
-        return None
+        return [int(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _statistic(path: Path, name: str) -> int:
@@ -76,7 +121,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -8,6 +8,13 @@ one layer ends and the next begins. So each finds the caches and the allocator a
 times of a repetition add up to it, and a drift of the machine meets all layers alike. On a GPU the
 stamps are events in its queue, which cost no waiting.
 
+Under a quota of processor time a process runs, then stands still, again and again:
+
+    layers     |--- 1 ---|-- 2 --|-------- 3 --------|        by the wall's clock the layer in which it
+    process    |=====......=====......=====......====|        stood still is slow, the others are fast
+
+so there a layer's time is its processor time, stretched as the whole was.
+
 The peak of activations comes from the allocator: torch's profiler is told of each allocation and
 release, in order, with marks between the layers. Nothing that is not a tensor counts, and nothing that
 another thread or library does to the process.
@@ -97,6 +104,7 @@ def time_layers(
     pacing: Pacing,
     progress: Callable[[float], None] = lambda _part: None,
     clock: Callable[[], float] = time.perf_counter,
+    work_clock: Callable[[], float] | None = None,
 ) -> tuple[Times, Payload]:
     """Times of each layer of ``shard``, and what leaves it.
 
@@ -106,9 +114,10 @@ def time_layers(
         pacing: how often.
         progress: called between passes with the part, of 1, that is done.
         clock: in seconds.
+        work_clock: the processor time of this process, in seconds, where a quota makes it stand still.
     """
     device = payload[0].device
-    stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock)
+    stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock, work_clock)
     repetitions: list[list[float]] = []
     with torch.inference_mode(), _between_layers(shard, stamps.stamp):
         if pacing.warmup:
@@ -122,9 +131,10 @@ def time_layers(
             stamps.end()
             repetitions.append(stamps.seconds())
             if len(repetitions) == 1:
-                count = pacing.repetitions_of(sum(repetitions[0]))
+                count = pacing.repetitions_of(sum(repetitions[0]) * stamps.stretch)
             progress(len(repetitions) / count)
-    return [list(times) for times in zip(*repetitions, strict=True)], output
+    stretch = stamps.stretch
+    return [[stretch * time for time in times] for times in zip(*repetitions, strict=True)], output
 
 
 def summary(times: Sequence[float]) -> tuple[float, float]:
@@ -156,20 +166,33 @@ def _between_layers(shard: Shard, mark: Callable[[], None]) -> Iterator[None]:
 
 
 class _ClockStamps:
-    """Times by the clock of the thread that computes."""
+    """Times by the clock of the thread that computes, or by the work of the process, where that is asked."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], work_clock: Callable[[], float] | None) -> None:
         self._clock = clock
+        self._work_clock = work_clock
+        self._began = self._elapsed = self._worked = 0.0
         self._stamps: list[float] = []
 
+    @property
+    def stretch(self) -> float:
+        """Seconds that pass while a second of ``seconds`` does."""
+        return self._elapsed / self._worked if self._work_clock and self._worked else 1.0
+
     def begin(self) -> None:
-        self._stamps = [self._clock()]
+        self._began = self._clock()
+        self._stamps = [self._now()]
 
     def stamp(self) -> None:
-        self._stamps.append(self._clock())
+        self._stamps.append(self._now())
 
     def end(self) -> None:
         self.stamp()
+        self._elapsed += self._clock() - self._began
+        self._worked += self._stamps[-1] - self._stamps[0]
+
+    def _now(self) -> float:
+        return (self._work_clock or self._clock)()
 
     def seconds(self) -> list[float]:
         return [after - before for before, after in pairwise(self._stamps)]
@@ -177,6 +200,8 @@ class _ClockStamps:
 
 class _EventStamps:
     """Times by a GPU's own clock."""
+
+    stretch = 1.0
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []

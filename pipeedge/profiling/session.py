@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,13 @@ from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
 from pipeedge.profiling.converting import given_figures
 from pipeedge.profiling.handling import Handling, Wire, distinct, measure_handling, measure_wire
-from pipeedge.profiling.machine import MemoryBudget, available_bytes, processors, resident_bytes
+from pipeedge.profiling.machine import (
+    ControlGroups,
+    MemoryBudget,
+    available_bytes,
+    processors,
+    resident_bytes,
+)
 from pipeedge.profiling.measuring import (
     Pacing,
     activation_peaks,
@@ -217,6 +224,7 @@ class _Job:
         handling = self._handling(advance)
         pacing = Pacing(request.iterations, request.warmup)
         groups = self._groups()
+        work_clock = None if self._quota() is None else time.process_time
         payload = made_up_payload(
             self.specs(self.layers.start), self.device, torch.Generator().manual_seed(SEED)
         )
@@ -234,7 +242,9 @@ class _Job:
             # The pass that looks at memory warms the shard up too.
             if pacing.warmup:
                 peaks += activation_peaks(shard, payload)[0]
-            timed, output = time_layers(shard, payload, replace(pacing, warmup=False), progress)
+            timed, output = time_layers(
+                shard, payload, replace(pacing, warmup=False), progress, work_clock=work_clock
+            )
             if not pacing.warmup:
                 peaks += activation_peaks(shard, payload)[0]
             times += timed
@@ -245,12 +255,26 @@ class _Job:
     def _handling(self, advance: Callable[[str, float], None]) -> list[Handling]:
         """Of the cut before each layer, and of the one after the last."""
         advance("measuring what links cost", 0.0)
+        quota = self._quota()
+        stretch = 1.0 if quota is None else max(1.0, 1.0 / quota)
         # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
-        spare = self.device.type == "cpu" and processors() > torch.get_num_threads()
-        wire = Wire() if spare else measure_wire()
+        spare = self.device.type == "cpu" and quota is None and processors() > torch.get_num_threads()
+        wire = Wire() if spare else measure_wire(stretch)
+        if quota is None or self.device.type != "cpu":
+            measured = functools.partial(measure_handling, device=self.device, wire=wire)
+        else:
+            measured = functools.partial(
+                measure_handling, device=self.device, wire=wire, clock=time.thread_time, stretch=stretch
+            )
         cuts = [self.specs(cut) for cut in range(self.layers.start, self.layers.stop + 1)]
-        found = {specs: measure_handling(specs, self.device, wire) for specs in distinct(cuts)}
+        found = {specs: measured(specs) for specs in distinct(cuts)}
         return [found[specs] for specs in cuts]
+
+    @staticmethod
+    def _quota() -> float | None:
+        """Processor time in a second, where that is so little that this process has to stand still."""
+        quota = ControlGroups().processors()
+        return quota if quota is not None and quota <= torch.get_num_threads() else None
 
     def _groups(self) -> list[LayerRange]:
         """Ranges of layers that are loaded together: all, or block by block."""
