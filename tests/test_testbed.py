@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeedge.errors import RequestError, SpecError
-from pipeedge.testbed.bed import TestBeds
+from pipeedge.testbed.bed import TestBed, TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost, load_cluster
 from pipeedge.testbed.groups import GroupSettings, find_hierarchies
 from pipeedge.testbed.journal import Journal, Owner, Shelf
@@ -259,6 +259,26 @@ def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
     assert f"no test bed {name} is up" in run("down", "--name", name).stdout
 
 
+def test_hosts_with_quotas_get_them_whatever_else_the_machine_has_to_do(tmp_path: Path, name: str) -> None:
+    cluster = load_cluster(written(tmp_path, inline("{fast: [a]}", "cpu_fraction: {a: 0.4}\n")))
+    spinning = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spinning, start_new_session=True) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        with TestBeds().lent(name, cluster) as bed:
+            share = subprocess.run(
+                bed.command("a", [sys.executable, "-c", SHARE]),
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=60,
+            ).stdout
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert 0.33 < float(share) < 0.45
+
+
 RATE = """
 import socket, sys, time
 if sys.argv[1] == "serve":
@@ -276,19 +296,41 @@ else:
 """
 
 
+def rates(bed: TestBed, flows: list[tuple[str, str]]) -> list[float]:
+    """Mbit/s of flows that run at the same time."""
+    servers = []
+    for _, target in flows:
+        servers.append(
+            subprocess.Popen(
+                bed.command(target, [sys.executable, "-c", RATE, "serve"]), stdout=subprocess.PIPE, text=True
+            )
+        )
+        assert servers[-1].stdout is not None
+        assert servers[-1].stdout.readline() == "ready\n"
+    clients = [
+        subprocess.Popen(bed.command(source, [sys.executable, "-c", RATE, target]))
+        for source, target in flows
+    ]
+    for client in clients:
+        assert client.wait(60) == 0
+    return [float(server.communicate(timeout=60)[0]) * 8 / 2**20 for server in servers]
+
+
 def test_a_link_has_the_bandwidth_of_its_slower_end_in_both_directions(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{fast: [a], slow: [b]}")))
     with TestBeds().lent(name, cluster) as bed:
-        for source, target in (("a", "b"), ("b", "a")):
-            server = subprocess.Popen(
-                bed.command(target, [sys.executable, "-c", RATE, "serve"]), stdout=subprocess.PIPE, text=True
-            )
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            subprocess.run(bed.command(source, [sys.executable, "-c", RATE, target]), check=True, timeout=60)
-            rate = float(server.communicate(timeout=60)[0])
-            assert 0.5 * 20 < rate * 8 / 2**20 < 1.2 * 20
+        for flow in (("a", "b"), ("b", "a")):
+            (rate,) = rates(bed, [flow])
+            assert 0.5 * 20 < rate < 1.2 * 20
     assert traces(name) == []
+
+
+def test_a_host_that_passes_on_what_it_gets_receives_at_its_rate(tmp_path: Path, name: str) -> None:
+    # Its acknowledgements would wait behind what it sends.
+    cluster = load_cluster(written(tmp_path, inline("{slow: [a, b, c]}").replace("20,", "8,")))
+    with TestBeds().lent(name, cluster) as bed:
+        for rate in rates(bed, [("a", "b"), ("b", "c")]):
+            assert 0.85 * 8 < rate < 1.1 * 8
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])

@@ -199,6 +199,9 @@ class TestBeds:
             for host in journal.hosts:
                 tree.create(journal.group(host.name))
                 tree.limit(journal.group(host.name), GroupSettings(host.cpu_fraction, host.mem_bytes))
+            # A host without a quota would keep the machine from all else.
+            if all(host.cpu_fraction is not None for host in journal.hosts):
+                tree.prefer(str(Path(journal.groups[0]).parent))
         network.make_network(
             journal.switch,
             [

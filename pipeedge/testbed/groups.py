@@ -30,6 +30,8 @@ __all__ = ["GroupSettings", "Hierarchy", "HostUsage", "find_hierarchies", "kill_
 PERIOD_US = 10_000
 _LEAST_QUOTA_US = 1_000
 """The kernel takes no smaller one."""
+_PREFERENCE = 16
+"""How much weightier than others a preferred group is; far from the most: the kernel has threads too."""
 _CONTROLLERS = ("cpu", "memory")
 _DEATH_S = 10.0
 
@@ -88,6 +90,14 @@ class Hierarchy:
         if "memory" in self.controllers:
             name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
             _write(path / name, str(settings.mem_bytes))
+
+    def prefer(self, group: str) -> None:
+        """Let a group and those around it have what they may take before other work of the machine has it."""
+        for part in [Path(group), *Path(group).parents][:-1]:
+            if "cpu" in self.controllers and self.version == 1:
+                _write(self.mount / part / "cpu.shares", str(1024 * _PREFERENCE))
+            elif "cpu" in self.controllers:
+                _write(self.mount / part / "cpu.weight", str(100 * _PREFERENCE))
 
     def processes(self, group: str) -> list[int]:
         """Ids of the processes in a group; none where it is not there."""

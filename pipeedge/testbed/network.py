@@ -5,6 +5,13 @@ shaped there, so that both directions have the host's bandwidth and neither dist
 front of each is as short as a switch's: 50 ms of the rate, so that a slow host does not make others wait
 for seconds.
 
+    eth0 ── htb, the rate ──┬── 1:11  small packets, first     ── 50 ms
+                            └── 1:12  the rest                 ── 50 ms
+
+Small packets go first, as with the fair queues that Linux has on real hosts: acknowledgements of what comes
+in do not wait behind what goes out. In one queue a slow host that passes on what it gets would receive at
+two thirds of its rate.
+
 Rates are those of the data in a TCP connection, as profiles and ``pipeedge-doctor`` give them. On the cable
 there are headers too, 66 bytes with each 1448.
 """
@@ -37,6 +44,9 @@ _LOOK_AGAIN_S = 0.05
 _HEADERS = 1514 / 1448
 _QUEUE_S = 0.05
 _LEAST_QUEUE = 192 << 10
+_SMALL_SHARE = 0.1
+_LONGER_THAN_SMALL = "0xff80"
+"""Bits of an IP packet's length that a small one, of up to 127 bytes, does not have."""
 _BURST_S = 0.001
 _LEAST_BURST = 16 << 10
 
@@ -124,13 +134,23 @@ def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
     rate = round(8 * _HEADERS * bw_bytes_per_s)
     burst = max(_LEAST_BURST, round(_BURST_S * bw_bytes_per_s))
     queue = max(_LEAST_QUEUE, round(_QUEUE_S * bw_bytes_per_s))
-    for words in (
-        f"qdisc add dev {interface} root handle 1: htb default 1 r2q 1000",
-        f"class add dev {interface} parent 1: classid 1:1 htb rate {rate}bit burst {burst} cburst {burst} "
-        "quantum 60000",
-        f"qdisc add dev {interface} parent 1:1 handle 10: bfifo limit {queue}",
+    of_htb = f"ceil {rate}bit burst {burst} cburst {burst} quantum 60000"
+    small = round(rate * _SMALL_SHARE)
+    at = f"dev {interface}"
+    for module, words in (
+        ("sch_htb", f"qdisc add {at} root handle 1: htb default 12 r2q 1000"),
+        ("sch_htb", f"class add {at} parent 1: classid 1:1 htb rate {rate}bit {of_htb}"),
+        ("sch_htb", f"class add {at} parent 1:1 classid 1:11 htb prio 0 rate {small}bit {of_htb}"),
+        ("sch_htb", f"class add {at} parent 1:1 classid 1:12 htb prio 1 rate {rate - small}bit {of_htb}"),
+        ("sch_fifo", f"qdisc add {at} parent 1:11 bfifo limit {queue}"),
+        ("sch_fifo", f"qdisc add {at} parent 1:12 bfifo limit {queue}"),
+        (
+            "cls_u32",
+            f"filter add {at} parent 1: protocol ip prio 1 u32 match u16 0 {_LONGER_THAN_SMALL} at 2 "
+            "flowid 1:11",
+        ),
     ):
-        _need("tc htb (sch_htb)", ["tc", "-n", namespace, *words.split()])
+        _need(f"tc with {module}", ["tc", "-n", namespace, *words.split()])
 
 
 def _wait_for_carrier(namespace: str) -> None:
