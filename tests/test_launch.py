@@ -68,6 +68,20 @@ def test_local_ranks_get_rank_world_port_and_threads() -> None:
     assert commands[1].shown() == f"OMP_NUM_THREADS=4 py -u -m {RUNTIME_MODULE} 1 2 --port 4000 -u 4"
 
 
+def test_local_ranks_serve_prometheus_at_a_port_each() -> None:
+    def made(port: int) -> list[list[str]]:
+        arguments = ["--prometheus-port", str(port)]
+        commands = local_commands(
+            3, arguments, python="py", module=RUNTIME_MODULE, port=None, cores=2, prometheus_port=port
+        )
+        return [list(command.argv[5:]) for command in commands]
+
+    # The runtime takes the last.
+    assert [argv[-1] for argv in made(9100)] == ["9100", "9101", "9102"]
+    with pytest.raises(RequestError, match="3 ranks on one machine need a port each"):
+        made(65534)
+
+
 def test_remote_ranks_get_the_first_host_as_address_and_all_as_names() -> None:
     hosts = [parse_host("a"), parse_host("me@b")]
     remote = Remote("/srv", "python3", user="you", ssh=("ssh", "-p", "22"))

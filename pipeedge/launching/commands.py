@@ -34,6 +34,7 @@ __all__ = [
 RUNTIME_MODULE = "pipeedge.runtime"
 DOCTOR_MODULE = "pipeedge.doctor"
 
+_LAST_PORT = 65535
 _KILL_AFTER_S = 5
 """How long a rank on another machine may take to end after it was asked to."""
 
@@ -104,6 +105,7 @@ def local_commands(
     module: str,
     port: int | None,
     cores: int,
+    prometheus_port: int | None = None,
 ) -> list[RankCommand]:
     """Every rank on this machine.
 
@@ -114,13 +116,26 @@ def local_commands(
         module: what it runs.
         port: where rank 0 listens; None where ``arguments`` say it.
         cores: processors that may be used.
+        prometheus_port: that ``arguments`` ask for: of rank 0, rank 1 gets the next one, and so on.
+
+    Raises:
+        RequestError: there are not that many ports.
     """
+    if prometheus_port is not None and prometheus_port + ranks - 1 > _LAST_PORT:
+        raise RequestError(
+            f"--prometheus-port {prometheus_port}: {ranks} ranks on one machine need a port each, and the "
+            f"last is {_LAST_PORT}"
+        )
     threads = str(threads_each(cores, ranks))
     meeting = () if port is None else ("--port", str(port))
+
+    def own(rank: int) -> tuple[str, ...]:
+        return () if prometheus_port is None else ("--prometheus-port", str(prometheus_port + rank))
+
     return [
         RankCommand(
             rank,
-            (python, "-u", "-m", module, str(rank), str(ranks), *meeting, *arguments),
+            (python, "-u", "-m", module, str(rank), str(ranks), *meeting, *arguments, *own(rank)),
             {"OMP_NUM_THREADS": threads},
         )
         for rank in range(ranks)

@@ -121,6 +121,7 @@ def plan_launch(request: LaunchRequest) -> list[RankCommand]:
             module=request.module,
             port=free_port(asked.world.addr) if _lacks(request, "--port") else None,
             cores=processors(),
+            prometheus_port=asked.metrics.prometheus_port,
         )
     return remote_commands(
         request.hosts,
