@@ -4,6 +4,7 @@
 #   make test       lint, types, tests
 #   make bench      throughput, memory, links, scheduler, codec, each beside its target (minutes, on an idle machine)
 #   make bench-training    every training schedule against one process (minutes, on an idle machine)
+#   make bench-cluster     ViT-Base and BERT-Base on emulated clusters (as root; most of an hour)
 #   make setup      the environment alone
 #   make clean      removes what these commands made, the environment too
 #
@@ -17,7 +18,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types native pytest bench bench-training clean
+.PHONY: help setup demo test lint types native pytest bench bench-training bench-cluster clean
 .DELETE_ON_ERROR:
 
 bin := $(VENV)/bin
@@ -74,6 +75,10 @@ bench: $(ready)
 
 bench-training: $(ready)
 	-@$(python) benchmarks/training.py
+
+bench-cluster: $(ready)
+	-@$(python) benchmarks/cluster.py --picture bench-out/cluster.svg
+	-@$(python) benchmarks/prediction.py --quotas --repetitions 1
 
 clean:
 	rm -rf .venv build demo-out bench-out src-native/build-* pipeedge/_native*.so *.egg-info \

@@ -5,6 +5,9 @@ them pinned to these cores, and put predicted beside measured. Cuts are moved by
 that the second host is said to have, so that times, and with them predictions, stay those that were
 measured. Wants an idle machine; medians over repetitions.
 
+With ``--quotas`` there are four ranks instead, each on a host of the test bed with a quota of processor
+time: equal ones, and two that are twice as fast as the others. Needs root.
+
 With ``--sums`` no rank runs: the sums of layers over random ranges are put beside the times of those ranges
 as shards, both measured in one process, in turns.
 """
@@ -28,6 +31,7 @@ from typing import Any
 
 import torch
 import yaml
+from beds import Kind, Workload, raised, steady_items_per_s
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +49,11 @@ MODELS = (
 CUTS = (1 / 2, 1 / 3, 1 / 6)
 """The part of the layers that the second host can hold."""
 TARGET = 0.05
+QUOTAS = {
+    "4 x 0.25": (Kind("quarter", 4, 0.25, 1000),),
+    "2 x 0.4, 2 x 0.2": (Kind("fast", 2, 0.4, 1000), Kind("slow", 2, 0.2, 1000)),
+}
+QUOTAS_TARGET = 0.1
 UBATCH = 8
 LEAST_MICROBATCHES = 8
 RUN_S = 12.0
@@ -198,6 +207,29 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
     return worst
 
 
+def measure_quotas(model: str, arguments: argparse.Namespace, table: Table, directory: Path) -> float:
+    """One model on four hosts with quotas; the worst error, each the median over repetitions."""
+    worst = 0.0
+    load = Workload(model, UBATCH, directory)
+    for title, kinds in QUOTAS.items():
+        promised, measured = [], []
+        for repetition in range(arguments.repetitions):
+            place = directory / f"{load.name}-{kinds[0].name}-{repetition}"
+            with raised(f"prediction{os.getpid()}", kinds, place) as bed:
+                bed.profile(load, arguments.iterations)
+                promise = bed.schedule(load, bed.hosts)
+                count = max(LEAST_MICROBATCHES * 2, int(RUN_S * 2 * promise.items_per_s / UBATCH))
+                (report,) = bed.run(load, [promise.pipeline], [UBATCH * count])
+            promised.append(promise.items_per_s)
+            measured.append(steady_items_per_s(report))
+        errors = [found / wanted - 1 for found, wanted in zip(measured, promised, strict=True)]
+        middle = statistics.median(errors)
+        row = (f"{statistics.median(promised):.2f}", f"{statistics.median(measured):.2f}", f"{middle:+.1%}")
+        table.add_row(load.name, title, *row, " ".join(f"{error:+.1%}" for error in errors))
+        worst = max(worst, abs(middle))
+    return worst
+
+
 def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> list[tuple[str, float, float]]:
     """Ranges of layers, each with the sum of its layers' times and the time of its shard."""
     torch.set_num_threads(1)
@@ -263,6 +295,9 @@ def main() -> int:
     parser.add_argument(
         "--first", action="store_true", help="before other work on the machine, with nice; needs root"
     )
+    parser.add_argument(
+        "--quotas", action="store_true", help="four ranks with quotas of processor time; needs root"
+    )
     parser.add_argument("--sums", type=int, metavar="N", help="compare N ranges of layers with whole shards")
     arguments = parser.parse_args()
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
@@ -273,8 +308,15 @@ def main() -> int:
         worst = max(print_sums(name, arguments, console) for name in names)
         console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
         return 0 if worst <= TARGET else 1
+    if arguments.quotas:
+        table = Table("model", "quotas", "predicted", "measured", "error", "each")
+        with tempfile.TemporaryDirectory() as text:
+            worst = max(measure_quotas(name, arguments, table, Path(text)) for name in names)
+        console.print(table)
+        console.print(f"worst error {worst:.1%}, asked <= {QUOTAS_TARGET:.0%}", highlight=False)
+        return 0 if worst <= QUOTAS_TARGET else 1
     table = Table("model", "cut", "predicted", "measured", "error", "whole run", "stage 0", "stage 1")
-    worst = max(measure(model, cores, arguments, table, console) for model in arguments.model_name or MODELS)
+    worst = max(measure(model, cores, arguments, table, console) for model in names)
     console.print(table)
     console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
     return 0 if worst <= TARGET else 1

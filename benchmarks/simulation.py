@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from beds import steady_items_per_s
 from prediction import CUTS, LEAST_MICROBATCHES, LIMIT_S, MODELS, ROOT, UBATCH, Cores, profile, read, run
 from prediction import write_cluster as write_hosts
 from rich.console import Console
@@ -50,21 +51,6 @@ def simulated(model: str, directory: Path, items: int) -> dict[str, Any]:
     return simulate_request(request).to_body(["pipeedge-simulate"])
 
 
-def steady(body: dict[str, Any]) -> float:
-    """Items a second once the pipeline is full, from the report's time line: between the results of the
-    first and the last microbatch."""
-    run = read_run(body, "report")
-    if run.timeline is None:
-        raise SystemExit("the report has no time line")
-    last = len(run.stages) - 1
-    ends = [
-        span.end_s
-        for span in run.timeline.spans
-        if span.lane == f"stage {last}" and span.doing.value == "compute"
-    ]
-    return (run.figures["microbatches"] - 1) * run.figures["ubatch_size"] / (ends[-1] - ends[0])
-
-
 def compare(model: str, weights: Path, directory: Path, part: float, arguments: Any, port: int) -> list[Any]:
     """One cut, once: the cut, then simulated, measured and error, of the whole run and once it is full."""
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
@@ -78,7 +64,7 @@ def compare(model: str, weights: Path, directory: Path, part: float, arguments: 
     promised = simulated(model, directory, items)
     measured = run(model, weights, directory, cores, items, port)
     found = [f"{measured['schedule'][0]['layers'][1]}"]
-    for figure in (lambda body: body["throughput_items_per_s"], steady):
+    for figure in (lambda body: body["throughput_items_per_s"], steady_items_per_s):
         a, b = figure(promised), figure(measured)
         found += [a, b, b / a - 1]
     named = [find_bottleneck(read_run(body, "report")) for body in (promised, measured)]

@@ -1,0 +1,345 @@
+"""Test beds for benchmarks: what their hosts are, how they are profiled, what runs on them.
+
+    kinds ──> CLUSTER.yml ──> test bed ──> a profiler on each host, at once ──> the scheduler's files
+                                 `───────> a rank on each host of a schedule ──> report of the data rank
+
+All hosts are profiled at the same time, and a type's times are the medians of its hosts: emulated hosts
+share the machine's way to memory, in the run too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pipeedge.models import find_model
+from pipeedge.models.writing import write_random
+from pipeedge.page import read_run
+from pipeedge.simulating.options import SimulationRequest
+from pipeedge.simulating.session import simulate_request
+from pipeedge.testbed.bed import TestBed, TestBeds
+from pipeedge.testbed.cluster import load_cluster
+
+__all__ = [
+    "Bed",
+    "Kind",
+    "Pipeline",
+    "Promise",
+    "Workload",
+    "even_split",
+    "make_small_models",
+    "raised",
+    "steady_items_per_s",
+]
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 1800
+MEM_MB = 2048
+TOKENS = 128
+"""Of every sentence: those that travel together are as long as the longest of them."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Hosts that are alike."""
+
+    name: str
+    hosts: int
+    cpu_fraction: float
+    bw_mbps: float
+
+    @property
+    def names(self) -> list[str]:
+        """Of its hosts."""
+        return [f"{self.name}{number}" for number in range(self.hosts)]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run: a model with random weights, which are as fast as any others."""
+
+    model: str
+    """A known one, or a directory."""
+    ubatch: int
+    directory: Path
+    """For its weights and inputs."""
+
+    @property
+    def is_text(self) -> bool:
+        """Sentences, not images."""
+        return find_model(self.model).family == "bert"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.model.rstrip("/").split("/")[-1]
+
+    def weights(self) -> Path:
+        """The file, made when it is first asked for."""
+        path = self.directory / f"weights-{self.name}.npz"
+        if not path.exists():
+            model = find_model(self.model)
+            write_random(path, model.build(), model.config, seed=0)
+        return path
+
+    def inputs(self, items: int) -> Path:
+        """Noise, or the same token again and again: read in no time, unlike pictures."""
+        path = self.directory / f"inputs-{self.name}-{items}.npz"
+        if not path.exists():
+            if self.is_text:
+                ids = np.ones((items, TOKENS), np.int64)
+                np.savez(path, input_ids=ids, attention_mask=ids, token_type_ids=0 * ids)
+            else:
+                size = find_model(self.model).config.image_size
+                pixels = np.random.default_rng(0).standard_normal((items, 3, *size), np.float32)
+                np.savez(path, pixel_values=pixels)
+        return path
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages on hosts."""
+
+    stages: tuple[Mapping[str, Any], ...]
+    """As a schedule file has them: host -> first and last layer, perhaps ``quant_bits``."""
+    data_host: str
+
+    @property
+    def hosts(self) -> list[str]:
+        """By their ranks; the one with the data is rank 0."""
+        found = [
+            next(name for name, value in stage.items() if isinstance(value, list)) for stage in self.stages
+        ]
+        return [self.data_host, *(host for host in found if host != self.data_host)]
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{name}:{value[0]}-{value[1]}"
+            + (f" ({stage['quant_bits']} bits)" if "quant_bits" in stage else "")
+            for stage in self.stages
+            for name, value in stage.items()
+            if isinstance(value, list)
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What ``sched-pipeline`` says."""
+
+    pipeline: Pipeline
+    items_per_s: float
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A test bed that is up, and where its files are."""
+
+    bed: TestBed
+    kinds: tuple[Kind, ...]
+    directory: Path
+
+    @property
+    def hosts(self) -> list[str]:
+        """In the order of the files."""
+        return [name for kind in self.kinds for name in kind.names]
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Of the scheduler."""
+        return {name: self.directory / f"{name}.yml" for name in ("models", "device_types", "devices")}
+
+    def profile(self, load: Workload, iterations: int) -> None:
+        """Measure the model on all hosts at once, and write what the scheduler reads."""
+        options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch), "-i", str(iterations)]
+        options += ["-s", str(TOKENS)] if load.is_text else []
+        jobs = []
+        for kind in self.kinds:
+            for host in kind.names:
+                place = self.directory / f"profile-{load.name}-{host}"
+                place.mkdir()
+                emit = ["-dt", kind.name, "--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
+                jobs.append((host, place, [str(ROOT / "profiler.py"), *options, *emit]))
+        self._all(jobs)
+        types = {}
+        for kind in self.kinds:
+            found = [
+                _read(self.directory / f"profile-{load.name}-{host}" / "device_types.yml")
+                for host in kind.names
+            ]
+            types[kind.name] = found[0][kind.name]
+            for key in ("time_s", "receive_s", "send_s"):
+                profiles = [one[kind.name]["model_profiles"][load.model][0][key] for one in found]
+                middle = [statistics.median(times) for times in zip(*profiles, strict=True)]
+                types[kind.name]["model_profiles"][load.model][0][key] = middle
+        devices = {kind.name: kind.names for kind in self.kinds}
+        _write(self.files["device_types"], types)
+        _write(self.files["devices"], devices)
+        _write(
+            self.files["models"],
+            _read(self.directory / f"profile-{load.name}-{self.hosts[0]}" / "models.yml"),
+        )
+
+    def schedule(self, load: Workload, hosts: Sequence[str], *options: str, alike: bool = False) -> Promise:
+        """The best schedule.
+
+        Args:
+            load: what is to be run.
+            hosts: that may take part; the first has the data.
+            options: further ones of ``sched-pipeline``.
+            alike: as if all hosts were of the first type.
+        """
+        types = {self.kinds[0].name: list(hosts)}
+        if not alike:
+            types = {kind.name: [name for name in kind.names if name in hosts] for kind in self.kinds}
+        chosen = self.directory / "chosen.yml"
+        _write(chosen, {name: found for name, found in types.items() if found})
+        files = self.files
+        command = [str(Path(sys.executable).with_name("sched-pipeline")), "--format", "json"]
+        command += ["-m", load.model, "-b", str(load.ubatch), "--data-host", hosts[0]]
+        command += ["-sm", str(files["models"]), "-sdt", str(files["device_types"]), "-sd", str(chosen)]
+        done = subprocess.run([*command, *options], check=True, stdout=subprocess.PIPE, timeout=LIMIT_S)
+        body = json.loads(done.stdout)
+        stages = [
+            {stage["host"]: stage["layers"]}
+            | ({"quant_bits": stage["quant_bits"]} if stage["quant_bits"] else {})
+            for stage in body["schedule"]
+        ]
+        return Promise(Pipeline(tuple(stages), hosts[0]), body["throughput_items_per_s"])
+
+    def run(self, load: Workload, pipelines: Sequence[Pipeline], items: Sequence[int]) -> list[Any]:
+        """Run pipelines side by side, each on hosts of its own and with so many items; their reports."""
+        weights, inputs = load.weights(), load.inputs(max(items))
+        jobs, reports = [], []
+        for number, pipeline in enumerate(pipelines):
+            place = self.directory / f"run-{number}"
+            place.mkdir(exist_ok=True)
+            _write(place / "schedule.yml", list(pipeline.stages))
+            reports.append(place / "report.json")
+            reports[-1].unlink(missing_ok=True)
+            hosts = pipeline.hosts
+            options = ["-m", load.model, "-M", str(weights), "-u", str(load.ubatch), "--timeout", "300"]
+            options += ["--addr", hosts[0], "-H", ",".join(hosts), "--quiet", "--input", str(inputs)]
+            options += ["-b", str(items[number])]
+            options += ["--schedule-file", "schedule.yml"]
+            for rank, host in enumerate(hosts):
+                own = ["--report", "report.json"] if rank == 0 else []
+                jobs.append(
+                    (host, place, [str(ROOT / "runtime.py"), str(rank), str(len(hosts)), *options, *own])
+                )
+        self._all(jobs)
+        return [json.loads(report.read_text()) for report in reports]
+
+    def simulate(self, load: Workload, pipeline: Pipeline, microbatches: int) -> float:
+        """Items a second once the pipeline is full, as ``pipeedge-simulate`` says."""
+        schedule = self.directory / "simulated.yml"
+        _write(schedule, list(pipeline.stages))
+        files = self.files
+        request = SimulationRequest(
+            models_file=files["models"],
+            dev_types_file=files["device_types"],
+            dev_file=files["devices"],
+            schedule_file=schedule,
+            model_name=load.model,
+            items=microbatches * load.ubatch,
+            ubatch_size=load.ubatch,
+            data_host=pipeline.data_host,
+        )
+        return steady_items_per_s(simulate_request(request).to_body(["pipeedge-simulate"]))
+
+    def _all(self, jobs: Sequence[tuple[str, Path, Sequence[str]]]) -> None:
+        """Python on hosts, at the same time, until all have ended well."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        running = [
+            subprocess.Popen(
+                self.bed.command(host, [sys.executable, *command]),
+                cwd=place,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+            )
+            for host, place, command in jobs
+        ]
+        for process in running:
+            if process.wait(LIMIT_S):
+                raise SystemExit(f"{process.args!r} failed with exit status {process.returncode}")
+
+
+@contextlib.contextmanager
+def raised(name: str, kinds: Sequence[Kind], directory: Path) -> Iterator[Bed]:
+    """A test bed for as long as the block runs. Needs root."""
+    directory.mkdir(parents=True)
+    _write(
+        directory / "cluster.yml",
+        {
+            "device_types": {
+                kind.name: {
+                    "bw_Mbps": kind.bw_mbps,
+                    "mem_MB": MEM_MB,
+                    "cpu_fraction": kind.cpu_fraction,
+                    "model_profiles": {},
+                }
+                for kind in kinds
+            },
+            "devices": {kind.name: kind.names for kind in kinds},
+        },
+    )
+    with TestBeds().lent(name, load_cluster(directory / "cluster.yml")) as bed:
+        yield Bed(bed, tuple(kinds), directory)
+
+
+def even_split(layers: int, hosts: Sequence[str]) -> Pipeline:
+    """As many layers for each host, in order; the first has the data."""
+    bounds = [round(stage * layers / len(hosts)) for stage in range(len(hosts) + 1)]
+    stages = [{host: [bounds[stage] + 1, bounds[stage + 1]]} for stage, host in enumerate(hosts)]
+    return Pipeline(tuple(stages), hosts[0])
+
+
+def steady_items_per_s(body: Mapping[str, Any]) -> float:
+    """Once the pipeline is full, from a report's time line: between the ends of the first and last
+    microbatch in the last stage."""
+    run = read_run(body, "report")
+    if run.timeline is None:
+        raise SystemExit("the report has no time line")
+    lane = f"stage {len(run.stages) - 1}"
+    ends = [span.end_s for span in run.timeline.spans if span.lane == lane and span.doing.value == "compute"]
+    return float((run.figures["microbatches"] - 1) * run.figures["ubatch_size"] / (ends[-1] - ends[0]))
+
+
+def make_small_models(directory: Path) -> list[str]:
+    """Directories of a ViT and a BERT of the same 12 blocks, a ninth of the work."""
+    shared = {
+        "hidden_size": 256,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "hidden_act": "gelu",
+    }
+    vit = {"architectures": ["ViTForImageClassification"], "model_type": "vit", "layer_norm_eps": 1e-12}
+    vit |= {"image_size": 224, "patch_size": 16, "num_channels": 3, "qkv_bias": True}
+    bert = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "vocab_size": 30522}
+    bert |= {"max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
+    made = []
+    for name, own in (("small-vit", vit), ("small-bert", bert)):
+        place = directory / name
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(own | shared))
+        made.append(str(place))
+    return made
+
+
+def _read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def _write(path: Path, body: object) -> None:
+    path.write_text(yaml.safe_dump(body, sort_keys=False))
