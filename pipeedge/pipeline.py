@@ -409,7 +409,7 @@ class _Rank:
         slow = slow_here(dtype, device)
         if slow is not None:
             self._warn(f"stage {number} on rank {self._rank}: {slow}")
-        with self.activity.busy(f"loading layers {stage.layers}"):
+        with self.activity.busy(f"loading {stage.layers.named}"):
             shard = self._model.load(stage.layers, self._request.model.weights, device, dtype)
         return _NumberedStage(number, shard.parameter_count, Stage(shard, device))
 

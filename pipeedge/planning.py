@@ -322,5 +322,5 @@ class Plan:
         """What ``rank`` is, for messages."""
         stage = self.schedule.stage_of(rank)
         if stage is not None:
-            return f"stage {stage}, layers {self.schedule.stages[stage].layers}"
+            return f"stage {stage}, {self.schedule.stages[stage].layers.named}"
         return "data rank" if rank == self.data_rank else None

@@ -59,6 +59,11 @@ class LayerRange:
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
 
+    @property
+    def named(self) -> str:
+        """In a sentence: ``layers 1-24``, ``layer 48``."""
+        return f"layer {self.last}" if len(self) == 1 else f"layers {self}"
+
 
 def check_bits(bits: int, where: str) -> None:
     """Refuse bits that no link carries.
@@ -95,8 +100,8 @@ class StagePlan:
     """Of weights and computation, one of ``DTYPES``."""
 
     def __post_init__(self) -> None:
-        check_bits(self.quant_bits, f"layers {self.layers}")
-        check_dtype(self.dtype, f"layers {self.layers}")
+        check_bits(self.quant_bits, self.layers.named)
+        check_dtype(self.dtype, self.layers.named)
 
 
 @dataclass(frozen=True)
@@ -247,7 +252,7 @@ class Schedule:
             where = f"rank {plan.rank}" + (f" ({plan.host})" if plan.host else "")
             bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""
             dtype = f", {plan.dtype}" if plan.dtype != "float32" else ""
-            yield f"stage {index}: layers {plan.layers} on {where}{dtype}{bits}"
+            yield f"stage {index}: {plan.layers.named} on {where}{dtype}{bits}"
 
 
 def _layers_are(first: int, last: int) -> str:

@@ -95,7 +95,7 @@ def _process(schedule: Schedule, data_rank: int, rank: int) -> str:
     stage = schedule.stage_of(rank)
     if stage is not None:
         plan = schedule.stages[stage]
-        parts += [f"stage {stage}", f"layers {plan.layers}", *([plan.host] if plan.host else [])]
+        parts += [f"stage {stage}", plan.layers.named, *([plan.host] if plan.host else [])]
     return ", ".join(parts)
 
 

@@ -111,7 +111,7 @@ def _turns(known: list[Shares]) -> Iterator[tuple[int, float]]:
 
 def _stage(run: SavedRun, number: int, busy: float) -> Bottleneck:
     stage = run.stages[number]
-    line = f"Stage {number} on {stage.place}, layers {stage.layers[0]}–{stage.layers[1]}: "
+    line = f"Stage {number} on {stage.place}, {stage.which}: "
     if busy >= BUSY:
         line += f"it works {busy:.0%} of the time"
         line += ", the others wait for it" if len(run.stages) > 1 else ""

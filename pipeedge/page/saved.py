@@ -122,7 +122,13 @@ class SavedStage:
     @property
     def words(self) -> str:
         """Which stage, where, which layers."""
-        return f"stage {self.stage} on {self.place}, layers {self.layers[0]}–{self.layers[1]}"
+        return f"stage {self.stage} on {self.place}, {self.which}"
+
+    @property
+    def which(self) -> str:
+        """Its layers, in a sentence."""
+        first, last = self.layers
+        return f"layer {last}" if first == last else f"layers {first}–{last}"
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def show(request: TrainingRequest, console: Console) -> None:
     network = find_network(request.model, seed=request.seed, pretrained=request.pretrained)
     order = _order(request)
     for stage, layers in enumerate(_partition(request, network, order)):
-        console.print(f"stage {stage}: layers {layers} on worker {order.placement[stage]}", highlight=False)
+        console.print(f"stage {stage}: {layers.named} on worker {order.placement[stage]}", highlight=False)
     console.print(f"bubble in theory: {bubble(order):.1%}", highlight=False)
 
 
