@@ -172,8 +172,6 @@ def test_every_page_can_be_reached() -> None:
             if path.suffix == ".md" and path.is_file() and path.is_relative_to(ROOT) and path not in seen:
                 open_.append(path)
     assert set(DOCS.glob("*.md")) <= seen
-    listed = {(DOCS / link.partition("#")[0]).resolve() for link in PAGES["docs/README.md"].links()}
-    assert set(DOCS.glob("*.md")) - {DOCS / "README.md"} <= listed, "a page is not in the table of contents"
 
 
 def test_pictures_are_what_the_product_says(tmp_path: Path) -> None:
@@ -186,9 +184,8 @@ def test_pictures_are_what_the_product_says(tmp_path: Path) -> None:
     for path in drawn:
         kept = DOCS / "pictures" / path.name
         assert kept.read_text() == path.read_text(), f"tools/draw_pictures.py draws another {path.name}"
-    assert {path.name for path in (DOCS / "pictures").iterdir()} == {path.name for path in drawn}
     shown = {Path(link).name for page in PAGES.values() for link in page.pictures()}
-    assert {path.name for path in drawn} <= shown
+    assert {path.name for path in (DOCS / "pictures").iterdir()} == shown
 
 
 # --- commands ---------------------------------------------------------------------------------------
