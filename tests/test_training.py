@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from training_ranks import BATCH, STEPS, Case, batch, network_named, run_cases, unpipelined
+from training_ranks import BATCH, STEPS, WIDE_WEIGHTS, Case, batch, network_named, run_cases, unpipelined
 
 from pipeedge.schedule import LayerRange
 from pipeedge.training.orders import SCHEDULES
@@ -23,12 +23,17 @@ def ranges(*stops: int) -> tuple[LayerRange, ...]:
 VGG = (ranges(5, 9, 13, 18), ranges(2, 3, 12, 18), ranges(1, 4, 6, 8, 12, 13, 17, 18))
 VIT = (ranges(4, 8, 12, 16), ranges(1, 2, 3, 16), ranges(3, 7, 9, 16))
 DROPOUT = ranges(6, 12, 14, 18)
+WIDE = (ranges(4, 9, 13, 18), ranges(5, 11, 14, 18))  # linear layers together, and in front of a stage
 PIPELINED = [schedule for schedule in SCHEDULES if schedule != "sequential"]
 
 
 def cases_for(workers: int) -> list[Case]:
     if workers == 1:
-        return [Case("vgg", "sequential", ranges(7, 18)), Case("vit", "sequential", ranges(16))]
+        return [
+            Case("vgg", "sequential", ranges(7, 18)),
+            Case("wide", "sequential", ranges(18)),
+            Case("vit", "sequential", ranges(16)),
+        ]
     if workers == 3:
         uneven = [
             Case("vgg", schedule, ranges(5, 8, 13, 18)) for schedule in ("gpipe", "1f1b", "zero-bubble")
@@ -44,7 +49,10 @@ def cases_for(workers: int) -> list[Case]:
     vit = [Case("vit", schedule, VIT[place % 3]) for place, schedule in enumerate(PIPELINED)]
     vit += [Case("vit", "zero-bubble", layers) for layers in VIT if layers != vit[-1].layers]
     dropout = [Case("vgg-dropout", schedule, DROPOUT) for schedule in PIPELINED]
-    return [*vgg, *adamw, *vit, *dropout]
+    wide = [Case("wide", schedule, layers) for schedule in PIPELINED for layers in WIDE]
+    wide += [Case("wide", "1f1b", WIDE[0], "adamw"), Case("wide-dropout", "gpipe", WIDE[1])]
+    wide += [Case("wide-dropout", "zero-bubble", layers) for layers in WIDE]
+    return [*vgg, *adamw, *vit, *dropout, *wide]
 
 
 ALL = {workers: cases_for(workers) for workers in (1, 2, 3)}
@@ -96,6 +104,15 @@ def test_a_schedule_learns_what_the_unpipelined_network_learns(
     (ours,) = [result["losses"] for result in results if result["losses"]]
     assert ours == pytest.approx(losses, rel=TOLERANCE)
     assert len(ours) == STEPS
+
+
+def test_gradients_of_wide_layers_wait_for_the_end_of_the_batch(found: Mapping[str, list[dict]]) -> None:
+    for workers, cases in ALL.items():
+        for case in cases:
+            late = {name for result in found[f"{workers}_{case.name}"] for name in result["late"]}
+            assert {name for name in late if name.endswith("weight")} == (
+                WIDE_WEIGHTS if case.network.startswith("wide") else set()
+            )
 
 
 def test_dropout_drops_and_evaluation_does_not(found: Mapping[str, list[dict]], references: Mapping) -> None:

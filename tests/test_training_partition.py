@@ -100,7 +100,7 @@ def test_stages_beyond_layers_are_refused() -> None:
 
 def test_what_a_layer_keeps_and_weighs() -> None:
     network = Vgg(widths=(4, None), side=8, hidden=6, classes=5)
-    costs = measure_costs(network, 2)
+    costs = measure_costs(network, 2, 8)
     assert len(costs.seconds) == network.n_layers == 10
     assert all(seconds > 0 for seconds in costs.seconds)
     image, features = 2 * 3 * 8 * 8 * 4, 2 * 4 * 8 * 8 * 4

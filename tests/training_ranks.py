@@ -28,24 +28,29 @@ STEPS = 10
 Tensors = dict[str, torch.Tensor]
 
 
-def small_vgg(dropout: float) -> Vgg:
-    """18 layers: three convolutions with a pooling behind each, and the head; for 16x16 images."""
+def small_vgg(dropout: float, *, wide: bool = False) -> Vgg:
+    """18 layers: four convolutions, with three poolings between and behind them, and the head; for 16x16
+    images. Where it is ``wide``, the gradients of two of the three linear layers wait for the end of the
+    batch."""
     return Vgg(
         seed=3,
-        widths=(4, None, 6, None, 8, 8, None),
+        widths=(4, None, 6, None, 8, 64 if wide else 8, None),
         side=16,
-        hidden=24,
+        hidden=256 if wide else 24,
         classes=7,
         dropout=dropout,
-        linear_deviation=0.2,
+        linear_deviation=0.05 if wide else 0.2,
     )
+
+
+WIDE_WEIGHTS = {"layers.11.weight", "layers.14.weight"}
 
 
 def network_named(name: str) -> Network:
     """The networks of the cases."""
     if name == "vit":
         return find_network("vit-digits", seed=3, pretrained=False)
-    return small_vgg(0.5 if name == "vgg-dropout" else 0.0)
+    return small_vgg(0.5 if name.endswith("dropout") else 0.0, wide=name.startswith("wide"))
 
 
 @dataclass(frozen=True)
@@ -115,20 +120,29 @@ def _run_case(case: Case, worker: int, workers: int, directory: Path) -> None:
     idle = torch.nn.Parameter(torch.zeros(0))
     steps = optimizer_for(case.optimizer, list(named.values()) or [idle])
     gradients: Tensors = {}
+    late: list[str] = []
     losses = []
     for step in range(STEPS):
         images, labels = batch(network, step)
-        steps.zero_grad()
         loss = engine.batch(
             step * BATCH, images if engine.has_first else None, labels if engine.has_last else None
         )
         if loss is not None:
             losses.append(loss)
         if step == 0:
+            there = {name for name, value in named.items() if value.grad is not None}
+            for _ in engine.late_gradients():
+                pass
             gradients = {name: value.grad.clone() for name, value in named.items() if value.grad is not None}
+            late = sorted(gradients.keys() - there)
         steps.step()
+        steps.zero_grad()
+        for _ in engine.late_gradients():
+            steps.step()
+            steps.zero_grad()
     images, labels = batch(network, STEPS)
     found = {
+        "late": late,
         "gradients": gradients,
         "weights": {name: value.detach() for name, value in named.items()},
         "losses": losses,

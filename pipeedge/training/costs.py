@@ -11,6 +11,7 @@ import torch
 
 from pipeedge.payload import specs_bytes
 from pipeedge.schedule import LayerRange
+from pipeedge.training.batchlinear import BatchLinear
 from pipeedge.training.networks import Network, StageModule
 
 __all__ = ["LayerCosts", "measure_costs"]
@@ -33,25 +34,35 @@ class LayerCosts:
 
 
 def measure_costs(
-    network: Network, microbatch_size: int, clock: Callable[[], float] = time.perf_counter
+    network: Network,
+    microbatch_size: int,
+    microbatches: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> LayerCosts:
     """Run every layer by itself, as the threads of this process are set.
 
     Args:
         network: whose layers.
         microbatch_size: items.
+        microbatches: of a batch; what is done once a batch is shared out among them.
         clock: seconds.
     """
     seconds, parameters, activations, crossing = [], [], [], []
     for layer in range(network.n_layers):
         stage = network.build(LayerRange(layer, layer + 1))
+        wide = [part for part in stage.modules() if isinstance(part, BatchLinear)]
+        for part in wide:
+            part.expect(microbatches)
         given = tuple(
             torch.zeros(spec.shape, dtype=spec.dtype).normal_().requires_grad_(layer > 0)
             for spec in network.crossing(layer, microbatch_size)
         )
         kept = _kept_bytes(stage, given)
         times = [_seconds(stage, given, clock) for _ in range(_WARM_UP + _MEASURED)]
-        seconds.append(statistics.median(times[_WARM_UP:]))
+        began = clock()
+        for part in wide:
+            part.finish()
+        seconds.append(statistics.median(times[_WARM_UP:]) + (clock() - began) / microbatches)
         parameters.append(sum(p.numel() * p.element_size() for p in stage.parameters()))
         activations.append(kept)
         crossing.append(specs_bytes(network.crossing(layer + 1, microbatch_size)))

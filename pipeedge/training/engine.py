@@ -26,6 +26,7 @@ from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRun
 from pipeedge.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.payload import Payload, TensorSpec
 from pipeedge.timeline import Doing
+from pipeedge.training.batchlinear import BatchLinear
 from pipeedge.training.networks import StageModule
 from pipeedge.training.orders import Order
 
@@ -185,6 +186,15 @@ class Engine:
             _Stage(module, stage, order, (crossing[stage], crossing[stage + 1]), watch, microbatch_size)
             for stage, module in sorted(self._modules.items())
         ]
+        self._wide = [
+            (stage, part)
+            for stage, module in sorted(self._modules.items())
+            for part in module.modules()
+            if isinstance(part, BatchLinear)
+        ]
+        for _, part in self._wide:
+            part.expect(microbatches)
+        self._watch = watch
         self._runtime: Any = _Runtime(self._stages, microbatches, loss_fn=self._loss, scale_grads=False)
         self._runtime.pipeline_order = {
             worker: [_Action.from_str(str(action)) for action in actions]
@@ -214,7 +224,8 @@ class Engine:
     def batch(
         self, first_item: int, images: torch.Tensor | None, labels: torch.Tensor | None
     ) -> float | None:
-        """Forward and backward of a batch; gradients are added to what is there.
+        """Forward and backward of a batch; gradients are added to what is there, those that ``late_gradients``
+        makes apart.
 
         Args:
             first_item: the number of its first item, counted from the beginning of the run.
@@ -236,6 +247,18 @@ class Engine:
         with self._links():
             self._runtime.step(*arguments, return_outputs=False, **given)
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
+
+    def late_gradients(self) -> Iterator[None]:
+        """After ``batch``: make the gradients that were left to its end, a layer at a time.
+
+        Who updates a layer's weights and drops its gradient before asking for the next never has two of
+        them, and none while there are activations.
+        """
+        for stage, part in self._wide:
+            if part.is_due:
+                with self._watch.doing(Doing.BACKWARD, stage, None):
+                    part.finish()
+                yield
 
     def correct(self, images: torch.Tensor, labels: torch.Tensor) -> int:
         """How many of ``images`` get their label, on the worker with the last stage; 0 on the others.

@@ -24,6 +24,7 @@ from pipeedge.models import Model, find_model
 from pipeedge.models.shard import Shard
 from pipeedge.payload import Payload, TensorSpec
 from pipeedge.schedule import LayerRange
+from pipeedge.training.batchlinear import BatchLinear
 from pipeedge.training.dropout import ItemDropout, Position
 from pipeedge.training.request import VGG19
 
@@ -137,7 +138,7 @@ class Vgg:
             number += 2
         widths = (channels * side * side, self.hidden, self.hidden, self.classes)
         for place, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-            yield (_FlatLinear if place == 0 else nn.Linear)(inputs, outputs, device="meta")
+            yield (_FlatLinear if place == 0 else BatchLinear)(inputs, outputs, device="meta")
             number += 1
             if place < 2:
                 yield nn.ReLU(inplace=True)
@@ -145,7 +146,7 @@ class Vgg:
                 number += 2
 
 
-class _FlatLinear(nn.Linear):
+class _FlatLinear(BatchLinear):
     """[N, C, height, width] -> [N, outputs]"""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ def _partition(request: TrainingRequest, network: Network, order: Order) -> tupl
     allowed = available_bytes() / order.workers if memory_mb is None else memory_mb * _MB
     torch.set_num_threads(request.pipeline.threads)
     return find_partition(
-        measure_costs(network, request.microbatch_size),
+        measure_costs(network, request.microbatch_size, request.microbatches),
         order,
         optimizer=request.optimizer,
         microbatches=request.microbatches,
@@ -413,11 +413,17 @@ class _Training:
             with self._worker.watch.doing(Doing.READ, stage, None):
                 images = samples.images(step) if engine.has_first else None
                 labels = samples.labels(step) if engine.has_last else None
-        self._optimizer.zero_grad()
         loss = engine.batch(step * request.batch_size, images, labels)
+        self._update(stage)
+        for _ in engine.late_gradients():
+            self._update(stage)
+        return loss
+
+    def _update(self, stage: int) -> None:
+        """Change what has a gradient, and let go of the gradient."""
         with self._worker.watch.doing(Doing.UPDATE, stage, None):
             self._optimizer.step()
-        return loss
+            self._optimizer.zero_grad()
 
     def _save(self, step: int) -> None:
         if self._writer is None:
