@@ -51,6 +51,7 @@ class Activity:
         self._awaiting: list[int] = []
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
+        self._finished = 0
         self._computed: deque[float] = deque(maxlen=_RECENT)
         self._work: Callable[[], StageWork] | None = None
 
@@ -87,6 +88,11 @@ class Activity:
         with self._lock:
             self._received[peer] = self._received.get(peer, 0) + 1
 
+    def finished(self) -> None:
+        """A piece of work is done, whether or not anything is sent of it."""
+        with self._lock:
+            self._finished += 1
+
     def computed(self, seconds: float) -> None:
         """The stage has done a microbatch: decoding, computing and encoding it took so long."""
         with self._lock:
@@ -108,6 +114,7 @@ class Activity:
                 awaiting=frozenset(self._awaiting),
                 stage_s=statistics.median(self._computed) if self._computed else None,
                 work=self._work() if self._work is not None else None,
+                finished=self._finished,
             )
 
 

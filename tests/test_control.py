@@ -219,6 +219,9 @@ def test_a_status_survives_the_wire() -> None:
     assert RankStatus.from_body(json.loads(json.dumps(status.to_body()))) == status
     assert RankStatus.from_body(RankStatus().to_body()) == RankStatus()
     assert status.progress == 3
+    worked = RankStatus(sent={0: 3}, finished=4)
+    assert RankStatus.from_body(json.loads(json.dumps(worked.to_body()))) == worked
+    assert worked.progress == 7
 
 
 # --- the hub's rules --------------------------------------------------------------------------------
@@ -589,6 +592,15 @@ def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
     play.pass_time(10, beats={0: RankStatus(sent={1: 5})})
     assert "rank 0 (stage 0, on pi0) did not end" in play.line()
     assert "rank 1" not in play.line()
+
+
+def test_a_rank_that_finishes_work_is_not_stuck_though_it_sends_nothing() -> None:
+    play = Play(world=2, timeout=10).started()
+    for second in range(30):
+        play.pass_time(1, beats={0: WAITING, 1: RankStatus(finished=second // 5)})
+    assert play.verdict is None
+    play.pass_time(10, beats={0: WAITING, 1: RankStatus(finished=6)})
+    assert play.verdict is not None
 
 
 def test_slow_work_is_told_and_not_ended() -> None:

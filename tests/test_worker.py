@@ -67,6 +67,8 @@ def test_activity_counts_and_says_who_is_waited_for() -> None:
     with activity.awaiting(4), activity.awaiting(2):
         assert activity.status() == RankStatus(None, {1: 2}, {0: 1}, frozenset({2, 4}))
     assert activity.status().awaiting == frozenset()
+    activity.finished()
+    assert activity.status() == RankStatus(None, {1: 2}, {0: 1}, finished=1)
 
 
 def test_receiving_counts_the_end_mark_too() -> None:

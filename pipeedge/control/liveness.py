@@ -92,6 +92,8 @@ class RankStatus:
     """That its stage spends on a microbatch, without waiting; None before the first, or without a stage."""
     work: StageWork | None = None
     """Of its stage; None without one."""
+    finished: int = 0
+    """Pieces of work that it has done, where work can go on for long with nothing to send."""
 
     def to_body(self) -> dict[str, Any]:
         """As a message body."""
@@ -102,6 +104,7 @@ class RankStatus:
             "awaiting": sorted(self.awaiting),
             "stage_s": self.stage_s,
             "work": self.work.to_body() if self.work else None,
+            "finished": self.finished,
         }
 
     @classmethod
@@ -123,12 +126,13 @@ class RankStatus:
             awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
             stage_s=stage_s,
             work=None if body["work"] is None else StageWork.from_body(body["work"]),
+            finished=whole_number(body["finished"]),
         )
 
     @property
     def progress(self) -> int:
-        """A number that grows with every microbatch that moves."""
-        return sum(self.sent.values()) + sum(self.received.values())
+        """A number that grows with every microbatch that moves, and with work that is done."""
+        return sum(self.sent.values()) + sum(self.received.values()) + self.finished
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,8 @@ class _Watch(Watch):
         busy = self._activity.busy(f"at the {what.value} of stage {stage}")
         with busy, self._lane.doing(what, stage, microbatch):
             yield
+        # One worker alone sends nothing, and is not stuck for that.
+        self._activity.finished()
 
     def sent(self, worker: int) -> None:
         self._activity.sent(worker)
@@ -436,7 +438,8 @@ class _Training:
     def _measure_accuracy(self) -> None:
         held_out = self._worker.samples.held_out
         if held_out is not None:
-            correct = self._engine.correct(held_out.images, held_out.labels)
+            with self._worker.activity.busy("measuring the accuracy"):
+                correct = self._engine.correct(held_out.images, held_out.labels)
             if self._engine.has_last:
                 self._worker.tell(correct=correct, held_out=len(held_out.labels))
 
