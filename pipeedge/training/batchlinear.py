@@ -83,7 +83,7 @@ class BatchLinear(nn.Linear):
             _add(self.bias, gradients.sum(0))
 
 
-def _add(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+def _add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
@@ -97,12 +97,12 @@ class _Product(torch.autograd.Function):
         return F.linear(values, layer.weight, layer.bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (values,) = ctx.saved_tensors
         ctx.layer.keep(values, gradient)
         return gradient @ ctx.layer.weight, None
 
 
 def _product(values: torch.Tensor, layer: BatchLinear) -> torch.Tensor:
-    result: torch.Tensor = _Product.apply(values, layer)
+    result: torch.Tensor = _Product.apply(values, layer)  # type: ignore[no-untyped-call]
     return result

@@ -6,9 +6,10 @@
                                 │
                            StageModule
 
-torch keeps a buffer for every microbatch of a batch at every cut, and with neighbouring stages on one worker
-the activations themselves, so that 1F1B would hold as much at the cuts as GPipe does. ``_Stage`` makes a
-buffer when a receive is posted and forgets it when it has been read.
+torch keeps a buffer for every microbatch of a batch at every cut, with neighbouring stages on one worker the
+activations themselves, and what was sent to the end of the batch, so that 1F1B would hold as much at the cuts
+as GPipe does. ``_Stage`` makes a buffer when a receive is posted and forgets it when it has been read, and
+sends by ``Sends``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pipeedge.timeline import Doing
 from pipeedge.training.batchlinear import BatchLinear
 from pipeedge.training.networks import StageModule
 from pipeedge.training.orders import Order
+from pipeedge.training.sends import Sends
 
 __all__ = ["Engine", "Watch"]
 
@@ -83,6 +85,8 @@ class _Stage(PipelineStage):
         self._watch = watch
         self._microbatch_size = microbatch_size
         self.first_item = 0
+        self.sends: Sends | None = None
+        """Of the batch that runs."""
 
     # -- what is done -----------------------------------------------------------------------------
 
@@ -130,12 +134,18 @@ class _Stage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        self._watch.sent(self._placement[self.stage_index + 1])
-        return super().get_fwd_send_ops(fwd_chunk_id)
+        return self._send(self.stage_index + 1, super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        self._watch.sent(self._placement[self.stage_index - 1])
-        return super().get_bwd_send_ops(bwd_chunk_id)
+        return self._send(self.stage_index - 1, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _send(self, stage: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        """Send, and leave the runtime nothing to do."""
+        self._watch.sent(self._placement[stage])
+        if self.sends is None:
+            return operations
+        self.sends.post(operations)
+        return []
 
     def _elsewhere(self, stage: int) -> bool:
         return self._placement[stage] != self._placement[self.stage_index]
@@ -224,8 +234,8 @@ class Engine:
     def batch(
         self, first_item: int, images: torch.Tensor | None, labels: torch.Tensor | None
     ) -> float | None:
-        """Forward and backward of a batch; gradients are added to what is there, those that ``late_gradients``
-        makes apart.
+        """Forward and backward of a batch; gradients are added to what is there, but for those that
+        ``late_gradients`` makes.
 
         Args:
             first_item: the number of its first item, counted from the beginning of the run.
@@ -239,12 +249,12 @@ class Engine:
             PipeEdgeError: a stage failed.
             PeerFailedError: a link failed.
         """
-        for stage in self._stages:
-            stage.first_item = first_item
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": labels, "losses": losses} if self.has_last else {}
         arguments = () if images is None else (images,)
-        with self._links():
+        with self._links(), Sends() as sends:
+            for stage in self._stages:
+                stage.first_item, stage.sends = first_item, sends
             self._runtime.step(*arguments, return_outputs=False, **given)
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
 
