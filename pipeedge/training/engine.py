@@ -125,6 +125,16 @@ class _Stage(PipelineStage):
 
     # -- what is sent and received ----------------------------------------------------------------
 
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_forward_infra(*args, **kwargs)
+        _drop_buffers(self.args_recv_info)
+        return result
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_backward_infra(*args, **kwargs)
+        _drop_buffers(self.grad_recv_info)
+        return result
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         _make_buffers(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
@@ -149,6 +159,13 @@ class _Stage(PipelineStage):
 
     def _elsewhere(self, stage: int) -> bool:
         return self._placement[stage] != self._placement[self.stage_index]
+
+
+def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
+    """Those that torch has made for all microbatches before the first batch."""
+    for of_microbatch in infos.values():
+        for info in of_microbatch:
+            info.buffer = None
 
 
 def _make_buffers(infos: Sequence[Any]) -> None:
