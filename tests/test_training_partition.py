@@ -41,7 +41,7 @@ def slowest(seconds: Sequence[float], order: Order, layers: Sequence[LayerRange]
 
 
 def find(costs: LayerCosts, order: Order, **changes: float) -> tuple[LayerRange, ...]:
-    options = {"optimizer": "sgd", "microbatches": 4, "memory_bytes": PLENTY, **changes}
+    options = {"optimizer": "sgd", "memory_bytes": PLENTY, **changes}
     return find_partition(costs, order, **options)
 
 
@@ -73,7 +73,7 @@ def test_memory_moves_the_cut_and_may_not_suffice() -> None:
 
     def cut(schedule: str, memory: float) -> int:
         order = make_order(schedule, stages=2, workers=2, microbatches=8)
-        return find(costs, order, microbatches=8, memory_bytes=memory)[0].stop
+        return find(costs, order, memory_bytes=memory)[0].stop
 
     assert cut("1f1b", 450) == 4
     assert cut("gpipe", 2000) == 4

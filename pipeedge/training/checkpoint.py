@@ -12,6 +12,7 @@ description and renames the directory. Older ones are removed then, but for the 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -123,20 +124,25 @@ class CheckpointWriter:
         self._directory = directory
         self._description = dict(description)
 
-    def prepare(self) -> None:
-        """Make the directory, and remove what an interrupted run has left half.
+    def make_directory(self) -> None:
+        """Make the directory, if it is not there.
 
         Raises:
-            RequestError: it cannot be made.
+            RequestError: it cannot be made, or not be written to.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            for left in self._directory.glob(".step-*.part"):
-                shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             raise RequestError(
                 f"--checkpoint-dir {self._directory}: cannot be made ({error.strerror})"
             ) from error
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise RequestError(f"--checkpoint-dir {self._directory}: cannot be written to")
+
+    def clear(self) -> None:
+        """Remove what an interrupted run has left half; one worker does it before any writes."""
+        for left in self._directory.glob(".step-*.part"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def write_part(
         self,

@@ -28,6 +28,7 @@ from pipeedge.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.payload import Payload, TensorSpec
 from pipeedge.timeline import Doing
 from pipeedge.training.batchlinear import BatchLinear
+from pipeedge.training.heap import return_freed_memory
 from pipeedge.training.networks import StageModule
 from pipeedge.training.orders import Order
 from pipeedge.training.sends import Sends
@@ -281,6 +282,10 @@ class Engine:
         Who updates a layer's weights and drops its gradient before asking for the next never has two of
         them, and none while there are activations.
         """
+        if any(part.is_due for _, part in self._wide):
+            # Such a gradient finds no room between the weights and would come on top of all that the batch
+            # has left free.
+            return_freed_memory()
         for stage, part in self._wide:
             if part.is_due:
                 with self._watch.doing(Doing.BACKWARD, stage, None):

@@ -6,9 +6,9 @@ what they print is passed on, and a line that several of them have to say is sai
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -21,15 +21,14 @@ from pipeedge.launching.supervisor import INTERRUPTED, Supervisor
 from pipeedge.options import guard
 from pipeedge.profiling.machine import processors
 from pipeedge.runtime import share_one_heap, signals_end_at_once, terminated
+from pipeedge.training.heap import keep_freed_memory
 from pipeedge.training.options import PROGRAM, TrainCommand, parse_train
 
 __all__ = ["main"]
 
 _ADDRESS = "127.0.0.1"
 _SIGNALLED = 128
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-"""As in glibc's malloc.h."""
+_SECOND_HAND = re.compile(r"rank \d+ (?:\(.*?\) )?failed: (.*)")
 
 
 def main() -> NoReturn:
@@ -60,7 +59,7 @@ def _work(command: TrainCommand) -> None:
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
-    _keep_memory()
+    keep_freed_memory()
     # What torch logs of a broken connection precedes the one line that tells why.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with signals_end_at_once():
@@ -83,20 +82,7 @@ def _launch(command: TrainCommand) -> int:
     """Start the workers on this machine, and wait for them."""
     workers = command.request.pipeline.workers
     port = free_port(_ADDRESS)
-    said: set[str] = set()
-
-    def lines(text: str, *, error: bool) -> None:
-        if error and text in said:
-            return
-        said.update([text] if error else [])
-        stream = sys.stderr if error else sys.stdout
-        stream.write(text)
-        stream.flush()
-
-    def say(line: str) -> None:
-        if not said:  # a worker that could still speak has said it better
-            print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
-
+    output = _Output()
     commands = [
         RankCommand(
             rank,
@@ -113,8 +99,53 @@ def _launch(command: TrainCommand) -> int:
     ]
     own = commands[0].environment
     environment = {name: value for name, value in inherited_environment().items() if name not in own}
-    status = Supervisor(commands, environment=environment, lines=lines, say=say, mark=lambda rank: "").run()
+    supervisor = Supervisor(
+        commands, environment=environment, lines=output.line, say=output.say, mark=lambda rank: ""
+    )
+    status = supervisor.run()
+    if status != INTERRUPTED:
+        output.release()
     return EXIT_PEER if status > _SIGNALLED and status != INTERRUPTED else status
+
+
+class _Output:
+    """What the workers print, passed on; what went wrong is said once.
+
+    Each worker says why it ends. The one that failed says ``reason``; the others ``rank 1 (stage 1) failed:
+    reason``, and this waits until the end, in case the first never gets to speak.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, None] = {}
+        self._second_hand: list[tuple[str, str]] = []
+
+    def line(self, text: str, *, error: bool) -> None:
+        """A line of a worker."""
+        heard = _SECOND_HAND.search(text) if error else None
+        if heard is not None:
+            self._second_hand.append((heard[1].strip(), text))
+        elif not error or text not in self._said:
+            self._write(text, error=error)
+
+    def say(self, line: str) -> None:
+        """How a worker ended, unless one that could still speak has said it better."""
+        self.release()
+        if not self._said:
+            self._write(f"{PROGRAM}: {line}\n", error=True)
+
+    def release(self) -> None:
+        """The workers have ended: what none of them said of itself."""
+        for reason, text in self._second_hand:
+            if not any(reason in line for line in self._said):
+                self._write(text, error=True)
+        self._second_hand.clear()
+
+    def _write(self, text: str, *, error: bool) -> None:
+        if error:
+            self._said[text] = None
+        stream = sys.stderr if error else sys.stdout
+        stream.write(text)
+        stream.flush()
 
 
 def _bind(place: int, threads: int) -> None:
@@ -124,19 +155,6 @@ def _bind(place: int, threads: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if threads < len(cores):
         os.sched_setaffinity(0, {cores[(place * threads + thread) % len(cores)] for thread in range(threads)})
-
-
-def _keep_memory() -> None:
-    """Let glibc keep what is freed: a training frees and takes the same tensors over and over, and to get
-    fresh pages from the system for each costs more than a tenth of the time (docs/training.md)."""
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 64 << 20)
 
 
 if __name__ == "__main__":

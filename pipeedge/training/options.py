@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeedge.config import Environment, WorldRequest
-from pipeedge.options import OneLineParser, version
+from pipeedge.options import OneLineParser, name, path, version
 from pipeedge.training.orders import SCHEDULES
 from pipeedge.training.request import (
     AUTO,
@@ -175,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
+        type=name,
         default=VGG19,
         metavar="NAME|DIR",
         help=f"{VGG19}, vit-digits, a known ViT or DeiT, or a local Hugging Face directory (%(default)s)",
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         "--pretrained", action="store_true", help="begin with the model's weights, not with random ones"
     )
     model.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="how weights change (sgd)")
-    rates = ", ".join(f"{rate:g} for {name}" for name, rate in DEFAULT_RATES.items())
+    rates = ", ".join(f"{rate:g} for {optimizer}" for optimizer, rate in DEFAULT_RATES.items())
     model.add_argument("--lr", type=float, metavar="RATE", help=f"learning rate ({rates})")
     model.add_argument(
         "--seed", type=int, default=0, metavar="N", help="fixes initial weights, order of items, dropout (0)"
@@ -192,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_argument_group("data")
     data.add_argument(
         "--data",
+        type=name,
         default=RANDOM,
         metavar="NAME|FOLDER",
         help=f"{RANDOM}, {DIGITS} (for vit-digits), or a folder with a folder of pictures a class ({RANDOM})",
@@ -209,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
 
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--checkpoint-dir", type=Path, metavar="DIR", help="save what was learnt; all workers must see it"
+        "--checkpoint-dir", type=path, metavar="DIR", help="save what was learnt; all workers must see it"
     )
     output.add_argument(
         "--checkpoint-every", type=int, default=10, metavar="N", help="batches between two (%(default)s)"
@@ -217,11 +218,11 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint")
     output.add_argument(
         "--report",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="what ran, how fast, where the time went: .json, or .html for a page",
     )
     output.add_argument(
-        "--trace", type=Path, metavar="FILE.json", help="what each worker was at, for ui.perfetto.dev"
+        "--trace", type=path, metavar="FILE.json", help="what each worker was at, for ui.perfetto.dev"
     )
     return parser

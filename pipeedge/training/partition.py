@@ -41,7 +41,7 @@ def check_partition(partition: Sequence[int], n_layers: int) -> tuple[LayerRange
 
 
 def find_partition(
-    costs: LayerCosts, order: Order, *, optimizer: str, microbatches: int, memory_bytes: float
+    costs: LayerCosts, order: Order, *, optimizer: str, memory_bytes: float
 ) -> tuple[LayerRange, ...]:
     """The partition whose slowest worker is the fastest.
 
@@ -49,8 +49,7 @@ def find_partition(
         costs: of each layer.
         order: where the stages are, and how many microbatches they hold.
         optimizer: by name.
-        microbatches: of a batch; what was sent is kept until its end.
-        memory_bytes: that a worker may use.
+        memory_bytes: that the layers of a worker may use.
 
     Raises:
         ScheduleError: more stages than layers.
@@ -62,7 +61,7 @@ def find_partition(
     held = max(order.held(worker) for worker in range(order.workers))
     copies = 2 + STATE_COPIES[optimizer]
     memory = np.array(costs.parameter_bytes) * copies + np.array(costs.activation_bytes) * held
-    core = _Core(np.array(costs.seconds), memory, np.array(costs.crossing_bytes), microbatches)
+    core = _Core(np.array(costs.seconds), memory, np.array(costs.crossing_bytes), held)
     everything = LayerRange(0, layers)
     shares = [len(order.stages_of(worker)) for worker in range(order.workers)]
     neighbours = all(
@@ -81,13 +80,11 @@ def find_partition(
 class _Core:
     """The native scheduler, asked about one kind of host."""
 
-    def __init__(
-        self, seconds: np.ndarray, memory: np.ndarray, crossing: np.ndarray, microbatches: int
-    ) -> None:
+    def __init__(self, seconds: np.ndarray, memory: np.ndarray, crossing: np.ndarray, held: int) -> None:
         self._seconds = seconds
         self._memory = memory
         self._crossing = crossing
-        self._microbatches = microbatches
+        self._held = held
 
     def cut(self, layers: LayerRange, parts: int, memory_bytes: float) -> tuple[LayerRange, ...]:
         """``layers`` in exactly ``parts`` parts."""
@@ -104,15 +101,16 @@ class _Core:
             batch_size=1.0,
             element_bytes=1.0,
             buffers_in=0.0,
-            buffers_out=float(self._microbatches),
+            buffers_out=float(self._held),
             time_limit_s=_TIME_LIMIT_S,
         )
         if result.status in ("infeasible", "unknown"):
             least = self._memory[inside].sum() / parts / _MB
             raise InfeasibleError(
-                f"no partition of {len(self._seconds)} layers into {parts} parts fits into "
-                f"{memory_bytes / _MB:.0f} MB a worker; about {least:.0f} MB are needed: take more workers, "
-                "smaller microbatches, the schedule 1f1b, or allow more with --memory"
+                f"no partition of {len(self._seconds)} layers into {parts} parts fits into the "
+                f"{memory_bytes / _MB:.0f} MB that a worker has beside the program itself; about "
+                f"{least:.0f} MB are needed: take more workers, smaller microbatches, the schedule 1f1b, or "
+                "allow more with --memory"
             )
         found = [LayerRange(layers.start + int(a), layers.start + int(b)) for _, a, b in result.stages]
         return self._exactly(sorted(found), parts)

@@ -97,6 +97,10 @@ class TrainingReport:
         """Peak memory of a worker, MB of 2^20 bytes."""
         return float(self.records[worker].extra.get("peak_rss_mb", 0.0))
 
+    def before_mb(self, worker: int) -> float:
+        """Memory of a worker before its first batch: libraries and weights."""
+        return float(self.records[worker].extra.get("rss_before_mb", 0.0))
+
     @property
     def timeline(self) -> Timeline:
         """What each worker was at; of very long runs, at the end."""
@@ -144,6 +148,7 @@ class TrainingReport:
                 "bubble": self.bubble,
                 "bubble_in_theory": self.bubble_in_theory,
                 "rss_peak_mb": [self.peak_mb(worker) for worker in sorted(self.records)],
+                "rss_before_mb": [self.before_mb(worker) for worker in sorted(self.records)],
             },
             "timeline": self.timeline.to_body(),
             "command": list(self.command),

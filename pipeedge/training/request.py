@@ -32,6 +32,9 @@ DEFAULT_RATES: Mapping[str, float] = MappingProxyType({"sgd": 0.01, "adamw": 1e-
 OPTIMIZERS = tuple(DEFAULT_RATES)
 
 _MAX_STEPS = 10**9
+_MAX_THREADS = 1024
+_MAX_PIECES = 100_000
+"""Stages times microbatches: beyond, what is asked is a slip, and making the order would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class PipelineRequest:
             raise ScheduleError(f"--stages {self.stages}: at least 1")
         if self.workers < 1:
             raise ScheduleError(f"--workers {self.workers}: at least 1")
-        if self.threads < 1:
-            raise RequestError(f"--threads {self.threads}: at least 1")
+        if not 1 <= self.threads <= _MAX_THREADS:
+            raise RequestError(f"--threads {self.threads}: 1 to {_MAX_THREADS}")
         if self.memory_mb is not None and not 0 < self.memory_mb < math.inf:
             raise RequestError(f"--memory {self.memory_mb:g}: megabytes above 0")
         if self.memory_mb is not None and self.partition is not None:
@@ -120,6 +123,11 @@ class TrainingRequest:
         if self.report is not None:
             check_report_name(self.report)
         pipeline = self.pipeline
+        if pipeline.stages * self.microbatches > _MAX_PIECES:
+            raise ScheduleError(
+                f"--stages {pipeline.stages} with {self.microbatches} microbatches a batch: more than "
+                f"{_MAX_PIECES} steps; take larger microbatches or fewer stages"
+            )
         make_order(
             pipeline.schedule,
             stages=pipeline.stages,

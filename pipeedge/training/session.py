@@ -40,6 +40,7 @@ from pipeedge.trace import timeline_events
 from pipeedge.training.checkpoint import Checkpoint, CheckpointWriter, latest
 from pipeedge.training.costs import measure_costs
 from pipeedge.training.engine import Engine, Watch
+from pipeedge.training.heap import return_freed_memory
 from pipeedge.training.networks import Network, find_network
 from pipeedge.training.orders import Order, bubble, make_order
 from pipeedge.training.partition import check_partition, find_partition
@@ -124,7 +125,6 @@ def _partition(request: TrainingRequest, network: Network, order: Order) -> tupl
         measure_costs(network, request.microbatch_size, request.microbatches),
         order,
         optimizer=request.optimizer,
-        microbatches=request.microbatches,
         memory_bytes=max(1.0, allowed - resident_bytes()),
     )
 
@@ -172,6 +172,10 @@ class _Worker:
         if request.trace is not None:
             check_writable(request.trace, "--trace")
         self._checkpoint = self._find_checkpoint()
+        self._writer = None
+        if request.checkpoint_dir is not None:
+            self._writer = CheckpointWriter(request.checkpoint_dir, self._description())
+            self._writer.make_directory()
         self._crew = Crew()
         self._lane = WorkerLane(time.perf_counter)
         self._watch = _Watch(self._lane, self.activity)
@@ -241,6 +245,11 @@ class _Worker:
         return self._checkpoint
 
     @property
+    def writer(self) -> CheckpointWriter | None:
+        """Of checkpoints, where they are wanted."""
+        return self._writer
+
+    @property
     def lane(self) -> WorkerLane:
         """What this worker was at."""
         return self._lane
@@ -262,23 +271,23 @@ class _Worker:
         """A line for the user."""
         self._warn(line)
 
-    def description(self) -> dict[str, Any]:
-        """What must be the same in a run that goes on from this one's checkpoints."""
-        names = ("model", "data", "batch_size", "optimizer", "seed")
-        return {name: getattr(self._request, name) for name in names}
-
     # -- the steps ---------------------------------------------------------------------------------
 
     @property
     def _start(self) -> int:
         return 0 if self._checkpoint is None else self._checkpoint.step
 
+    def _description(self) -> dict[str, Any]:
+        """What must be the same in a run that goes on from this one's checkpoints."""
+        names = ("model", "data", "batch_size", "optimizer", "seed")
+        return {name: getattr(self._request, name) for name in names}
+
     def _find_checkpoint(self) -> Checkpoint | None:
         directory = self._request.checkpoint_dir
         if not self._request.resume or directory is None:
             return None
         found = latest(directory)
-        found.check(self.description())
+        found.check(self._description())
         if found.step >= self._request.batches:
             raise RequestError(
                 f"{found.path}: has {found.step} batches behind it, --batches asks for "
@@ -374,16 +383,16 @@ class _Training:
         if worker.checkpoint is not None:
             worker.checkpoint.restore(self._engine.parameters, self._optimizer)
             self._start = worker.checkpoint.step
-        self._writer = None
-        if request.checkpoint_dir is not None:
-            self._writer = CheckpointWriter(request.checkpoint_dir, worker.description())
-            if self._rank == 0:
-                self._writer.prepare()
+        self._writer = worker.writer
+        if self._writer is not None and self._rank == 0:
+            self._writer.clear()
 
     def run(self) -> None:
         """All batches, then the accuracy."""
         request, lane = self._request, self._worker.lane
         torch.set_num_threads(request.pipeline.threads)
+        return_freed_memory()  # what building and measuring layers took is no part of what a batch needs
+        self._worker.tell(rss_before_mb=resident_bytes() / _MB)
         self._engine.wait_for_all()
         lane.begin()
         began = time.perf_counter()

@@ -1,0 +1,106 @@
+"""Checkpoints by themselves: whole or not there, for any cut, of one training only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeedge.errors import RequestError
+from pipeedge.training.checkpoint import CheckpointWriter, latest
+
+DESCRIPTION = {"model": "small", "seed": 3}
+NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
+
+
+def parameters(value: float) -> dict[str, torch.nn.Parameter]:
+    return {
+        name: torch.nn.Parameter(torch.full((3,) if name.endswith("bias") else (3, 2), value + place))
+        for place, name in enumerate(NAMES)
+    }
+
+
+def trained(named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+    """An optimizer with a step behind it, and so with a state."""
+    optimizer = torch.optim.AdamW(named.values(), lr=0.01)
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter) * 0.5
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def write(
+    directory: Path,
+    step: int,
+    named: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    parts: int = 2,
+) -> None:
+    writer = CheckpointWriter(directory, DESCRIPTION)
+    writer.make_directory()
+    share = len(NAMES) // parts
+    for part in range(parts):
+        mine = {name: named[name] for name in NAMES[part * share : (part + 1) * share]}
+        writer.write_part(step, f"worker-{part}", mine, optimizer)
+    writer.finish(step)
+
+
+def test_what_two_workers_wrote_another_number_reads(tmp_path: Path) -> None:
+    named = parameters(0.0)
+    optimizer = trained(named)
+    write(tmp_path, 7, named, optimizer)
+    found = latest(tmp_path)
+    assert (found.step, found.path.name) == (7, "step-00000007")
+    found.check(DESCRIPTION)
+    for names in (NAMES, NAMES[:1], NAMES[1:3]):
+        read = {name: value for name, value in parameters(100.0).items() if name in names}
+        state = torch.optim.AdamW(read.values(), lr=0.01)
+        found.restore(read, state)
+        for name in names:
+            assert torch.equal(read[name], named[name])
+            for key, value in optimizer.state[named[name]].items():
+                assert torch.equal(state.state[read[name]][key], value)
+
+
+def test_only_whole_ones_count_and_two_are_kept(tmp_path: Path) -> None:
+    named = parameters(0.0)
+    optimizer = trained(named)
+    for step in (2, 4, 6):
+        write(tmp_path, step, named, optimizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006"]
+    half = CheckpointWriter(tmp_path, DESCRIPTION)
+    half.write_part(8, "worker-0", named, optimizer)  # and here it was killed
+    assert latest(tmp_path).step == 6
+    half.clear()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006"]
+
+
+def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="holds no checkpoint"):
+        latest(tmp_path / "nowhere")
+    named = parameters(0.0)
+    optimizer = trained(named)
+    write(tmp_path, 5, named, optimizer)
+    found = latest(tmp_path)
+    with pytest.raises(RequestError, match="was made with seed 3, this run has 4"):
+        found.check({"model": "small", "seed": 4})
+    strange = {"layers.2.weight": torch.nn.Parameter(torch.zeros(3, 2))}
+    with pytest.raises(RequestError, match=r"has no layers\.2\.weight"):
+        found.restore(strange, torch.optim.SGD(strange.values(), lr=0.1))
+    wrong = {NAMES[0]: torch.nn.Parameter(torch.zeros(2, 3))}
+    with pytest.raises(RequestError, match=r"layers\.0\.weight is \[3, 2\], the model's is \[2, 3\]"):
+        found.restore(wrong, torch.optim.SGD(wrong.values(), lr=0.1))
+    (found.path / "worker-1.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(RequestError, match=r"worker-1\.safetensors: cannot be read"):
+        found.restore(parameters(0.0), optimizer)
+    (found.path / "checkpoint.json").write_text("{")
+    with pytest.raises(RequestError, match=r"checkpoint\.json: cannot be read"):
+        latest(tmp_path)
+    (found.path / "checkpoint.json").write_text("[1]")
+    with pytest.raises(RequestError, match="is no description"):
+        latest(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="cannot be made"):
+        CheckpointWriter(tmp_path / "file", DESCRIPTION).make_directory()
