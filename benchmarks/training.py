@@ -7,8 +7,9 @@
     plain torch  the same network as one nn.Sequential, whole batches, all cores; none of this package
 
 Everything runs in processes of its own, one after the other; plain torch first and last, and the faster of
-the two counts. Times of a batch are means over the run after the first batch; bubbles and memory are those
-of the reports. Needs two cores with nothing else on them.
+the two counts. Times of a batch are medians over the run after the first batch; bubbles and memory are those
+of the reports. Of the peak memory, what a worker has before its first batch (libraries, weights) is no matter
+of the schedule; the rest is, and so shown apart. Needs two cores with nothing else on them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -58,8 +60,7 @@ for batch in range(int(sys.argv[2])):
     nn.functional.cross_entropy(model(images), labels).backward()
     optimizer.step()
     times.append(time.perf_counter() - began)
-print(sum(times[1:] or times) / len(times[1:] or times))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *times)
 """
 
 
@@ -70,8 +71,15 @@ class Result:
     batch_s: float
     peaks_mb: tuple[float, ...]
     """Of each worker."""
+    before_mb: tuple[float, ...] = ()
+    """What each had before its first batch."""
     bubble: float | None = None
     bubble_in_theory: float | None = None
+
+    @property
+    def batches_mb(self) -> tuple[float, ...]:
+        """What the batches added to the memory of each worker."""
+        return tuple(peak - before for peak, before in zip(self.peaks_mb, self.before_mb, strict=True))
 
 
 def plain_torch(threads: int, batches: int) -> Result:
@@ -84,8 +92,13 @@ def plain_torch(threads: int, batches: int) -> Result:
         text=True,
         timeout=LIMIT_S,
     )
-    seconds, peak = map(float, ended.stdout.split())
-    return Result(seconds, (peak,))
+    peak, *times = map(float, ended.stdout.split())
+    return Result(after_the_first(times), (peak,))
+
+
+def after_the_first(times: list[float]) -> float:
+    """The median of a run's batches, of which the first takes its memory."""
+    return statistics.median(times[1:] or times)
 
 
 def train(directory: Path, batches: int, *options: object) -> Result:
@@ -94,10 +107,10 @@ def train(directory: Path, batches: int, *options: object) -> Result:
     command = [sys.executable, "train.py", "--batches", batches, "--report", report, *options]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     training = json.loads(report.read_text(encoding="utf-8"))["training"]
-    times = training["batch_s"][1:] or training["batch_s"]
     return Result(
-        sum(times) / len(times),
+        after_the_first(training["batch_s"]),
         tuple(training["rss_peak_mb"]),
+        tuple(training["rss_before_mb"]),
         training["bubble"],
         training["bubble_in_theory"],
     )
@@ -111,51 +124,63 @@ def pipelines(quick: bool) -> list[tuple[str, int]]:
     return [*of_four, ("gpipe", 8), ("staggered", 8)]
 
 
-def table_of(rows: list[tuple[str, str, Result]], one_core: Result | None, all_cores: Result) -> Table:
+def table_of(
+    rows: list[tuple[str, str, Result]], plain: Result, one_core: Result | None, all_cores: Result
+) -> Table:
     """As the original's, and more."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("schedule", "stages", "a batch", "to 1 core", "to all", "bubble", "in theory", "peak, MB"):
+    columns = ("schedule", "stages", "a batch", "to plain", "to 1 core", "to all", "bubble", "in theory")
+    for column in (*columns, "peak, MB", "of it batches"):
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for name, stages, result in rows:
         table.add_row(
             name,
             stages,
             f"{result.batch_s:.2f} s",
+            f"{plain.batch_s / result.batch_s:.2f}x",
             f"{one_core.batch_s / result.batch_s:.2f}x" if one_core else "",
             f"{all_cores.batch_s / result.batch_s:.2f}x",
             "" if result.bubble is None else f"{result.bubble:.1%}",
             "" if result.bubble_in_theory is None else f"{result.bubble_in_theory:.1%}",
             " ".join(f"{peak:.0f}" for peak in result.peaks_mb),
+            " ".join(f"{added:.0f}" for added in result.batches_mb) if result.before_mb else "",
         )
     return table
 
 
-def verdicts(found: dict[tuple[str, int], Result], plain: Result) -> list[tuple[str, bool]]:
+def verdicts(found: dict[tuple[str, int], Result], plain: Result, together: Result) -> list[tuple[str, bool]]:
     """What was asked for, and whether it is so."""
     lines = []
     slowest = max(found, key=lambda key: found[key].batch_s)
-    ratio = found[slowest].batch_s / plain.batch_s
-    lines.append(
-        (
-            f"slowest pipeline ({slowest[0]}, {slowest[1]} stages) {ratio:.2f}x plain torch; target {TARGET}",
-            ratio <= TARGET,
+    for name, other in (("plain torch", plain), (f"sequential on {WORKERS} cores", together)):
+        ratio = found[slowest].batch_s / other.batch_s
+        lines.append(
+            (
+                f"slowest pipeline ({slowest[0]}, {slowest[1]} stages) takes {ratio:.2f} times as long as "
+                f"{name}; target {TARGET}",
+                ratio <= TARGET,
+            )
         )
-    )
     for stages in (4, 8):
         if ("staggered", stages) in found:
             ratio = found["staggered", stages].batch_s / found["gpipe", stages].batch_s
             lines.append((f"staggered, {stages} stages, {ratio:.3f}x gpipe; target 1", ratio <= 1.0))
-    gpipe, other = found["gpipe", 4].peaks_mb, found["1f1b", 4].peaks_mb
-    saved = 1 - max(other) / max(gpipe)
-    each = ", ".join(f"{1 - b / a:.0%}" for a, b in zip(gpipe, other, strict=True))
+    gpipe, other = found["gpipe", 4], found["1f1b", 4]
+    each = [1 - b / a for a, b in zip(gpipe.peaks_mb, other.peaks_mb, strict=True)]
+    batches = [1 - b / a for a, b in zip(gpipe.batches_mb, other.batches_mb, strict=True)]
     lines.append(
         (
-            f"1f1b needs {saved:.0%} less memory than gpipe where most is needed (each worker: {each}); "
-            f"target {LESS_MEMORY:.0%}",
-            saved >= LESS_MEMORY,
+            f"1f1b needs {percents(each)} less memory than gpipe, each worker; of what batches add "
+            f"{percents(batches)}; target {LESS_MEMORY:.0%}",
+            min(each) >= LESS_MEMORY,
         )
     )
     return lines
+
+
+def percents(parts: list[float]) -> str:
+    """``46%, 31%``"""
+    return ", ".join(f"{part:.0%}" for part in parts)
 
 
 def main() -> None:
@@ -201,8 +226,8 @@ def main() -> None:
     rows += [("sequential, 1 core", "1", alone)] if alone else []
     rows += [(f"sequential, {WORKERS} cores", "1", together)]
     rows += [(name, str(stages), result) for (name, stages), result in found.items()]
-    console.print(table_of(rows, alone, together))
-    for line, met in verdicts(found, plain):
+    console.print(table_of(rows, plain, alone, together))
+    for line, met in verdicts(found, plain, together):
         console.print(f"{line}: {'met' if met else 'missed'}", highlight=False)
 
 
