@@ -65,7 +65,8 @@ class BatchLinear(nn.Linear):
 
     def keep(self, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """What came in with a microbatch, and the gradient of what went out."""
-        self._kept.append((values.flatten(0, -2), gradient.flatten(0, -2)))
+        # Detached: else the graph behind the values would stay with them.
+        self._kept.append((values.detach().flatten(0, -2), gradient.detach().flatten(0, -2)))
 
     @property
     def is_due(self) -> bool:

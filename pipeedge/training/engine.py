@@ -282,15 +282,17 @@ class Engine:
         Who updates a layer's weights and drops its gradient before asking for the next never has two of
         them, and none while there are activations.
         """
-        if any(part.is_due for _, part in self._wide):
-            # Such a gradient finds no room between the weights and would come on top of all that the batch
-            # has left free.
-            return_freed_memory()
-        for stage, part in self._wide:
-            if part.is_due:
-                with self._watch.doing(Doing.BACKWARD, stage, None):
-                    part.finish()
-                yield
+        due = [(stage, part) for stage, part in self._wide if part.is_due]
+        if not due:
+            return
+        # Such a gradient finds no room in what the batch has left free, and would come on top of it. Nor does
+        # the next batch keep to where it was.
+        return_freed_memory()
+        for stage, part in due:
+            with self._watch.doing(Doing.BACKWARD, stage, None):
+                part.finish()
+            yield
+        return_freed_memory()
 
     def correct(self, images: torch.Tensor, labels: torch.Tensor) -> int:
         """How many of ``images`` get their label, on the worker with the last stage; 0 on the others.

@@ -396,13 +396,15 @@ class _Training:
         self._engine.wait_for_all()
         lane.begin()
         began = time.perf_counter()
+        told = False
         for step in range(self._start, request.batches):
             loss = self._batch(step)
             if loss is not None:
                 result = lane.result(step, loss)
                 self._worker.print(f"batch {step + 1}: loss {loss:.6f}, {result.end_s - began:.2f} s")
                 began = result.end_s
-                if not math.isfinite(loss):
+                if not math.isfinite(loss) and not told:
+                    told = True
                     self._worker.warn(f"the loss of batch {step + 1} is no number: try a smaller --lr")
             due = (step + 1) % request.checkpoint_every == 0 or step + 1 == request.batches
             if self._writer is not None and due:
