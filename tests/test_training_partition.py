@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.errors import InfeasibleError, ScheduleError
+from pipeedge.payload import TensorSpec
 from pipeedge.schedule import LayerRange
 from pipeedge.training.costs import LayerCosts, measure_costs
-from pipeedge.training.networks import Vgg
+from pipeedge.training.dropout import Position
+from pipeedge.training.networks import StageModule, Vgg
 from pipeedge.training.orders import Order, make_order
 from pipeedge.training.partition import check_partition, find_partition
 
@@ -109,3 +113,27 @@ def test_what_a_layer_keeps_and_weighs() -> None:
     assert costs.activation_bytes[1] == features  # a ReLU keeps what it gives
     assert costs.crossing_bytes[:3] == [features, features, features // 4]
     assert costs.parameter_bytes[3] == (4 * 4 * 4 * 6 + 6) * 4
+
+
+def test_measuring_leaves_nothing_behind() -> None:
+    """A node that keeps its own result, as that of a ReLU does, goes when the result goes."""
+    results = []
+
+    class Relu(StageModule):
+        def forward(self, *payload: torch.Tensor) -> torch.Tensor:
+            result = payload[0].relu()
+            results.append(weakref.ref(result))
+            return result
+
+    class Relus(Vgg):
+        n_layers = 2
+
+        def crossing(self, after_layer: int, items: int) -> tuple[TensorSpec, ...]:
+            return (TensorSpec((items, 5), torch.float32),)
+
+        def build(self, layers: LayerRange) -> StageModule:
+            return Relu(Position())
+
+    measure_costs(Relus(), 2, 8)
+    assert len(results) > 4
+    assert all(result() is None for result in results)

@@ -86,7 +86,7 @@ def _kept_bytes(stage: StageModule, given: tuple[torch.Tensor, ...]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # what a node keeps of its own result would otherwise keep the node, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         outputs = _outputs(stage, given)
