@@ -193,7 +193,7 @@ def main() -> None:
     args = parser.parse_args()
     batches = 2 if args.quick else args.batches
     cores = os.cpu_count() or 1
-    console = Console(width=110)
+    console = Console(width=130)
     console.print(f"vgg19, {batches} batches of 64, microbatches of 4, {WORKERS} workers", highlight=False)
     if cores < WORKERS:
         console.print(f"{WORKERS} workers on one core: the ratios say nothing here")
