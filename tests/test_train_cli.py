@@ -255,6 +255,7 @@ def test_a_mistake_is_one_line_and_a_status(tmp_path: Path) -> None:
         (("--microbatch-size", 5), "not divisible", 2),
         (("--stages", 45, "--workers", 2), "beyond the model", 2),
         ((*small, "--checkpoint-dir", "file"), "cannot be made", 2),
+        (("--schedule", "sequential", "--batch-size", 10**8), "its images alone take 18750000 MB", 2),
         ((*small, "--memory", 1), "fits into the 0 MB that a worker has", 3),
     ):
         ended = subprocess.run(

@@ -55,6 +55,7 @@ from pipeedge.worker import Activity, Crew
 __all__ = ["show", "train"]
 
 _MB = 1 << 20
+_FLOAT_BYTES = 4
 _START = "batches done"
 """Among the facts: where a worker would go on from."""
 
@@ -162,6 +163,12 @@ class _Worker:
         self._rank = request.world.rank
         self._network = find_network(request.model, seed=request.seed, pretrained=request.pretrained)
         self._order = _order(request)
+        images = request.batch_size * math.prod(self._network.image_shape) * _FLOAT_BYTES
+        if images > available_bytes():
+            raise RequestError(
+                f"--batch-size {request.batch_size}: its images alone take {images / _MB:.0f} MB, "
+                "more than is free"
+            )
         if request.pipeline.partition is not None or request.pipeline.stages > self._network.n_layers:
             _partition(request, self._network, self._order)
         self._samples = open_samples(
