@@ -163,13 +163,17 @@ class Bed:
         """Measure the model on all hosts at once, and write what the scheduler reads."""
         options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch), "-i", str(iterations)]
         options += ["-s", str(TOKENS)] if load.is_text else []
+        meeting = self.directory / f"profile-{load.name}"
+        meeting.mkdir()
+        script = Path(__file__).with_name("profile_together.py")
+        together = [str(script), str(meeting), str(len(self.hosts))]
         jobs = []
         for kind in self.kinds:
             for host in kind.names:
                 place = self.directory / f"profile-{load.name}-{host}"
                 place.mkdir()
                 emit = ["-dt", kind.name, "--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
-                jobs.append((host, place, [str(ROOT / "profiler.py"), *options, *emit]))
+                jobs.append((host, place, [*together, host, *options, *emit]))
         self._all(jobs)
         types = {}
         for kind in self.kinds:

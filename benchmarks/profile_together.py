@@ -1,0 +1,56 @@
+"""``profiler.py`` on several hosts that time their layers at the same time: a part of ``beds.py``.
+
+    host a   import, load │ time layers ......... │ go on computing │ write
+    host b   import, load ......... │ time layers │                 │ write
+                             all there            all timed
+
+Emulated hosts share the machine's way to memory. A fast one that is timed while the slow ones still import
+their libraries would promise what it cannot keep when all compute.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeedge.profiling import session
+
+LIMIT_S = 900
+POLL_S = 0.05
+
+
+def main() -> None:
+    """Arguments: the directory where hosts meet, how many there are, this one, then those of profiler.py."""
+    directory, hosts, host = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    deadline = time.monotonic() + LIMIT_S
+    time_layers = session.time_layers
+
+    def all_have(stage: str) -> bool:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{host}: not all hosts have {stage} their layers within {LIMIT_S} s")
+        return len(list(directory.glob(f"*.{stage}"))) == hosts
+
+    def together(shard: Any, payload: Any, *arguments: Any, **named: Any) -> Any:
+        (directory / f"{host}.loaded").touch()
+        while not all_have("loaded"):
+            time.sleep(POLL_S)
+        found = time_layers(shard, payload, *arguments, **named)
+        (directory / f"{host}.timed").touch()
+        with torch.inference_mode():
+            while not all_have("timed"):
+                shard(payload)
+        return found
+
+    session.time_layers = together
+    script = Path(__file__).resolve().parents[1] / "profiler.py"
+    sys.argv = [str(script), *sys.argv[4:]]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
