@@ -233,7 +233,7 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "pipeedge"
+    matplotlib.rcParams.update({"svg.hashsalt": "pipeedge", "svg.fonttype": "none"})
     places = list(dict.fromkeys((figure.model, figure.cluster) for figure in figures))
     models = list(dict.fromkeys(model for model, _ in places))
     clusters = list(dict.fromkeys(cluster for _, cluster in places))
@@ -241,15 +241,20 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     picture, axes = pyplot.subplots(
         len(models), len(clusters), figsize=(4.2 * len(clusters), 2.9 * len(models)), squeeze=False
     )
+    for axis in axes.flat:
+        axis.set_axis_off()
     for model, cluster in places:
         axis = axes[models.index(model)][clusters.index(cluster)]
+        axis.set_axis_on()
         here = [figure for figure in figures if (figure.model, figure.cluster) == (model, cluster)]
         for place, figure in enumerate(here):
             axis.barh(place, figure.speedup, color=colours.get(figure.what, "#b8b8b8"), height=0.65)
-            axis.text(figure.speedup, place, f" {figure.speedup:.2f}", va="center", fontsize=8)
-            if figure.scheduled_items_per_s:
-                promised = figure.scheduled_items_per_s / figure.alone_items_per_s
+            promised = (figure.scheduled_items_per_s or 0.0) / figure.alone_items_per_s
+            if promised:
                 axis.plot([promised] * 2, [place - 0.4, place + 0.4], color="#d62828", linewidth=1.6)
+            axis.text(
+                max(figure.speedup, promised), place, f"  {figure.speedup:.2f}", va="center", fontsize=8
+            )
         names = [
             f"{figure.what}, {figure.hosts}" if figure.cluster == "equal" else figure.what for figure in here
         ]
