@@ -272,13 +272,13 @@ def test_the_narrowest_of_the_groups_around_a_process_counts(tmp_path: Path) -> 
     }
     groups = _groups(tmp_path, "9:memory:/a/b\n4:cpu,cpuacct:/x/y\n0::/\n", files)
     assert groups.free_bytes() == 70 * MIB
-    assert groups.processors() == 0.25
+    assert groups.quota() == 0.25
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000", None), ("50000 100000", 0.5)])
 def test_a_quota_of_version_two_is_read(tmp_path: Path, text: str, expected: float | None) -> None:
     files = {"a/b/cpu.max": text, "a/cpu.max": "max 100000", "a/memory.max": "max"}
-    assert _groups(tmp_path, "0::/a/b\n", files).processors() == expected
+    assert _groups(tmp_path, "0::/a/b\n", files).quota() == expected
 
 
 class _Standing:

@@ -64,8 +64,8 @@ class ControlGroups:
                     found.append(max(0, most[0] - now[0] + _statistic(group / "memory.stat", cache)))
         return min(found, default=None)
 
-    def processors(self) -> float | None:
-        """Seconds of processor time in a second; None without a quota."""
+    def quota(self) -> float | None:
+        """Seconds of processor time in a second; None without a limit."""
         found = []
         for group in self._groups(""):
             both = _numbers(group / "cpu.max")

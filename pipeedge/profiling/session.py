@@ -257,23 +257,21 @@ class _Job:
         advance("measuring what links cost", 0.0)
         quota = self._quota()
         stretch = 1.0 if quota is None else max(1.0, 1.0 / quota)
+        on_cpu = self.device.type == "cpu"
         # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
-        spare = self.device.type == "cpu" and quota is None and processors() > torch.get_num_threads()
+        spare = on_cpu and quota is None and processors() > torch.get_num_threads()
         wire = Wire() if spare else measure_wire(stretch)
-        if quota is None or self.device.type != "cpu":
-            measured = functools.partial(measure_handling, device=self.device, wire=wire)
-        else:
-            measured = functools.partial(
-                measure_handling, device=self.device, wire=wire, clock=time.thread_time, stretch=stretch
-            )
         cuts = [self.specs(cut) for cut in range(self.layers.start, self.layers.stop + 1)]
-        found = {specs: measured(specs) for specs in distinct(cuts)}
+        measure = functools.partial(measure_handling, device=self.device, wire=wire)
+        if quota is not None and on_cpu:  # copies to a GPU are waited for, not worked for
+            measure = functools.partial(measure, clock=time.thread_time, stretch=stretch)
+        found = {specs: measure(specs) for specs in distinct(cuts)}
         return [found[specs] for specs in cuts]
 
     @staticmethod
     def _quota() -> float | None:
         """Processor time in a second, where that is so little that this process has to stand still."""
-        quota = ControlGroups().processors()
+        quota = ControlGroups().quota()
         return quota if quota is not None and quota <= torch.get_num_threads() else None
 
     def _groups(self) -> list[LayerRange]:
