@@ -20,7 +20,7 @@ from pipeedge.schedule import LayerRange, Schedule
 from pipeedge.training.costs import LayerCosts
 from pipeedge.training.orders import Order
 
-__all__ = ["STATE_COPIES", "check_partition", "find_partition"]
+__all__ = ["STATE_COPIES", "check_partition", "check_stages", "find_partition"]
 
 STATE_COPIES: Mapping[str, int] = MappingProxyType({"sgd": 0, "adamw": 2})
 """Values that an optimizer keeps for each parameter."""
@@ -40,6 +40,19 @@ def check_partition(partition: Sequence[int], n_layers: int) -> tuple[LayerRange
     return tuple(stage.layers for stage in schedule.stages)
 
 
+def check_stages(stages: int, n_layers: int) -> None:
+    """Whether each stage can have a layer.
+
+    Raises:
+        ScheduleError: more stages than layers.
+    """
+    if stages > n_layers:
+        raise ScheduleError(
+            f"{stages} stages for {n_layers} layers go beyond the model: a stage needs at least one; "
+            "lower --stages"
+        )
+
+
 def find_partition(
     costs: LayerCosts, order: Order, *, optimizer: str, memory_bytes: float
 ) -> tuple[LayerRange, ...]:
@@ -56,8 +69,7 @@ def find_partition(
         InfeasibleError: it does not fit in memory.
     """
     layers = len(costs.seconds)
-    if order.stages > layers:
-        raise ScheduleError(f"{order.stages} stages for {layers} layers: a stage needs at least one")
+    check_stages(order.stages, layers)
     held = max(order.held(worker) for worker in range(order.workers))
     copies = 2 + STATE_COPIES[optimizer]
     memory = np.array(costs.parameter_bytes) * copies + np.array(costs.activation_bytes) * held

@@ -43,7 +43,7 @@ from pipeedge.training.engine import Engine, Watch
 from pipeedge.training.heap import return_freed_memory
 from pipeedge.training.networks import Network, find_network
 from pipeedge.training.orders import Order, bubble, make_order
-from pipeedge.training.partition import check_partition, find_partition
+from pipeedge.training.partition import check_partition, check_stages, find_partition
 from pipeedge.training.recording import WorkerLane, WorkerRecord, lane_name
 from pipeedge.training.report import TrainingReport, print_report
 from pipeedge.training.request import TrainingRequest
@@ -117,8 +117,7 @@ def _partition(request: TrainingRequest, network: Network, order: Order) -> tupl
         return check_partition(given, network.n_layers)
     if order.stages == 1:
         return (LayerRange(0, network.n_layers),)
-    if order.stages > network.n_layers:
-        return check_partition(range(1, 2 * order.stages + 1), network.n_layers)
+    check_stages(order.stages, network.n_layers)
     memory_mb = request.pipeline.memory_mb
     allowed = available_bytes() / order.workers if memory_mb is None else memory_mb * _MB
     torch.set_num_threads(request.pipeline.threads)
@@ -169,8 +168,9 @@ class _Worker:
                 f"--batch-size {request.batch_size}: its images alone take {images / _MB:.0f} MB, "
                 "more than is free"
             )
-        if request.pipeline.partition is not None or request.pipeline.stages > self._network.n_layers:
-            _partition(request, self._network, self._order)
+        if request.pipeline.partition is not None:
+            check_partition(request.pipeline.partition, self._network.n_layers)
+        check_stages(self._order.stages, self._network.n_layers)
         self._samples = open_samples(
             request.data, self._network, batch_size=request.batch_size, seed=request.seed
         )
