@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1800
+_POLL_S = 0.1
 MEM_MB = 2048
 TOKENS = 128
 """Of every sentence: those that travel together are as long as the longest of them."""
@@ -262,7 +264,10 @@ class Bed:
         return steady_items_per_s(simulate_request(request).to_body(["pipeedge-simulate"]))
 
     def _all(self, jobs: Sequence[tuple[str, Path, Sequence[str]]]) -> None:
-        """Python on hosts, at the same time, until all have ended well."""
+        """Python on hosts, at the same time, until all have ended well, or one has not.
+
+        The others may be waiting for that one; they end with the test bed.
+        """
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         running = [
             subprocess.Popen(
@@ -273,9 +278,16 @@ class Bed:
             )
             for host, place, command in jobs
         ]
-        for process in running:
-            if process.wait(LIMIT_S):
-                raise SystemExit(f"{process.args!r} failed with exit status {process.returncode}")
+        deadline = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in running):
+            if any(process.poll() for process in running) or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        for (host, _, command), process in zip(jobs, running, strict=True):
+            if process.poll():
+                raise SystemExit(f"{host}: {command[0]} failed with exit status {process.returncode}")
+        if any(process.poll() is None for process in running):
+            raise SystemExit(f"the hosts are not done after {LIMIT_S} s")
 
 
 @contextlib.contextmanager
