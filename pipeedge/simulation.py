@@ -10,8 +10,8 @@ next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
     done(n)    = taken(n) + work
     room(n)    = max(done(n), arrived(n-2))                    two frames under way
     posted(n)  = room(n) + send                                = free(n): the copy into the frame
-    started(n) = max(posted(n), wire(n-1), free_next(n-2))     two receives are posted, the second when
-                                                               the next node asks for one more
+    started(n) = max(posted(n), wire(n-1), taken_next(n-2))    two receives are posted, one more as soon as
+                                                               one has been taken
     wire(n)    = started(n) + bytes / bandwidth
     arrived(n) = wire(n) + latency
 
@@ -322,8 +322,8 @@ class _Wavefront:
             done, np.where(self._in_memory[here], self._taken[after], self._arrived_before[here])
         )
         posted = room + send
-        taken_from = np.where(self._in_memory[here], 0.0, self._free[after])
-        started = np.maximum(np.maximum(posted, self._on_wire_until[here]), taken_from)
+        room_there = np.where(self._in_memory[here], 0.0, self._taken[after])
+        started = np.maximum(np.maximum(posted, self._on_wire_until[here]), room_there)
         on_wire_until = started + wire
         arrived = on_wire_until + self._latency[here]
 

@@ -74,6 +74,16 @@ def test_packets_arrive_in_order_and_end() -> None:
     assert wire.posted == len(wire.sent)  # no receive is left behind
 
 
+def test_two_receives_are_posted_while_a_packet_is_dealt_with() -> None:
+    wire = Wire()
+    sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
+    for number in range(3):
+        sender.post(packet(number, number))
+        got = receiver.receive()
+        assert got is not None
+        assert wire.posted - len(wire.sent) == 2
+
+
 def test_memory_is_received_into_again_only_when_it_is_released() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)

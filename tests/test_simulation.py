@@ -114,17 +114,17 @@ def test_a_slow_wire_bounds_it_and_latency_does_not() -> None:
     assert np.diff(wire.result_at)[10:] == pytest.approx(4.0)
     assert wire.wait_link_s[0] > 100
     assert wire.wait_input_s[1] == pytest.approx(39 * 3.0)
-    # A frame is under way while another is computed, so a latency is felt from the pace of the stages on.
-    late = simulate(PipelineModel(stages, (local, SimulatedLink(latency_s=1.0), local), 40))
+    # Two frames are under way while another is computed, so a latency is felt from twice that time on.
+    late = simulate(PipelineModel(stages, (local, SimulatedLink(latency_s=2.0), local), 40))
     assert np.diff(late.result_at) == pytest.approx(1.0)
-    later = simulate(PipelineModel(stages, (local, SimulatedLink(latency_s=2.0), local), 40))
+    later = simulate(PipelineModel(stages, (local, SimulatedLink(latency_s=3.0), local), 40))
     assert np.diff(later.result_at)[10:].mean() == pytest.approx(1.5, rel=0.05)
 
 
-@pytest.mark.parametrize(("network", "ahead"), [(True, 4), (False, 3)])
+@pytest.mark.parametrize(("network", "ahead"), [(True, 5), (False, 3)])
 def test_a_stage_runs_as_far_ahead_as_frames_allow(network: bool, ahead: int) -> None:
-    """Over a network two on their way, one posted while another is computed, in memory two; and one in its
-    own hands."""
+    """Over a network two in front of the next stage and two on their way, in memory two; and one in its own
+    hands."""
     link = SimulatedLink() if network else SimulatedLink(in_memory=True)
     local = SimulatedLink(in_memory=True)
     model = PipelineModel((SimulatedStage(0.001), SimulatedStage(100.0)), (local, link, local), 12)

@@ -13,9 +13,12 @@ agreed before anything is sent; a shorter one is fine, so a frame carries its ow
 wait closes every connection of the group, so waits here are not timed by gloo: the hub of
 ``pipeedge.control`` watches over all ranks, and ends a run in which somebody has fallen silent.
 
-Two receives are posted per link: that is the bound on microbatches that wait in front of a stage. A
-received buffer belongs to the packet made of it until the packet is released, and is posted again
-then: memory fresh from the allocator costs more, in page faults, than copying a frame.
+Two receives are posted per link, beside the frame that the stage has: that is the bound on microbatches
+that wait in front of it. Two, because one connection carries both directions of a pair of ranks: that there
+is room for a frame is said behind whatever goes the other way, half a second late where that is a frame on
+a slow link, and the wire must not stand still until then. A received buffer belongs to the packet made of
+it until the packet is released, and is posted again then: memory fresh from the allocator costs more, in
+page faults, than copying a frame.
 
 When a send has ended says little of the network: gloo is done as soon as the kernel has the bytes, which
 keeps megabytes, or as late as the receiving stage makes room (measured on a link of 50 Mbit/s: anything
@@ -331,15 +334,13 @@ class P2PReceiver:
 
     def receive(self) -> Packet | None:
         """The next packet; None after the other end has finished."""
-        # Not before the last packet has been dealt with: its memory is often free again by now.
-        while len(self._posted) < IN_FLIGHT:
-            self._posted.append(self._inbound.post())
         posted = self._posted.popleft()
         frame = self._inbound.wait(posted)
         if frame.kind is Kind.END:
             while self._posted:  # each posted receive gets its end mark, so none is left behind
                 self._inbound.wait(self._posted.popleft())
             return None
+        self._posted.append(self._inbound.post())
         return self._inbound.packet(posted, frame)
 
     def run(self) -> None:

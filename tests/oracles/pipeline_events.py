@@ -58,8 +58,6 @@ class _Link:
         self._inbox: deque[int] = deque()
         self._receives = POSTED
         self._under_way = 0
-        self._on_wire = 0
-        """Of them, those that have a receive."""
         self._wire_busy = False
         self._taker: Callable[[int], None] | None = None
         self._sender: Callable[[], None] | None = None
@@ -81,8 +79,6 @@ class _Link:
 
     def take(self, go_on: Callable[[int], None]) -> None:
         self._taker = go_on
-        self._receives = POSTED - len(self._inbox) - self._on_wire
-        self._transmit()
         self._hand_over()
 
     def _full(self) -> bool:
@@ -95,7 +91,6 @@ class _Link:
             return
         number, share = self._queue.popleft()
         self._receives -= 1
-        self._on_wire += 1
         self._wire_busy = True
 
         def leave() -> None:
@@ -107,7 +102,6 @@ class _Link:
 
     def _arrive(self, number: int) -> None:
         self._under_way -= 1
-        self._on_wire -= 1
         self._inbox.append(number)
         self._wake_sender()
         self._hand_over()
@@ -117,6 +111,8 @@ class _Link:
             return
         go_on, self._taker = self._taker, None
         number = self._inbox.popleft()
+        self._receives += 1
+        self._transmit()
         self._wake_sender()
         go_on(number)
 
