@@ -2,11 +2,12 @@
 
 A host sends into ``eth0``, shaped by htb in its own namespace; the switch sends into the cable's other end,
 shaped there, so that both directions have the host's bandwidth and neither disturbs the other. The queue in
-front of each is as short as a switch's: 50 ms of the rate, so that a slow host does not make others wait
-for seconds.
+front of each is as long as a switch's: 50 ms of the rate, but at least eight of the kernel's own packets,
+which are of up to 64 KiB between namespaces. Where only three find room TCP loses so many at once that it
+has to wait for its timer (0.7 s for a frame that needs 0.46).
 
-    eth0 ── htb, the rate ──┬── 1:11  small packets, first     ── 50 ms
-                            └── 1:12  the rest                 ── 50 ms
+    eth0 ── htb, the rate ──┬── 1:11  small packets, first     ── queue
+                            └── 1:12  the rest                 ── queue
 
 Small packets go first, as with the fair queues that Linux has on real hosts: acknowledgements of what comes
 in do not wait behind what goes out. In one queue a slow host that passes on what it gets would receive at
@@ -43,7 +44,7 @@ _CARRIER_S = 10.0
 _LOOK_AGAIN_S = 0.05
 _HEADERS = 1514 / 1448
 _QUEUE_S = 0.05
-_LEAST_QUEUE = 192 << 10
+_LEAST_QUEUE = 8 * (64 << 10)
 _SMALL_SHARE = 0.1
 _LONGER_THAN_SMALL = "0xff80"
 """Bits of an IP packet's length that a small one, of up to 127 bytes, does not have."""
