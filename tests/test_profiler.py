@@ -32,7 +32,7 @@ from pipeedge.profiling.measuring import (
     made_up_payload,
     peaks_between,
     shard_bytes,
-    summary,
+    summaries,
     time_layers,
 )
 from pipeedge.profiling.options import (
@@ -197,8 +197,26 @@ def test_short_passes_are_repeated_more_often() -> None:
 
 
 def test_the_median_is_kept_with_the_distance_of_the_quartiles() -> None:
-    assert summary([5.0]) == (5.0, 0.0)
-    assert summary([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0)
+    assert summaries([[5.0], [2.0]]) == [(5.0, 0.0), (2.0, 0.0)]
+    assert summaries([[1.0, 2.0, 3.0, 4.0, 100.0]]) == [(3.0, 2.0)]
+    assert summaries([[0.0], [0.0]]) == [(0.0, 0.0), (0.0, 0.0)]
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 9))
+def test_what_holds_up_one_layer_or_another_in_each_pass_is_counted(
+    data: st.DataObject, layers: int, passes: int
+) -> None:
+    """A machine on which some layer of each pass takes longer, never the same twice, where possible."""
+    usual = data.draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))
+    held_up = data.draw(st.permutations(range(layers)))
+    times = [
+        [float(usual[layer]) + (held_up[repetition % layers] == layer) for repetition in range(passes)]
+        for layer in range(layers)
+    ]
+    found = [middle for middle, _ in summaries(times)]
+    assert sum(found) == pytest.approx(sum(usual) + 1)
+    if passes == layers >= 3:  # no layer's median knows of it, so it is shared out by their times
+        assert found == pytest.approx([each * (sum(usual) + 1) / sum(usual) for each in usual])
 
 
 @settings(deadline=None, max_examples=60)

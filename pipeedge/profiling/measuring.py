@@ -37,7 +37,15 @@ from pipeedge.errors import PipeEdgeError, RequestError
 from pipeedge.models import Shard
 from pipeedge.payload import Payload, TensorSpec
 
-__all__ = ["Pacing", "Times", "activation_peaks", "made_up_payload", "shard_bytes", "summary", "time_layers"]
+__all__ = [
+    "Pacing",
+    "Times",
+    "activation_peaks",
+    "made_up_payload",
+    "shard_bytes",
+    "summaries",
+    "time_layers",
+]
 
 Times = list[list[float]]
 """Seconds, for each repetition of each layer."""
@@ -137,12 +145,26 @@ def time_layers(
     return [[stretch * time for time in times] for times in zip(*repetitions, strict=True)], output
 
 
-def summary(times: Sequence[float]) -> tuple[float, float]:
-    """Median, and distance between the quartiles."""
-    if len(times) == 1:
-        return times[0], 0.0
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
-    return middle, high - low
+def summaries(times: Times) -> list[tuple[float, float]]:
+    """Of each layer the time it usually takes, and the distance between the quartiles of its times.
+
+    Usual times are medians, lengthened by what makes them add up to the median of whole passes. In each
+    pass something holds up one layer or another: it is in no layer's median, but in every pass.
+
+    Args:
+        times: of the layers of one shard, in seconds, as ``time_layers`` gives them.
+    """
+    found = []
+    for layer in times:
+        if len(layer) == 1:
+            found.append((layer[0], 0.0))
+            continue
+        low, middle, high = statistics.quantiles(layer, n=4, method="inclusive")
+        found.append((middle, high - low))
+    whole = statistics.median(sum(each) for each in zip(*times, strict=True))
+    medians = sum(middle for middle, _ in found)
+    scale = whole / medians if medians else 1.0
+    return [(middle * scale, spread) for middle, spread in found]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import functools
 import importlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -45,7 +45,7 @@ from pipeedge.profiling.measuring import (
     activation_peaks,
     made_up_payload,
     shard_bytes,
-    summary,
+    summaries,
     time_layers,
 )
 from pipeedge.profiling.network import measure_link, parse_place
@@ -212,7 +212,9 @@ class _Job:
 
     def expected(self) -> ProfileResults:
         """What the results will be, but for times."""
-        return self._results([0.0] * len(self.layers), _bytes_of(self.model.build(self.layers, self.dtype)))
+        return self._results(
+            _bytes_of(self.model.build(self.layers, self.dtype)), [(0.0, None)] * len(self.layers)
+        )
 
     def measure(self, advance: Callable[[str, float], None]) -> ProfileResults:
         """Run it.
@@ -230,7 +232,7 @@ class _Job:
         )
         sizes: list[int] = []
         peaks: list[int] = []
-        times: list[list[float]] = []
+        times: list[tuple[float, float]] = []
         for number, group in enumerate(groups):
 
             def progress(part: float, before: int = number) -> None:
@@ -247,10 +249,10 @@ class _Job:
             )
             if not pacing.warmup:
                 peaks += activation_peaks(shard, payload)[0]
-            times += timed
+            times += summaries(timed)
             payload = output
             del shard, output  # before the next group comes
-        return self._results([0.0] * len(times), sizes, times, peaks, handling)
+        return self._results(sizes, times, peaks, handling)
 
     def _handling(self, advance: Callable[[str, float], None]) -> list[Handling]:
         """Of the cut before each layer, and of the one after the last."""
@@ -299,9 +301,8 @@ class _Job:
 
     def _results(
         self,
-        seconds: list[float],
         sizes: list[int],
-        times: list[list[float]] | None = None,
+        times: Sequence[tuple[float, float | None]],
         peaks: list[int] | None = None,
         handling: list[Handling] | None = None,
     ) -> ProfileResults:
@@ -309,15 +310,14 @@ class _Job:
         reduced = self.dtype is not torch.float32
         full = _bytes_of(self.model.build(self.layers)) if reduced else []
         for index, layer in enumerate(range(self.layers.start, self.layers.stop)):
-            middle, spread = (seconds[index], None) if times is None else summary(times[index])
             data.append(
                 LayerResult(
                     layer=layer + 1,
                     memory_bytes=sizes[index],
                     shape_in=_shapes(self.specs(layer)),
                     shape_out=_shapes(self.specs(layer + 1)),
-                    time_s=middle,
-                    time_spread_s=spread,
+                    time_s=times[index][0],
+                    time_spread_s=times[index][1],
                     activations_bytes=None if peaks is None else peaks[index],
                     receive_s=None if handling is None else handling[index].receive_s,
                     send_s=None if handling is None else handling[index + 1].send_s,
