@@ -263,6 +263,19 @@ class Bed:
         )
         return steady_items_per_s(simulate_request(request).to_body(["pipeedge-simulate"]))
 
+    def slowness(self, load: Workload, pipeline: Pipeline, body: Mapping[str, Any]) -> float:
+        """Processor time that layers took in a run, in times of what they took when they were profiled."""
+        types = _read(self.files["device_types"])
+        kinds = {name: kind for kind in self.kinds for name in kind.names}
+        profiled = spent = 0.0
+        for stage, ran in zip(pipeline.stages, body["stages"], strict=True):
+            host, (first, last) = next(entry for entry in stage.items() if isinstance(entry[1], list))
+            kind = kinds[host]
+            times = types[kind.name]["model_profiles"][load.model][0]["time_s"]
+            profiled += kind.cpu_fraction * sum(times[first - 1 : last])
+            spent += ran["compute_cpu_s_mean"]
+        return spent / profiled
+
     def _all(self, jobs: Sequence[tuple[str, Path, Sequence[str]]]) -> None:
         """Python on hosts, at the same time, until all have ended well, or one has not.
 

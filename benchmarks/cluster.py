@@ -16,12 +16,13 @@ does the same with models of a ninth of the work.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.models import find_model
+
+Tell = Callable[[str], None]
 
 MODELS = ("google/vit-base-patch16-224", "bert-base-uncased")
 CLUSTERS = {
@@ -85,6 +88,9 @@ class Figure:
     """As the scheduler promised; None where it was not asked."""
     simulated_items_per_s: float
     stages: str
+    slowness: float | None = None
+    """Processor time of the layers in the runs, in times of what was profiled: so much slower was the
+    machine. None in results of before it was asked."""
 
     @property
     def speedup(self) -> float:
@@ -106,29 +112,62 @@ class Course:
     iterations: int
 
 
-def measured(
-    bed: Bed, load: Workload, pipelines: Sequence[Pipeline], course: Course, asked: int | None = None
-) -> tuple[float, float]:
-    """Items a second of pipelines that run side by side, and of the first as simulated.
+@dataclass(frozen=True)
+class Competitor:
+    """Pipelines that run side by side, each on hosts of its own."""
 
-    Args:
-        bed: where.
-        load: what they run.
-        pipelines: on hosts of their own.
-        course: for how long.
-        asked: the median is of so many of them, the first; None: of all. They are alike; the others keep
-            the machine as busy as it is when all hosts take part in one pipeline.
+    pipelines: Sequence[Pipeline]
+    asked: int | None = None
+    """Throughput is that of so many of them, the first, which are alike; None: of all. The others keep the
+    machine as busy as it is when all hosts take part in one pipeline."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians of runs."""
+
+    items_per_s: float
+    simulated_items_per_s: float
+    slowness: float
+
+
+def measured(
+    bed: Bed, load: Workload, competitors: Mapping[str, Competitor], course: Course, tell: Tell
+) -> dict[str, Measured]:
+    """What each one's pipelines do.
+
+    They run in turn, as often as is asked, and medians are taken: a machine that others use too is slower
+    now and then, for minutes.
     """
-    simulated = [bed.simulate(load, pipeline, 100) for pipeline in pipelines]
-    items = [
-        load.ubatch * microbatches(course.seconds * rate / load.ubatch, len(pipeline.stages))
-        for pipeline, rate in zip(pipelines, simulated, strict=True)
-    ]
-    found = []
-    for _ in range(course.repetitions):
-        reports = bed.run(load, pipelines, items)
-        found += [steady_items_per_s(report) for report in reports[:asked]]
-    return statistics.median(found), simulated[0]
+    simulated = {
+        what: [bed.simulate(load, pipeline, 100) for pipeline in competitor.pipelines]
+        for what, competitor in competitors.items()
+    }
+    found: dict[str, list[float]] = {what: [] for what in competitors}
+    slowness: dict[str, list[float]] = {what: [] for what in competitors}
+    for repetition in range(1, course.repetitions + 1):
+        for what, competitor in competitors.items():
+            items = [
+                load.ubatch * microbatches(course.seconds * rate / load.ubatch, len(pipeline.stages))
+                for pipeline, rate in zip(competitor.pipelines, simulated[what], strict=True)
+            ]
+            reports = bed.run(load, competitor.pipelines, items)[: competitor.asked]
+            rates = [steady_items_per_s(report) for report in reports]
+            found[what] += rates
+            slow = [
+                bed.slowness(load, pipeline, report)
+                for pipeline, report in zip(competitor.pipelines, reports, strict=False)
+            ]
+            slowness[what] += slow
+            promised = simulated[what][0]
+            tell(
+                f"  {repetition} of {course.repetitions}: {what}, {statistics.median(rates):.2f} items/s, "
+                f"simulated {promised:.2f}, layers {statistics.median(slow) - 1:+.1%} processor time"
+            )
+    return {
+        what: Measured(statistics.median(rates), simulated[what][0], statistics.median(slowness[what]))
+        for what, rates in found.items()
+    }
 
 
 def microbatches(wanted: float, stages: int) -> int:
@@ -136,63 +175,76 @@ def microbatches(wanted: float, stages: int) -> int:
     return max(LEAST_MICROBATCHES, round(wanted), min(FILLINGS * stages, round(PATIENCE * wanted)))
 
 
-def alone(bed: Bed, load: Workload, course: Course) -> tuple[float, Promise, float]:
-    """The fastest hosts, each by itself, while all others run too: measured, scheduled, simulated."""
+def alone(bed: Bed, load: Workload) -> tuple[Competitor, Promise]:
+    """The fastest hosts, each by itself, while all others run too; and what is promised of each."""
     promises = [bed.schedule(load, [host]) for host in bed.hosts]
     promises.sort(key=lambda promise: -promise.items_per_s)
     fastest = promises[0]
     alike = sum(promise.items_per_s > 0.99 * fastest.items_per_s for promise in promises)
-    found, simulated = measured(bed, load, [promise.pipeline for promise in promises], course, alike)
-    return found, fastest, simulated
+    return Competitor([promise.pipeline for promise in promises], alike), fastest
 
 
-def equal_hosts(bed: Bed, load: Workload, course: Course) -> Iterator[Figure]:
+def equal_hosts(bed: Bed, load: Workload, course: Course, tell: Tell) -> Iterator[Figure]:
     """One, two, four and eight hosts, with all of them always at work."""
-    layers, one = find_model(load.model).n_layers, 0.0
-    for hosts in (1, 2, 4, 8):
-        groups = [bed.hosts[first : first + hosts] for first in range(0, len(bed.hosts), hosts)]
-        promises = [bed.schedule(load, group) for group in groups]
-        pipelines = [promise.pipeline for promise in promises]
-        found, simulated = measured(bed, load, pipelines, course)
-        one = one or found
-        name = load.name, "equal"
-        promise = promises[0].items_per_s
-        yield Figure(*name, "best", hosts, found, one, promise, simulated, str(pipelines[0]))
-        if hosts == len(bed.hosts):
-            even = even_split(layers, bed.hosts)
-            found, simulated = measured(bed, load, [even], course)
-            yield Figure(*name, "equal split", hosts, found, one, None, simulated, str(even))
-
-
-def unequal_hosts(bed: Bed, load: Workload, course: Course, cluster: str) -> Iterator[Figure]:
-    """The best schedules, as soon as the hosts are profiled: a machine that others use too is as fast as it
-    was then for a while only. Then one host, and the other schedules."""
-    name, hosts = (load.name, cluster), bed.hosts
+    hosts, counts = bed.hosts, (1, 2, 4, 8)
     promises = {
-        "best": bed.schedule(load, hosts),
-        "best, links compressed": bed.schedule(load, hosts, "--link-bits", "auto"),
+        count: [bed.schedule(load, hosts[first : first + count]) for first in range(0, len(hosts), count)]
+        for count in counts
     }
-    found = {what: measured(bed, load, [promise.pipeline], course) for what, promise in promises.items()}
-    one, promise, simulated = alone(bed, load, course)
-    yield Figure(*name, "one host", 1, one, one, promise.items_per_s, simulated, str(promise.pipeline))
-    for what, promise in promises.items():
-        rate, simulated = found[what]
-        count, stages = len(promise.pipeline.stages), str(promise.pipeline)
-        yield Figure(*name, what, count, rate, one, promise.items_per_s, simulated, stages)
-    rivals = {
-        "equal split": even_split(find_model(load.model).n_layers, hosts),
-        "as if all were of the first type": bed.schedule(load, hosts, alike=True).pipeline,
+    even = even_split(find_model(load.model).n_layers, hosts)
+    competitors = {
+        f"pipelines of {count}": Competitor([promise.pipeline for promise in promises[count]])
+        for count in counts
     }
-    for what, pipeline in rivals.items():
-        rate, simulated = measured(bed, load, [pipeline], course)
-        yield Figure(*name, what, len(pipeline.stages), rate, one, None, simulated, str(pipeline))
+    found = measured(bed, load, competitors | {"equal split": Competitor([even])}, course, tell)
+    figure = functools.partial(_figure, (load.name, "equal"), found["pipelines of 1"].items_per_s)
+    for count in counts:
+        promise = promises[count][0]
+        yield figure("best", promise.pipeline, promise.items_per_s, found[f"pipelines of {count}"])
+    yield figure("equal split", even, None, found["equal split"])
+
+
+def unequal_hosts(bed: Bed, load: Workload, course: Course, cluster: str, tell: Tell) -> Iterator[Figure]:
+    """One host; then schedules for all of them."""
+    hosts = bed.hosts
+    best, narrow = bed.schedule(load, hosts), bed.schedule(load, hosts, "--link-bits", "auto")
+    single, promise = alone(bed, load)
+    schedules: dict[str, tuple[Pipeline, float | None]] = {
+        "best": (best.pipeline, best.items_per_s),
+        "best, links compressed": (narrow.pipeline, narrow.items_per_s),
+        "equal split": (even_split(find_model(load.model).n_layers, hosts), None),
+        "as if all were of the first type": (bed.schedule(load, hosts, alike=True).pipeline, None),
+    }
+    competitors = {what: Competitor([pipeline]) for what, (pipeline, _) in schedules.items()}
+    found = measured(bed, load, competitors | {"one host": single}, course, tell)
+    one = found["one host"]
+    figure = functools.partial(_figure, (load.name, cluster), one.items_per_s)
+    yield figure("one host", promise.pipeline, promise.items_per_s, one)
+    for what, (pipeline, promised) in schedules.items():
+        yield figure(what, pipeline, promised, found[what])
+
+
+def _figure(
+    where: tuple[str, str], one: float, what: str, pipeline: Pipeline, promised: float | None, found: Measured
+) -> Figure:
+    return Figure(
+        *where,
+        what,
+        len(pipeline.stages),
+        found.items_per_s,
+        one,
+        promised,
+        found.simulated_items_per_s,
+        str(pipeline),
+        found.slowness,
+    )
 
 
 def shown(figures: Sequence[Figure]) -> Table:
     """As a table."""
     table = Table(
         *("model", "cluster", "schedule", "hosts", "items/s", "to one host"),
-        *("scheduler", "measured to it", "simulator", "measured to it"),
+        *("scheduler", "measured to it", "simulator", "measured to it", "processor time to profile"),
         box=box.MARKDOWN,
     )
     for figure in figures:
@@ -208,6 +260,7 @@ def shown(figures: Sequence[Figure]) -> Table:
             "" if part is None else f"{part - 1:+.1%}",
             f"{figure.simulated_items_per_s:.2f}",
             f"{figure.items_per_s / figure.simulated_items_per_s - 1:+.1%}",
+            "" if figure.slowness is None else f"{figure.slowness - 1:+.1%}",
         )
     return table
 
@@ -276,7 +329,7 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def measure(arguments: argparse.Namespace, directory: Path, console: Console) -> Iterator[Figure]:
+def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Iterator[Figure]:
     """All that is asked for."""
     models: Sequence[str] = arguments.model_name or MODELS
     if arguments.small:
@@ -288,19 +341,12 @@ def measure(arguments: argparse.Namespace, directory: Path, console: Console) ->
         for number, cluster in enumerate(arguments.cluster or CLUSTERS):
             place = directory / f"{load.name}-{number}"
             with raised(f"bench{os.getpid()}", CLUSTERS[cluster], place) as bed:
-                console.print(f"{load.name}, {cluster}: profiling", highlight=False)
+                tell(f"{load.name}, {cluster}: profiling")
                 bed.profile(load, course.iterations)
                 if cluster == "equal":
-                    figures = equal_hosts(bed, load, course)
+                    yield from equal_hosts(bed, load, course, tell)
                 else:
-                    figures = unequal_hosts(bed, load, course, cluster)
-                for figure in figures:
-                    console.print(
-                        f"{load.name}, {cluster}, {figure.what}, {figure.hosts} hosts: "
-                        f"{figure.items_per_s:.2f} items/s, {figure.speedup:.2f}x",
-                        highlight=False,
-                    )
-                    yield figure
+                    yield from unequal_hosts(bed, load, course, cluster, tell)
 
 
 def main() -> int:
@@ -314,8 +360,8 @@ def main() -> int:
     parser.add_argument(
         "--cluster", action="append", choices=list(CLUSTERS), help="only this one; may be repeated"
     )
-    parser.add_argument("--seconds", type=float, default=40.0, metavar="S", help="of a run (40)")
-    parser.add_argument("--repetitions", type=int, default=1, metavar="N", help="of each run (1)")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of a run (20)")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each run (3)")
     parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
     parser.add_argument(
         "--results",
@@ -327,12 +373,13 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw all kept figures: .svg or .png")
     parser.add_argument("--show", action="store_true", help="measure nothing, show what is kept")
     arguments = parser.parse_args()
-    console = Console(width=180)
+    console = Console(width=200)
     figures = [Figure(**entry) for entry in _kept(arguments.results)]
     if not arguments.show:
-        console.print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", highlight=False)
+        tell = functools.partial(console.print, highlight=False)
+        tell(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
         with tempfile.TemporaryDirectory() as directory:
-            new = list(measure(arguments, Path(directory), console))
+            new = list(measure(arguments, Path(directory), tell))
         places = {(figure.model, figure.cluster) for figure in new}
         figures = [figure for figure in figures if (figure.model, figure.cluster) not in places] + new
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
