@@ -384,6 +384,8 @@ def main() -> int:
         figures = [figure for figure in figures if (figure.model, figure.cluster) not in places] + new
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
         arguments.results.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    models = list(dict.fromkeys(figure.model for figure in figures))
+    figures.sort(key=lambda figure: (models.index(figure.model), list(CLUSTERS).index(figure.cluster)))
     console.print(shown(figures))
     if arguments.picture is not None:
         draw(figures, arguments.picture)
