@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from pipeedge.errors import DeadlineError, PeerFailedError, RequestError
-from pipeedge.profiling import network
+from pipeedge.profiling import handling, network
 from pipeedge.profiling.handling import measure_handling, measure_wire
 from pipeedge.profiling.network import measure_link, parse_place
 
@@ -137,6 +137,25 @@ def test_a_place_with_another_port_is_refused(text: str) -> None:
     else:
         with pytest.raises(RequestError, match="a port is 1 to 65535"):
             parse_place(text)
+
+
+def test_a_network_that_fails_while_its_work_is_measured_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(connection: object, memory: object) -> None:
+        raise ConnectionResetError("gone")
+
+    waits = []
+    acquire = threading.Semaphore.acquire
+
+    def count(self: threading.Semaphore, *arguments: object, **named: object) -> bool:
+        waits.append(named)
+        return acquire(self, *arguments, **named)
+
+    monkeypatch.setattr(handling, "_WIRE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(handling, "_receive_into", fail)
+    monkeypatch.setattr(threading.Semaphore, "acquire", count)
+    with pytest.raises(ConnectionResetError, match="gone"):
+        measure_wire()
+    assert len(waits) == 1  # not one for each piece
 
 
 def test_what_a_link_costs_a_stage_grows_with_its_bytes() -> None:

@@ -132,7 +132,8 @@ def measure_wire(stretch: float = 1.0) -> Wire:
                 began = time.thread_time()
                 for piece in pieces:
                     sender.sendall(message[piece])
-                    taken.acquire(timeout=_WIRE_TIMEOUT_S)
+                    if not taken.acquire(timeout=_WIRE_TIMEOUT_S):
+                        break  # the other thread has failed, and will say so
                 sending = time.thread_time() - began
                 thread.join()
     if failures:
