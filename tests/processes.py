@@ -221,7 +221,8 @@ class World:
                 raise AssertionError(f"{what}: not within {within:g} s")
 
     def until_connected(self, count: int) -> None:
-        """Wait until ``count`` connections to the hub stand: those ranks have begun to say hello."""
+        """Wait until ``count`` connections to the hub stand. Those ranks are about to say hello: whether
+        they have, nothing outside tells."""
         self.until(lambda: hub_connections(self.port) >= count, f"{count} ranks connect")
 
     def until_rows(self) -> None:
@@ -244,9 +245,11 @@ def environment() -> dict[str, str]:
 
 def hub_connections(port: int) -> int:
     """Established connections to ``port`` on the loopback, as ``/proc`` has them."""
-    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    remote = f":{port:04X}"
-    return sum(1 for line in table if line.split()[2].endswith(remote) and line.split()[3] == "01")
+    table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # A set: a line that moves while the kernel writes the table comes twice.
+    return len(
+        {local for _, local, remote, state, *_ in table if remote.endswith(f":{port:04X}") and state == "01"}
+    )
 
 
 def run_world(
