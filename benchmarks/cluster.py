@@ -42,6 +42,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.files import write_whole
 from pipeedge.models import find_model
 
 Tell = Callable[[str], None]
@@ -329,8 +330,8 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Iterator[Figure]:
-    """All that is asked for."""
+def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Iterator[list[Figure]]:
+    """All that is asked for, cluster by cluster."""
     models: Sequence[str] = arguments.model_name or MODELS
     if arguments.small:
         models = make_small_models(directory / "models")
@@ -344,9 +345,9 @@ def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Itera
                 tell(f"{load.name}, {cluster}: profiling")
                 bed.profile(load, course.iterations)
                 if cluster == "equal":
-                    yield from equal_hosts(bed, load, course, tell)
+                    yield list(equal_hosts(bed, load, course, tell))
                 else:
-                    yield from unequal_hosts(bed, load, course, cluster, tell)
+                    yield list(unequal_hosts(bed, load, course, cluster, tell))
 
 
 def main() -> int:
@@ -378,12 +379,13 @@ def main() -> int:
     if not arguments.show:
         tell = functools.partial(console.print, highlight=False)
         tell(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
-        with tempfile.TemporaryDirectory() as directory:
-            new = list(measure(arguments, Path(directory), tell))
-        places = {(figure.model, figure.cluster) for figure in new}
-        figures = [figure for figure in figures if (figure.model, figure.cluster) not in places] + new
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
-        arguments.results.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+        with tempfile.TemporaryDirectory() as directory:
+            for new in measure(arguments, Path(directory), tell):
+                place = (new[0].model, new[0].cluster)
+                figures = [figure for figure in figures if (figure.model, figure.cluster) != place] + new
+                body = json.dumps([asdict(figure) for figure in figures], indent=1)
+                write_whole(arguments.results, body + "\n", "--results")
     models = list(dict.fromkeys(figure.model for figure in figures))
     figures.sort(key=lambda figure: (models.index(figure.model), list(CLUSTERS).index(figure.cluster)))
     console.print(shown(figures))
