@@ -4,7 +4,7 @@
 #   make test       lint, types, tests
 #   make bench      throughput, memory, links, scheduler, codec, each beside its target (minutes, on an idle machine)
 #   make bench-training    every training schedule against one process (minutes, on an idle machine)
-#   make bench-cluster     ViT-Base and BERT-Base on emulated clusters (as root; one and a half hours)
+#   make bench-cluster     ViT-Base and BERT-Base on emulated clusters (as root; two hours)
 #   make setup      the environment alone
 #   make clean      removes what these commands made, the environment too
 #

@@ -162,20 +162,24 @@ class Bed:
         return {name: self.directory / f"{name}.yml" for name in ("models", "device_types", "devices")}
 
     def profile(self, load: Workload, iterations: int) -> None:
-        """Measure the model on all hosts at once, and write what the scheduler reads."""
-        options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch), "-i", str(iterations)]
+        """Measure the model on all hosts at once, so often on the slowest kind, and write what the scheduler
+        reads."""
+        options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch)]
         options += ["-s", str(TOKENS)] if load.is_text else []
         meeting = self.directory / f"profile-{load.name}"
         meeting.mkdir()
         script = Path(__file__).with_name("profile_together.py")
         together = [str(script), str(meeting), str(len(self.hosts))]
         jobs = []
+        slowest = min(kind.cpu_fraction for kind in self.kinds)
         for kind in self.kinds:
+            # As long for each: a machine that has a slow minute is to be slow for all kinds alike.
+            own = ["-i", str(round(iterations * kind.cpu_fraction / slowest))]
             for host in kind.names:
                 place = self.directory / f"profile-{load.name}-{host}"
                 place.mkdir()
                 emit = ["-dt", kind.name, "--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
-                jobs.append((host, place, [*together, host, *options, *emit]))
+                jobs.append((host, place, [*together, host, *options, *own, *emit]))
         self._all(jobs)
         types = {}
         for kind in self.kinds:

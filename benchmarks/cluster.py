@@ -4,10 +4,10 @@ On the test bed, with ViT-Base and BERT-Base: eight equal hosts of a quarter of 
 pipelines of one host, four of two, two of four and one of eight, so that the machine always has the same to
 do; then clusters of unequal hosts and links, where the best schedule stands beside an equal split, beside
 the best schedule for a cluster whose hosts are all of the first type, and beside one with compressed links.
-Everything is profiled in the test bed first, and each throughput is put beside what the scheduler and the
-simulator had promised.
+Each throughput is put beside what the scheduler and the simulator promise, from a profile of minutes before:
+all is done three times, with a bed and a profile of its own, and of each line the middle one is taken.
 
-    bed ──profile──> files ──sched-pipeline──> schedules ──run──> items/s ──> table, JSON ──> picture
+    bed ──profile──> files ──sched-pipeline──> schedules ──run──> items/s ──middle──> table, JSON ──> picture
 
 Throughput is that of the full pipeline. Wants root and an idle machine with two processors. ``--small``
 does the same with models of a ninth of the work.
@@ -105,15 +105,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Course:
-    """How long and how often."""
-
-    seconds: float
-    repetitions: int
-    iterations: int
-
-
-@dataclass(frozen=True)
 class Competitor:
     """Pipelines that run side by side, each on hosts of its own."""
 
@@ -125,7 +116,7 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians of runs."""
+    """What a competitor's pipelines did, medians."""
 
     items_per_s: float
     simulated_items_per_s: float
@@ -133,41 +124,40 @@ class Measured:
 
 
 def measured(
-    bed: Bed, load: Workload, competitors: Mapping[str, Competitor], course: Course, tell: Tell
+    bed: Bed, load: Workload, competitors: Mapping[str, Competitor], seconds: float, tell: Tell
 ) -> dict[str, Measured]:
-    """What each one's pipelines do.
-
-    They run in turn, as often as is asked, and medians are taken: a machine that others use too is slower
-    now and then, for minutes.
-    """
-    simulated = {
-        what: [bed.simulate(load, pipeline, 100) for pipeline in competitor.pipelines]
-        for what, competitor in competitors.items()
+    """What each one's pipelines do, in runs of ``seconds``, one competitor after the other."""
+    simulated: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
+    slowness: dict[str, list[float]] = {}
+    for what, competitor in competitors.items():
+        simulated[what] = [bed.simulate(load, pipeline, 100) for pipeline in competitor.pipelines]
+        items = [
+            load.ubatch * microbatches(seconds * rate / load.ubatch, len(pipeline.stages))
+            for pipeline, rate in zip(competitor.pipelines, simulated[what], strict=True)
+        ]
+        reports = bed.run(load, competitor.pipelines, items)[: competitor.asked]
+        rates[what] = [steady_items_per_s(report) for report in reports]
+        slowness[what] = [
+            bed.slowness(load, pipeline, report)
+            for pipeline, report in zip(competitor.pipelines, reports, strict=False)
+        ]
+        tell(
+            f"{what}, {statistics.median(rates[what]):.2f} items/s, simulated {simulated[what][0]:.2f}, "
+            f"layers {statistics.median(slowness[what]) - 1:+.1%} processor time"
+        )
+    # Two that are the same, as the best schedule of equal hosts may be the equal split, share their runs.
+    same = {
+        what: [other for other in competitors if competitors[other] == competitors[what]]
+        for what in competitors
     }
-    found: dict[str, list[float]] = {what: [] for what in competitors}
-    slowness: dict[str, list[float]] = {what: [] for what in competitors}
-    for repetition in range(1, course.repetitions + 1):
-        for what, competitor in competitors.items():
-            items = [
-                load.ubatch * microbatches(course.seconds * rate / load.ubatch, len(pipeline.stages))
-                for pipeline, rate in zip(competitor.pipelines, simulated[what], strict=True)
-            ]
-            reports = bed.run(load, competitor.pipelines, items)[: competitor.asked]
-            rates = [steady_items_per_s(report) for report in reports]
-            found[what] += rates
-            slow = [
-                bed.slowness(load, pipeline, report)
-                for pipeline, report in zip(competitor.pipelines, reports, strict=False)
-            ]
-            slowness[what] += slow
-            promised = simulated[what][0]
-            tell(
-                f"  {repetition} of {course.repetitions}: {what}, {statistics.median(rates):.2f} items/s, "
-                f"simulated {promised:.2f}, layers {statistics.median(slow) - 1:+.1%} processor time"
-            )
     return {
-        what: Measured(statistics.median(rates), simulated[what][0], statistics.median(slowness[what]))
-        for what, rates in found.items()
+        what: Measured(
+            statistics.median(rate for other in same[what] for rate in rates[other]),
+            simulated[what][0],
+            statistics.median(slow for other in same[what] for slow in slowness[other]),
+        )
+        for what in competitors
     }
 
 
@@ -185,7 +175,7 @@ def alone(bed: Bed, load: Workload) -> tuple[Competitor, Promise]:
     return Competitor([promise.pipeline for promise in promises], alike), fastest
 
 
-def equal_hosts(bed: Bed, load: Workload, course: Course, tell: Tell) -> Iterator[Figure]:
+def equal_hosts(bed: Bed, load: Workload, seconds: float, tell: Tell) -> Iterator[Figure]:
     """One, two, four and eight hosts, with all of them always at work."""
     hosts, counts = bed.hosts, (1, 2, 4, 8)
     promises = {
@@ -197,7 +187,7 @@ def equal_hosts(bed: Bed, load: Workload, course: Course, tell: Tell) -> Iterato
         f"pipelines of {count}": Competitor([promise.pipeline for promise in promises[count]])
         for count in counts
     }
-    found = measured(bed, load, competitors | {"equal split": Competitor([even])}, course, tell)
+    found = measured(bed, load, competitors | {"equal split": Competitor([even])}, seconds, tell)
     figure = functools.partial(_figure, (load.name, "equal"), found["pipelines of 1"].items_per_s)
     for count in counts:
         promise = promises[count][0]
@@ -205,7 +195,7 @@ def equal_hosts(bed: Bed, load: Workload, course: Course, tell: Tell) -> Iterato
     yield figure("equal split", even, None, found["equal split"])
 
 
-def unequal_hosts(bed: Bed, load: Workload, course: Course, cluster: str, tell: Tell) -> Iterator[Figure]:
+def unequal_hosts(bed: Bed, load: Workload, seconds: float, cluster: str, tell: Tell) -> Iterator[Figure]:
     """One host; then schedules for all of them."""
     hosts = bed.hosts
     best, narrow = bed.schedule(load, hosts), bed.schedule(load, hosts, "--link-bits", "auto")
@@ -217,7 +207,7 @@ def unequal_hosts(bed: Bed, load: Workload, course: Course, cluster: str, tell: 
         "as if all were of the first type": (bed.schedule(load, hosts, alike=True).pipeline, None),
     }
     competitors = {what: Competitor([pipeline]) for what, (pipeline, _) in schedules.items()}
-    found = measured(bed, load, competitors | {"one host": single}, course, tell)
+    found = measured(bed, load, competitors | {"one host": single}, seconds, tell)
     one = found["one host"]
     figure = functools.partial(_figure, (load.name, cluster), one.items_per_s)
     yield figure("one host", promise.pipeline, promise.items_per_s, one)
@@ -239,6 +229,17 @@ def _figure(
         str(pipeline),
         found.slowness,
     )
+
+
+def middle(repetitions: Sequence[Sequence[Figure]]) -> list[Figure]:
+    """Of each line the repetition that is in the middle, by what is asked of it: the speedup of equal
+    hosts, the part of its promise of any other schedule that has one."""
+
+    def asked(figure: Figure) -> float:
+        return figure.speedup if figure.cluster == "equal" else figure.of_promise or figure.speedup
+
+    lines = (sorted(line, key=asked) for line in zip(*repetitions, strict=True))
+    return [line[(len(line) - 1) // 2] for line in lines]
 
 
 def shown(figures: Sequence[Figure]) -> Table:
@@ -335,19 +336,28 @@ def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Itera
     models: Sequence[str] = arguments.model_name or MODELS
     if arguments.small:
         models = make_small_models(directory / "models")
-    course = Course(arguments.seconds, arguments.repetitions, arguments.iterations)
     (directory / "load").mkdir()
     for model in models:
         load = Workload(model, arguments.ubatch_size, directory / "load")
-        for number, cluster in enumerate(arguments.cluster or CLUSTERS):
-            place = directory / f"{load.name}-{number}"
-            with raised(f"bench{os.getpid()}", CLUSTERS[cluster], place) as bed:
-                tell(f"{load.name}, {cluster}: profiling")
-                bed.profile(load, course.iterations)
-                if cluster == "equal":
-                    yield list(equal_hosts(bed, load, course, tell))
-                else:
-                    yield list(unequal_hosts(bed, load, course, cluster, tell))
+        for cluster in arguments.cluster or CLUSTERS:
+            tell(f"{load.name}, {cluster}")
+            repetitions = []
+            for number in range(1, arguments.repetitions + 1):
+                say = functools.partial(_tell_of, tell, f"  {number} of {arguments.repetitions}: ")
+                place = directory / f"{load.name}-{cluster}-{number}"
+                with raised(f"bench{os.getpid()}", CLUSTERS[cluster], place) as bed:
+                    # Anew each time: what is promised is to be of the machine as it is now.
+                    bed.profile(load, arguments.iterations)
+                    if cluster == "equal":
+                        figures = equal_hosts(bed, load, arguments.seconds, say)
+                    else:
+                        figures = unequal_hosts(bed, load, arguments.seconds, cluster, say)
+                    repetitions.append(list(figures))
+            yield middle(repetitions)
+
+
+def _tell_of(tell: Tell, where: str, line: str) -> None:
+    tell(where + line)
 
 
 def main() -> int:
@@ -362,8 +372,15 @@ def main() -> int:
         "--cluster", action="append", choices=list(CLUSTERS), help="only this one; may be repeated"
     )
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of a run (20)")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each run (3)")
-    parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of all (3)")
+    parser.add_argument(
+        "-i",
+        "--iterations",
+        type=int,
+        default=5,
+        metavar="N",
+        help="of the profiler, on the slowest (5)",
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -374,6 +391,8 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw all kept figures: .svg or .png")
     parser.add_argument("--show", action="store_true", help="measure nothing, show what is kept")
     arguments = parser.parse_args()
+    if arguments.repetitions < 1:
+        parser.error("--repetitions: at least 1")
     console = Console(width=200)
     figures = [Figure(**entry) for entry in _kept(arguments.results)]
     if not arguments.show:
