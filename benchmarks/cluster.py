@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from beds import (
     Bed,
@@ -42,7 +41,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.files import write_whole
+from pipeedge.errors import RequestError
+from pipeedge.files import check_writable, write_whole
 from pipeedge.models import find_model
 
 Tell = Callable[[str], None]
@@ -394,11 +394,18 @@ def main() -> int:
     if arguments.repetitions < 1:
         parser.error("--repetitions: at least 1")
     console = Console(width=200)
-    figures = [Figure(**entry) for entry in _kept(arguments.results)]
+    try:
+        figures = _kept(arguments.results)
+        if not arguments.show:
+            arguments.results.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(arguments.results, "--results")
+        if arguments.picture is not None:
+            check_writable(arguments.picture, "--picture")
+    except (OSError, RequestError) as error:
+        parser.error(str(error))
     if not arguments.show:
         tell = functools.partial(console.print, highlight=False)
         tell(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
-        arguments.results.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as directory:
             for new in measure(arguments, Path(directory), tell):
                 place = (new[0].model, new[0].cluster)
@@ -416,8 +423,13 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def _kept(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())) if path.exists() else []
+def _kept(path: Path) -> list[Figure]:
+    if not path.exists():
+        return []
+    try:
+        return [Figure(**entry) for entry in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"--results {path}: no figures of this benchmark; delete it ({error})") from error
 
 
 if __name__ == "__main__":
