@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeedge.quantization.policies import Decided, Decision, Policy, Sizes, Window
+from pipeedge.wording import count
 
 __all__ = ["AdaptiveBits", "FixedBits"]
 
@@ -179,4 +180,4 @@ def _widths(decision: Decision) -> str:
 
 
 def _name(bits: int) -> str:
-    return f"{bits} bits" if bits else "values as they are"
+    return count(bits, "bit") if bits else "values as they are"

@@ -21,6 +21,7 @@ from pipeedge.data import InputSource
 from pipeedge.models import Model
 from pipeedge.payload import Payload
 from pipeedge.schedule import LayerRange
+from pipeedge.wording import count, figure
 
 __all__ = ["Agreement", "Outputs", "agreement", "outputs_by_block"]
 
@@ -63,8 +64,8 @@ class Agreement:
 
     def __str__(self) -> str:
         return (
-            f"{self.part:.4f} of {self.items} items as in float32, largest deviation "
-            f"{self.largest_deviation:.3g}, cosine {self.cosine_mean:.5f} in the mean and "
+            f"{self.part:.4f} of {count(self.items, 'item')} as in float32, largest deviation "
+            f"{figure(self.largest_deviation, 3)}, cosine {self.cosine_mean:.5f} in the mean and "
             f"{self.cosine_min:.5f} at least"
         )
 

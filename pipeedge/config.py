@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeedge.errors import InputError, RequestError, ScheduleError
 from pipeedge.schedule import BIT_WIDTHS, check_bits, check_dtype
+from pipeedge.wording import count, figure
 
 __all__ = [
     "ADAPTIVE",
@@ -162,7 +163,7 @@ class WorldRequest:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise RequestError(f"a world of {self.size} ranks: WORLD must be at least 1")
+            raise RequestError(f"a world of {count(self.size, 'rank')}: WORLD must be at least 1")
         if not 0 <= self.rank < self.size:
             raise RequestError(
                 f"rank {self.rank} is outside the world: with WORLD {self.size}, RANK is 0 to {self.size - 1}"
@@ -172,7 +173,10 @@ class WorldRequest:
         if not 1 <= self.port <= 65535:
             raise RequestError(f"--port {self.port}: a port is 1 to 65535")
         if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
-            raise RequestError(f"--timeout {self.timeout_s:g}: seconds above 0 and up to {_MAX_TIMEOUT_S:g}")
+            raise RequestError(
+                f"--timeout {figure(self.timeout_s, 7)}: seconds above 0 and up to "
+                f"{figure(_MAX_TIMEOUT_S, 7)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -336,7 +340,8 @@ class ScheduleRequest:
             raise ScheduleError("--min-agreement goes with --dtype auto")
         if not 0 < self.min_agreement <= 1:
             raise ScheduleError(
-                f"--min-agreement {self.min_agreement:g}: the part of items whose class must be float32's, "
+                f"--min-agreement {figure(self.min_agreement, 6)}: the part of items whose class must "
+                "be float32's, "
                 "above 0 and up to 1"
             )
 
@@ -404,7 +409,9 @@ class CompressionRequest:
                     "second to reach; --adaptive auto needs none"
                 )
             if not 0 < target < math.inf:
-                raise RequestError(f"--send-constraint (SEND_CONSTRAINT) {target:g}: items a second above 0")
+                raise RequestError(
+                    f"--send-constraint (SEND_CONSTRAINT) {figure(target, 6)}: items a second above 0"
+                )
         elif target is not None:
             raise RequestError(
                 "--send-constraint (SEND_CONSTRAINT) goes with --adaptive "
@@ -502,4 +509,7 @@ class RunRequest:
             )
         hosts = self.schedule.hosts
         if hosts is not None and len(hosts) != self.world.size:
-            raise ScheduleError(f"-H/--hosts names {len(hosts)} hosts for a world of {self.world.size} ranks")
+            raise ScheduleError(
+                f"-H/--hosts names {count(len(hosts), 'host')} for a world of "
+                f"{count(self.world.size, 'rank')}"
+            )

@@ -32,6 +32,7 @@ from pipeedge.specs import (
     save_models,
     short_dtype,
 )
+from pipeedge.wording import figure
 
 __all__ = ["Mixture", "choose_dtype", "mixtures", "permitted", "plan_for_dtype"]
 
@@ -94,7 +95,7 @@ def choose_dtype(
     allowed = permitted(profiles, min_agreement)
     if not any(allowed.values()):
         known = _known(profiles) or f"no profile of {model.name} for microbatches of {request.batch_size}"
-        wanted = "" if min_agreement is None else f" of {min_agreement:g}"
+        wanted = "" if min_agreement is None else f" of {figure(min_agreement, 6)}"
         raise ScheduleError(
             f"--dtype auto: no number type has a profile with an agreement{wanted}: {known} "
             f"({request.dev_types_file})"
@@ -153,7 +154,7 @@ def _by_dtype(kind: DeviceType, model: str, batch_size: int) -> dict[str, ModelP
 def _known(profiles: Mapping[str, Mapping[str, ModelProfile]]) -> str:
     return ", ".join(
         f"{kind} has {dtype} "
-        + ("with none known" if profile.agreement is None else f"with {profile.agreement:g}")
+        + ("with none known" if profile.agreement is None else f"with {figure(profile.agreement, 6)}")
         for kind, each in profiles.items()
         for dtype, profile in each.items()
     )
@@ -161,7 +162,7 @@ def _known(profiles: Mapping[str, Mapping[str, ModelProfile]]) -> str:
 
 def _rate(plan: scheduler.Plan) -> str:
     rate = plan.throughput_items_per_s
-    return "no time at all" if rate is None else f"{rate:.3g} items/s"
+    return "no time at all" if rate is None else f"{figure(rate, 3)} items/s"
 
 
 def _plan_mixture(

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeedge.control.liveness import StageWork
+from pipeedge.wording import count, figure
 
 __all__ = ["Display", "Progress", "Shown", "StageShown"]
 
@@ -178,7 +179,7 @@ def _table(shown: Shown) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_row(
         ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
-        Text(f"{shown.items} of {shown.total} items"),
+        Text(f"{figure(shown.items)} of {count(shown.total, 'item')}"),
         Text(_paces(shown)),
     )
     stages = Table.grid(padding=(0, 2))
@@ -200,7 +201,7 @@ def _bar(stage: StageShown) -> Text:
 
 
 def _line(shown: Shown) -> str:
-    parts = [f"{shown.items} of {shown.total} items"]
+    parts = [f"{figure(shown.items)} of {count(shown.total, 'item')}"]
     if shown.items_per_s is not None:
         parts.append(_paces(shown))
     parts += [f"stage {stage.stage} {_parts(stage)}, {_bits(stage)}" for stage in shown.stages]
@@ -211,7 +212,7 @@ def _paces(shown: Shown) -> str:
     if shown.items_per_s is None or shown.mean_items_per_s is None:
         return "no result yet"
     left = f", {_duration(shown.left_s)} left" if shown.left_s is not None else ""
-    return f"{shown.items_per_s:.4g} items/s now, {shown.mean_items_per_s:.4g} on average{left}"
+    return f"{figure(shown.items_per_s)} items/s now, {figure(shown.mean_items_per_s)} on average{left}"
 
 
 def _parts(stage: StageShown) -> str:
@@ -219,7 +220,7 @@ def _parts(stage: StageShown) -> str:
 
 
 def _bits(stage: StageShown) -> str:
-    return f"{stage.bits} bits"
+    return count(stage.bits, "bit")
 
 
 def _duration(seconds: float) -> str:

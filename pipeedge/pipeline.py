@@ -88,6 +88,7 @@ from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, serve_store
 from pipeedge.transport.rpc import RpcTransport
+from pipeedge.wording import count, figure, plural
 from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
 __all__ = ["run", "show_schedule"]
@@ -107,7 +108,7 @@ def show_schedule(request: RunRequest, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
     if predicted is not None:
-        console.print(f"predicted throughput: {predicted:.3f} items/s", highlight=False)
+        console.print(f"predicted throughput: {figure(predicted)} items/s", highlight=False)
 
 
 def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
@@ -231,7 +232,8 @@ class _Rank:
             report = dataclasses.replace(report, check=data_end.check(device))
         if data_end.not_finite:
             self._warn(
-                f"{data_end.not_finite} items have outputs that are no numbers: are the weights whole?"
+                f"{count(data_end.not_finite, 'item')} {plural(data_end.not_finite, 'has', 'have')} "
+                "outputs that are no numbers: are the weights whole?"
             )
         output = self._request.output
         if output.report is not None:

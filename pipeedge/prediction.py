@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeedge.metrics import StageStats
+from pipeedge.wording import count
 
 __all__ = ["Beside", "Comparison", "Prediction", "StageComparison", "StagePrediction", "compare"]
 
@@ -174,7 +175,8 @@ def _compare_stage(predicted: StagePrediction, stats: StageStats, period_s: floa
 def _why(predicted: StagePrediction, stats: StageStats, *, slower: bool) -> str:
     if predicted.threads is not None and predicted.threads != stats.threads:
         return (
-            f"it computes with {stats.threads} threads and was profiled with {predicted.threads}; set "
+            f"it computes with {count(stats.threads, 'thread')} and was profiled with "
+            f"{predicted.threads}; set "
             f"OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
         )
     if not slower:

@@ -21,6 +21,7 @@ from pipeedge.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
 from pipeedge.timeline import Timeline
+from pipeedge.wording import count, figure, percent
 
 __all__ = ["RunReport", "check_report_path", "print_report", "save_body", "save_report"]
 
@@ -218,16 +219,16 @@ def print_report(
             _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
             f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
             f"{stats.busy_fraction:.0%}",
-            f"{stats.rss_peak_mb:.0f}MB",
+            f"{stats.rss_peak_mb:,.0f}MB",
         )
     console.print(
-        f"{report.model}: {_count(report.items, 'item')} in {_count(report.microbatches, 'microbatch')}",
+        f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
         highlight=False,
         markup=False,
     )
     console.print(table, highlight=False)
     lines = [
-        f"throughput  {report.throughput_items_per_s:.2f} items/s "
+        f"throughput  {figure(report.throughput_items_per_s)} items/s "
         f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
     ]
     comparison = report.comparison
@@ -246,7 +247,7 @@ def print_report(
         lines.append(f"check       {report.check}")
     lines += _energy_lines(report.energy)
     if report.skipped:
-        lines.append(f"skipped     {len(report.skipped)} inputs that cannot be read:")
+        lines.append(f"skipped     {count(len(report.skipped), 'input')} that cannot be read:")
         lines += [f"            {line}" for line in report.skipped]
     if results:
         lines.append(f"predictions {results}")
@@ -262,9 +263,9 @@ def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
     if energy is None or energy["joules"] is None:
         return
     sources = ", ".join(dict.fromkeys(rank["source"] for rank in energy["ranks"] if rank["source"]))
-    line = f"energy      {energy['joules']:.4g} J, {energy['mean_watts']:.4g} W ({sources})"
+    line = f"energy      {figure(energy['joules'])} J, {figure(energy['mean_watts'])} W ({sources})"
     if energy["joules_per_item"] is not None:
-        line += f", {energy['joules_per_item']:.4g} J an item"
+        line += f", {figure(energy['joules_per_item'])} J an item"
     if energy["unmeasured_hosts"]:
         line += f"; not measured on {', '.join(energy['unmeasured_hosts'])}"
     yield line
@@ -283,7 +284,7 @@ def _comparison_table(comparison: Comparison) -> Table:
 def _beside(figures: Beside | None) -> tuple[str, str, str]:
     if figures is None:
         return "-", "-", "-"
-    error = "-" if figures.error is None else f"{figures.error:+.1%}"
+    error = "-" if figures.error is None else percent(figures.error)
     return _seconds(figures.measured), _seconds(figures.predicted), error
 
 
@@ -294,25 +295,20 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
     ):
         if figures is not None:
             yield (
-                f"predicted   {figures.predicted:.2f} items/s {when}, measured {figures.measured:.2f} "
-                f"({figures.error or 0.0:+.1%})"
+                f"predicted   {figure(figures.predicted)} items/s {when}, measured "
+                f"{figure(figures.measured)} "
+                f"({percent(figures.error or 0.0)})"
             )
     for remark in comparison.remarks:
         yield f"            {remark}"
 
 
-def _count(number: int, what: str) -> str:
-    if number == 1:
-        return f"1 {what}"
-    return f"{number} {what}es" if what.endswith("ch") else f"{number} {what}s"
-
-
 def _seconds(value: float) -> str:
-    return f"{value:.2f}s" if value >= 1 else f"{1e3 * value:.1f}ms"
+    return f"{value:,.2f}s" if value >= 1 else f"{1e3 * value:.1f}ms"
 
 
 def _amount(value: float) -> str:
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
-            return f"{value / factor:.1f}{unit}"
+            return f"{value / factor:,.1f}{unit}"
     return f"{value:.0f}"

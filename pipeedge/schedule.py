@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeedge.errors import ScheduleError
+from pipeedge.wording import count, plural
 
 __all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
 
@@ -161,7 +162,9 @@ class Schedule:
                 f"the model's layers are 1 to {n_layers}"
             )
         if len(self.stages) > world_size:
-            raise ScheduleError(f"{len(self.stages)} stages need as many ranks, the world has {world_size}")
+            raise ScheduleError(
+                f"{count(len(self.stages), 'stage')} need as many ranks, the world has {world_size}"
+            )
         for rank in self.ranks:
             if not 0 <= rank < world_size:
                 raise ScheduleError(f"rank {rank} is outside the world: ranks are 0 to {world_size - 1}")
@@ -190,12 +193,15 @@ class Schedule:
         """
         if not bounds or len(bounds) % 2:
             raise ScheduleError(
-                f"a partition is pairs of first and last layer; {len(bounds)} numbers were given"
+                f"a partition is pairs of first and last layer; {count(len(bounds), 'number')} "
+                f"{plural(len(bounds), 'was', 'were')} given"
             )
         ranges = [LayerRange.inclusive(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
-        count = len(ranges)
-        if ranks is not None and len(ranks) != count:
-            raise ScheduleError(f"the rank order has {len(ranks)} ranks for {count} stages; give one each")
+        stages = len(ranges)
+        if ranks is not None and len(ranks) != stages:
+            raise ScheduleError(
+                f"the rank order has {count(len(ranks), 'rank')} for {count(stages, 'stage')}; give one each"
+            )
         schedule = cls(
             tuple(
                 StagePlan(
@@ -214,10 +220,11 @@ class Schedule:
         Raises:
             ScheduleError: not one for each stage, or outside the set.
         """
-        count = len(self.stages)
-        if len(quant_bits) != count:
+        stages = len(self.stages)
+        if len(quant_bits) != stages:
             raise ScheduleError(
-                f"{len(quant_bits)} bit widths (-q) for {count} stages; give one for each, 0 for none"
+                f"{count(len(quant_bits), 'bit width')} (-q) for {count(stages, 'stage')}; give one for "
+                "each, 0 for none"
             )
         return Schedule(
             tuple(replace(plan, quant_bits=bits) for plan, bits in zip(self.stages, quant_bits, strict=True))
@@ -232,12 +239,13 @@ class Schedule:
         Raises:
             ScheduleError: another count, or none of ``DTYPES``.
         """
-        count = len(self.stages)
-        if len(dtypes) not in (1, count):
+        stages = len(self.stages)
+        if len(dtypes) not in (1, stages):
             raise ScheduleError(
-                f"{len(dtypes)} number types (--dtype) for {count} stages; give one for all, or one for each"
+                f"{count(len(dtypes), 'number type')} (--dtype) for {count(stages, 'stage')}; give one "
+                "for all, or one for each"
             )
-        each = dtypes if len(dtypes) == count else [dtypes[0]] * count
+        each = dtypes if len(dtypes) == stages else [dtypes[0]] * stages
         return Schedule(
             tuple(replace(plan, dtype=dtype) for plan, dtype in zip(self.stages, each, strict=True))
         )

@@ -31,6 +31,7 @@ from typing import Any
 from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.specs import load_device_types, short_dtype
+from pipeedge.wording import count
 from pipeedge.yamlfile import Field, read_document, write_text, yaml_name
 
 __all__ = [
@@ -334,7 +335,7 @@ def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int, str]:
     ((host, layers),) = fields.items()
     bounds = [bound.whole_number() for bound in layers.items()]
     if len(bounds) != 2:
-        layers.fail(f"has {len(bounds)} numbers; the first and the last layer are expected")
+        layers.fail(f"has {count(len(bounds), 'number')}; the first and the last layer are expected")
     if not 1 <= bounds[0] <= bounds[1]:
         layers.fail(f"[{bounds[0]}, {bounds[1]}] is no range of layers: 1 <= first <= last")
     quant_bits = 0 if bits is None else bits.whole_number()

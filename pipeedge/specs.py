@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeedge.errors import SpecError
+from pipeedge.wording import count
 from pipeedge.yamlfile import Field, read_document, write_document
 
 __all__ = [
@@ -164,11 +165,12 @@ def _read_model(entry: Field) -> ModelSpec:
     layers = entry.at("layers").whole_number()
     memory = [value.number() for value in entry.at("mem_MB").items()]
     if len(memory) != layers:
-        entry.at("mem_MB").fail(f"has {len(memory)} values for {layers} layers")
+        entry.at("mem_MB").fail(f"has {count(len(memory), 'value')} for {count(layers, 'layer')}")
     block = [value.whole_number() for value in entry.at("parameters_out").items()]
     if (layers % len(block) or len(block) > layers) if block else layers:
         entry.at("parameters_out").fail(
-            f"has {len(block)} values for {layers} layers; give one a layer, or a block of layers that "
+            f"has {count(len(block), 'value')} for {count(layers, 'layer')}; give one a layer, or a "
+            "block of layers that "
             "repeats a whole number of times"
         )
     return ModelSpec(

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import yaml
 
 from pipeedge.errors import SpecError
+from pipeedge.wording import figure
 
 __all__ = ["Field", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
 
@@ -144,9 +145,9 @@ class Field:
             self._wrong_kind("a number")
         value = float(self.node.value)
         if not abs(value) <= LARGEST_NUMBER:
-            self.fail(f"is {_printable(self.node.value)}; numbers may not exceed {LARGEST_NUMBER:.0e}")
+            self.fail(f"is {_printable(self.node.value)}; numbers may not exceed {figure(LARGEST_NUMBER)}")
         if value < least:
-            limit = "it must not be negative" if least == 0 else f"it must be at least {least:g}"
+            limit = "it must not be negative" if least == 0 else f"it must be at least {figure(least)}"
             self.fail(f"is {_printable(self.node.value)}; {limit}")
         return value
 

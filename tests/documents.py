@@ -4,7 +4,7 @@ What the language of a fenced block means, in README.md and docs/:
 
     ```sh         commands that are run, one page after the other, in a directory like a checkout
     ```console    the same, each after ``$ ``, with what it prints; ``...`` stands for anything, and in
-                  ```console varying any number for any other
+                  ```console varying any figure for any other
     ```           shown, not run: it takes other hosts, a download, root, or minutes
     ```text       no commands: drawings, output; so is any other language, ```yaml for instance
 
@@ -24,6 +24,10 @@ _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
 _LINK = re.compile(r"(!?)\[[^\]]*\]\(([^()\s]+)\)")
 _SPAN = re.compile(r"(`+)(.+?)\1(?!`)", re.DOTALL)
 _PROMPT = re.compile(r"^(?:(?P<host>[a-z][\w-]*)?\$ )")
+_FIGURE = re.compile(
+    r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+)?(?: ?(?:[nuµm]?s|min|h|[kMGT]?B|[kMGT]|%))?(?![\w-]|\.\d)"
+)
+"""As a page shows it and a program prints it, with its unit."""
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", ";;"}
 _REDIRECTS = {">", ">>", "<", "2>", "&>", ">&"}
 
@@ -166,14 +170,16 @@ def fits(shown: str, printed: str, *, varying: bool = False) -> bool:
     Args:
         shown: on the page.
         printed: by the program.
-        varying: any number, with any unit of time or size, stands for any other.
+        varying: any figure stands for any other: larger or smaller, of another sign, with separators
+            between thousands or without, with another unit of time or size. A figure with an exponent is
+            none: nothing prints such.
     """
 
     def plain(text: str) -> str:
         lines = "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
         if not varying:
             return lines
-        return re.sub(r"(?<![\w-])\d[\d.,]*(?:ms|us|s|[kMG]?B|%)?(?![\w-])", "0", re.sub("─+", "─", lines))
+        return _FIGURE.sub("0", re.sub("─+", "─", lines))
 
     parts = [re.escape(part) for part in plain(shown).split("...")]
     return re.fullmatch(".*".join(parts), plain(printed), re.DOTALL) is not None

@@ -248,7 +248,7 @@ def test_filters_keep_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"stage_s": [[1.0]]}, "bids for 1 layers of a model with 4"),
+        ({"stage_s": [[1.0]]}, "bids for 1 layer of a model with 4"),
         ({"stage_s": [[1.0] * 5, [], [], []]}, "beyond 4"),
         ({"stage_s": [[-1.0], [], [], []]}, "negative"),
         ({"stage_s": [["1"], [], [], []], "host": 7}, "proper name"),
@@ -465,7 +465,7 @@ def test_a_bidders_mistake_is_told_to_both(
     [
         (("--filter-bids-chunk", "17"), "must be 1 to 16"),
         (("-d", "0"), "-d/--dev-count 0: must be at least 1"),
-        (("-d", "2"), "1 devices made a bid"),
+        (("-d", "2"), "1 device made a bid"),
         (("-D", "elsewhere"), "-D/--data-host elsewhere made no bid"),
         (("--deadline", "0"), "--timeout 0"),
         (("-u", "4"), "has no profile for vit-digits, microbatches of 4"),

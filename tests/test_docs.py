@@ -315,6 +315,29 @@ def test_what_can_be_run_here_is_run(name: str, under_way: dict[str, Future[None
     under_way[name].result()
 
 
+@pytest.mark.parametrize(
+    "printed",
+    ["8168 items/s", "12,110 items/s", "1,204,000.5 items/s", "0.00021 items/s", "-3 items/s", "5 items/s"],
+)
+def test_a_page_accepts_a_machine_of_any_speed(printed: str) -> None:
+    assert fits("throughput  8168 items/s", f"throughput   {printed}", varying=True)
+    assert fits("took 2.065 ms, -78.7%, 257MB", "took 1,002.1 s, +3%, 1.2GB", varying=True)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("throughput  8168 items/s", "throughput  1.211e+04 items/s"),
+        ("layers 1-16", "layers 1-12"),
+        ("stage 0 on pi1", "stage 0 on pi2"),
+        ("2.1 ms", "2.1 items"),
+        ("took 2 ms", "took"),
+    ],
+)
+def test_a_page_that_says_something_else_does_not_fit(shown: str, printed: str) -> None:
+    assert not fits(shown, printed, varying=True)
+
+
 def test_every_option_of_the_runtime_has_a_chapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")  # no name is broken at the end of a line
     printed = io.StringIO()

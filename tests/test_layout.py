@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pipeedge"
 
 ORDER = (
+    "wording",
     "errors",
     "files",
     "console",
@@ -71,6 +72,7 @@ PURE = (
     "control.clocks",
     "control.liveness",
     "control.messages",
+    "wording",
     "errors",
     "launching.commands",
     "metrics",

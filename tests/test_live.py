@@ -65,7 +65,7 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatc
     text = displayed(Console(file=io.StringIO(), width=80), monkeypatch)
     assert "\x1b" not in text
     assert text.splitlines()[0] == (
-        "250 of 1000 items; 25 items/s now, 25 on average, 0:30 left; stage 0 75% busy, 25% input, 0% link, "
+        "250 of 1,000 items; 25 items/s now, 25 on average, 0:30 left; stage 0 75% busy, 25% input, 0% link, "
         "8 bits; stage 1 0% busy, 50% input, 50% link, 0 bits"
     )
 

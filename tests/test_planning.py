@@ -91,9 +91,9 @@ def test_hosts_are_named_whatever_made_the_schedule() -> None:
         ("0 2 -pt 0,16", r"\[0, 16\] is no range"),
         ("0 2 -pt 9,16,1,8", "out of order: 1-8 comes after 9-16"),
         ("0 2 -pt 8,1", r"\[8, 1\] is no range"),
-        ("0 2 -pt 1,8,9,16 -r 0", "1 ranks for 2 stages"),
+        ("0 2 -pt 1,8,9,16 -r 0", "1 rank for 2 stages"),
         ("0 2 -pt 1,8,9,16 -r 1,1", "rank 1 is given 2 stages"),
-        ("0 2 -pt 1,8,9,16 -q 8", r"1 bit widths \(-q\) for 2 stages; give one for each"),
+        ("0 2 -pt 1,8,9,16 -q 8", r"1 bit width \(-q\) for 2 stages; give one for each"),
         ("0 2 -pt 1,8,9,16 -q 8,0,0", r"3 bit widths \(-q\) for 2 stages"),
     ],
 )

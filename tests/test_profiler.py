@@ -544,7 +544,7 @@ def test_entries_are_kept_and_a_conflict_says_what_differs(here: Path) -> None:
 
     # Another microbatch size joins the type; its figures may be left out, or must agree.
     third = (*DIGITS, "-b", 2, "-o", "two.yml", "-dt", "board")
-    assert "has bw_Mbps 1000, here it is 7" in refused(here, *third, "--bw-Mbps", 7)
+    assert "has bw_Mbps 1,000, here it is 7" in refused(here, *third, "--bw-Mbps", 7)
     profiled(*third)
     types = specs.load_device_types(here / "device_types.yml")
     assert [profile.batch_size for profile in types["board"].profiles["vit-digits"]] == [8, 2]

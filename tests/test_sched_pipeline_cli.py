@@ -661,11 +661,11 @@ BAD_FILES = {
     ),
     "overflow": (
         edit("device_types.yml", "- 1\n", "- 1e999\n"),
-        "entry 1: is 1e999; numbers may not exceed 1e15",
+        "entry 1: is 1e999; numbers may not exceed 1,000,000,000,000,000",
     ),
     "long number": (
         edit("device_types.yml", "mem_MB: 100", "mem_MB: " + "9" * 400),
-        "numbers may not exceed 1e15",
+        "numbers may not exceed 1,000,000,000,000,000",
     ),
     "negative bandwidth": (
         edit("device_types.yml", "bw_Mbps: 80", "bw_Mbps: -80"),

@@ -150,7 +150,7 @@ def test_what_the_user_should_know_is_said(cluster: Path) -> None:
         (["-u", "4"], r"no profile of m for microbatches of 4 and float32; it has them of 8 of float32"),
         (["-b", "0"], "-b/--batch-size 0: must be at least 1"),
         (["-b", "99999999"], "microbatches; up to 1000000"),
-        (["-q", "8"], "1 bit widths .* for 2 stages"),
+        (["-q", "8"], "1 bit width .* for 2 stages"),
         (["-q", "9,0"], "9 bits"),
         (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
         (["-H", "a,a"], "names a twice"),

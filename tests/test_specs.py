@@ -256,7 +256,11 @@ Load = Callable[[Path], object]
         (specs.load_models, MODEL.replace("s: 2", "s: 2.5"), "is '2.5'; a whole number is expected"),
         (specs.load_models, MODEL.replace("s: 2", "s: '2'"), "is '2' in quotes; a number is expected"),
         (specs.load_models, MODEL.replace("s: 2", "s: 02"), "is '02'; a number is expected"),
-        (specs.load_models, MODEL.replace("in: 1", "in: 1e999"), "is 1e999; numbers may not exceed 1e+15"),
+        (
+            specs.load_models,
+            MODEL.replace("in: 1", "in: 1e999"),
+            "is 1e999; numbers may not exceed 1,000,000,000,000,000",
+        ),
         (
             specs.load_models,
             MODEL.replace("in: 1", "in:"),

@@ -20,6 +20,7 @@ from pipeedge.errors import (
     exit_code,
     one_line,
 )
+from pipeedge.wording import figure
 
 __all__ = ["House", "attend"]
 
@@ -172,7 +173,7 @@ def _listen(sock: socket.socket, timeout_s: float) -> Callable[[str, float], dic
             try:
                 data = sock.recv(1 << 16)
             except TimeoutError:
-                raise DeadlineError(f"rank 0 has said nothing for {within_s:g} s") from None
+                raise DeadlineError(f"rank 0 has said nothing for {figure(within_s)} s") from None
             if not data:
                 raise PeerFailedError("rank 0 is gone: it was killed or lost its network")
             waiting.extend(decoder.feed(data))

@@ -20,6 +20,7 @@ from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.scheduler import format_schedule, save_schedule
 from pipeedge.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
 from pipeedge.transport.interfaces import listen
+from pipeedge.wording import count, figure
 
 __all__ = ["main"]
 
@@ -128,7 +129,7 @@ def _auction(
             if sale.error is not None:
                 raise sale.error
             for line in sale.silent():
-                _say(f"warning: {line} within {selling.deadline_s:g} s, and is left out")
+                _say(f"warning: {line} within {figure(selling.deadline_s)} s, and is left out")
             sold = _sell(request, sale.bids(), model, call)
         except BaseException as error:
             house.refuse(error if isinstance(error, Exception) else RequestError("rank 0 was interrupted"))
@@ -169,7 +170,7 @@ def _ordered_ranks(ranks: list[int], selling: Selling) -> list[int]:
     if selling.seed is not None:
         random.Random(selling.seed).shuffle(ranks)
     if selling.dev_count is not None and selling.dev_count > len(ranks):
-        raise RequestError(f"-d/--dev-count {selling.dev_count}: {len(ranks)} devices made a bid")
+        raise RequestError(f"-d/--dev-count {selling.dev_count}: {count(len(ranks), 'device')} made a bid")
     return ranks[: selling.dev_count]
 
 
@@ -184,10 +185,11 @@ def _schedule(market: Market, selling: Selling) -> Outcome:
 
 
 def _summary(found: Outcome, call: Call, bidders: int) -> list[str]:
-    rate = f"{call.ubatch_size / found.bottleneck_s:.3f} items/s" if found.bottleneck_s else "any rate"
+    rate = f"{figure(call.ubatch_size / found.bottleneck_s)} items/s" if found.bottleneck_s else "any rate"
     lines = [
-        f"{len(found.stages)} of {bidders} devices: {rate}, a microbatch of {call.ubatch_size} every "
-        f"{found.bottleneck_s:.6g} s; latency {found.latency_s:.6g} s"
+        f"{figure(len(found.stages))} of {count(bidders, 'device')}: {rate}, a microbatch of "
+        f"{call.ubatch_size} every "
+        f"{figure(found.bottleneck_s, 6)} s; latency {figure(found.latency_s, 6)} s"
     ]
     if found.gap is not None:
         proven = "the optimum over all orders" if found.gap == 0 else f"within {found.gap:.2%} of the optimum"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
+from pipeedge.wording import count, figure
 
 __all__ = ["DTYPE_BYTES", "Bid", "Call", "Market", "Seconds", "bid_of", "contradiction"]
 
@@ -120,7 +121,7 @@ class Bid:
         stage_s = np.full((call.layers + 1, call.layers + 1), np.inf)
         rows = body["stage_s"]
         if len(rows) != call.layers:
-            raise ValueError(f"bids for {len(rows)} layers of a model with {call.layers}")
+            raise ValueError(f"bids for {count(len(rows), 'layer')} of a model with {call.layers}")
         for first, row in enumerate(rows):
             if len(row) > call.layers - first:
                 raise ValueError(f"bids for layers beyond {call.layers}")
@@ -192,7 +193,7 @@ def bid_of(
         raise RequestError(f"the device type {type_name} has no profile for {what}; profile it (profiler.py)")
     if len(profile.time_s) != call.layers or model.layers != call.layers:
         raise RequestError(
-            f"{call.model_name} has {call.layers} layers for the auctioneer, {model.layers} in this "
+            f"{call.model_name} has {count(call.layers, 'layer')} for the auctioneer, {model.layers} in this "
             f"models file and {len(profile.time_s)} in that of {type_name}; use one file everywhere"
         )
     return Bid(host, type_name, kind.bw_bytes_per_s, _stage_seconds(kind, profile, model, call), links)
@@ -245,8 +246,8 @@ def contradiction(bid: Bid, expected: Bid) -> str | None:
     wrong[both] = ~np.isclose(bid.stage_s[both], expected.stage_s[both], rtol=_TOLERANCE, atol=1e-9)
     for first, last in np.argwhere(wrong):
         return (
-            f"{bid.stage_s[first, last]:.6g} s for layers {first + 1}-{last}, "
-            f"and the profile says {expected.stage_s[first, last]:.6g}"
+            f"{figure(bid.stage_s[first, last], 6)} s for layers {first + 1}-{last}, "
+            f"and the profile says {figure(expected.stage_s[first, last], 6)}"
         )
     return None
 

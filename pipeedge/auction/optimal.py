@@ -8,6 +8,7 @@ from pipeedge import _native
 from pipeedge.auction.market import Bid, Market
 from pipeedge.auction.ordered import Outcome, outcome
 from pipeedge.errors import InfeasibleError, PipeEdgeError
+from pipeedge.wording import figure
 
 __all__ = ["optimal"]
 
@@ -62,6 +63,6 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
     if found.status == "infeasible":
         raise InfeasibleError(f"no schedule: {market.why_not()}")
     if found.status == "unknown":
-        raise PipeEdgeError(f"no schedule found within {time_limit_s:g} s; give --time-limit more")
+        raise PipeEdgeError(f"no schedule found within {figure(time_limit_s)} s; give --time-limit more")
     stages = tuple((int(host), int(first), int(last)) for host, first, last in found.stages)
     return outcome(market, stages, found.gap)

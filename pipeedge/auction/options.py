@@ -13,6 +13,7 @@ from pipeedge.auction.ordered import Order
 from pipeedge.config import ModelRequest, WorldRequest
 from pipeedge.errors import RequestError
 from pipeedge.options import OneLineParser
+from pipeedge.wording import figure
 
 __all__ = ["SCHEDULERS", "AuctionRequest", "parse_auction"]
 
@@ -41,7 +42,9 @@ class Selling:
             raise RequestError(f"-d/--dev-count {self.dev_count}: must be at least 1")
         for name, value in (("--deadline", self.deadline_s), ("--time-limit", self.time_limit_s)):
             if not 0 < value <= _MAX_SECONDS:
-                raise RequestError(f"{name} {value:g}: seconds above 0 and up to {_MAX_SECONDS:g}")
+                raise RequestError(
+                    f"{name} {figure(value, 7)}: seconds above 0 and up to {figure(_MAX_SECONDS, 7)}"
+                )
         if self.seed is not None and self.seed < 0:
             raise RequestError(f"--seed {self.seed}: must not be negative")
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from pipeedge.auction.market import Market, Seconds
 from pipeedge.errors import InfeasibleError
+from pipeedge.wording import count
 
 __all__ = [
     "Order",
@@ -186,7 +187,7 @@ def _trace(device: int, came_from: _Indices, began_at: _Indices) -> tuple[Stage,
 def _why_not(market: Market, order: Order) -> str:
     if order.strict and len(market.bids) > market.layers:
         return (
-            f"{len(market.bids)} devices, each with a stage, and {market.layers} layers: "
+            f"{count(len(market.bids), 'device')}, each with a stage, and {count(market.layers, 'layer')}: "
             "take fewer (-d/--dev-count) or let devices be passed over (--no-strict-order)"
         )
     more = "; let devices be passed over (--no-strict-order)" if order.strict else ""

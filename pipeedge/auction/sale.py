@@ -17,6 +17,7 @@ from pipeedge.auction.market import Bid, Call, contradiction
 from pipeedge.control.liveness import whole_number
 from pipeedge.control.messages import Message
 from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.wording import count
 
 __all__ = ["Sale", "Sold", "verdict"]
 
@@ -101,7 +102,11 @@ class Sale:
         host = _line(message.body["host"])
         if world != self._world_size:
             who = f"rank {rank} on {host}"
-            self._end(RequestError(f"{who} says the world has {world} ranks, rank 0 says {self._world_size}"))
+            self._end(
+                RequestError(
+                    f"{who} says the world has {count(world, 'rank')}, rank 0 says {self._world_size}"
+                )
+            )
             return [(connection, verdict(str(self.error)))]
         if rank >= world or rank in self._hosts:
             return [(connection, verdict(f"rank {rank} is already there: start each rank once"))]

@@ -49,6 +49,7 @@ from pipeedge.errors import (
     PipeEdgeError,
     RequestError,
 )
+from pipeedge.wording import count, figure
 
 __all__ = ["Hub", "HubState", "Verdict"]
 
@@ -287,7 +288,8 @@ class HubState:
             return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
         if world != self._world_size:
             # One of the two is wrong, and the run cannot become complete: all may know at once.
-            line = f"rank {rank} on {host} says the world has {world} ranks, rank 0 says {self._world_size}"
+            theirs = count(world, "rank")
+            line = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {self._world_size}"
             return [*self._refuse(connection, line), *self._judge(line, None, now, EXIT_REQUEST)]
         if rank >= world:
             return self._refuse(connection, f"rank {rank} is outside the world of {world}")
@@ -370,7 +372,7 @@ class HubState:
     def _never_appeared(self, absent: list[int]) -> str:
         which = "rank " + str(absent[0]) if len(absent) == 1 else "ranks " + ", ".join(map(str, absent))
         return (
-            f"{which} of {self._world_size} never appeared within {self._appear_s:g} s: "
+            f"{which} of {self._world_size} never appeared within {figure(self._appear_s)} s: "
             "start each rank, with the same --addr and --port"
         )
 

@@ -15,6 +15,7 @@ from pipeedge.control.hub import Verdict, beat_interval_s
 from pipeedge.control.liveness import Limits, RankStatus, StageWork
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.errors import DeadlineError, PeerError, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.wording import figure
 
 __all__ = ["Member"]
 
@@ -102,7 +103,7 @@ class Member:
             except OSError as error:
                 if time.monotonic() + _RETRY_S > deadline:
                     raise DeadlineError(
-                        f"rank 0 never appeared at {addr}:{port} within {timeout_s:g} s "
+                        f"rank 0 never appeared at {addr}:{port} within {figure(timeout_s)} s "
                         f"({error.strerror or error}): start rank 0, and check --addr and --port"
                     ) from error
                 time.sleep(_RETRY_S)  # nothing announces that a remote port opens

@@ -14,6 +14,7 @@ import torch
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
+from pipeedge.wording import count
 
 __all__ = ["ArrayItems"]
 
@@ -136,7 +137,7 @@ def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -
     tokens = array.shape[1]
     if not 1 <= tokens <= model.config.max_positions:
         raise InputError(
-            f"{path}: {name} has {tokens} tokens an item, "
+            f"{path}: {name} has {count(tokens, 'token')} an item, "
             f"{model.name} takes 1 to {model.config.max_positions}"
         )
     if not len(array):

@@ -19,6 +19,7 @@ import torch
 
 from pipeedge.errors import InputError
 from pipeedge.payload import Payload, TensorSpec
+from pipeedge.wording import count
 
 __all__ = [
     "Group",
@@ -276,7 +277,7 @@ class InputSource:
             yield Group(waiting)
         elif len(self._skipped) == len(self):
             first = self._skipped[0]
-            raise InputError(f"none of the {len(self)} items can be read; the first: {first.reason}")
+            raise InputError(f"none of the {count(len(self), 'item')} can be read; the first: {first.reason}")
 
     def _readable_items(self) -> Iterator[tuple[int, Item]]:
         for number, index in enumerate(self._order):

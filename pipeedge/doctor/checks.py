@@ -13,6 +13,7 @@ from typing import Any
 from pipeedge.doctor.findings import Finding, ok, problem, warning
 from pipeedge.errors import EXIT_PEER
 from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, Link, ModelSpec, short_dtype
+from pipeedge.wording import figure
 
 __all__ = [
     "Need",
@@ -117,7 +118,8 @@ def diagnose_dial(
             hint = "start it there, with the same --addr and --port; if it is, read what it says"
         return problem(
             "port",
-            f"the machine at {where} is up, but rank 0 does not listen there (for {timeout_s:g} s): {hint}",
+            f"the machine at {where} is up, but rank 0 does not listen there (for {figure(timeout_s)} "
+            f"s): {hint}",
             EXIT_PEER,
         )
     if isinstance(cause, TimeoutError):
@@ -461,4 +463,4 @@ def check_promises(
 
 def _speed(bytes_per_s: float) -> str:
     mbps = bytes_per_s / BYTES_PER_SECOND_PER_MBPS
-    return f"{mbps:,.0f} Mbps" if mbps >= 100 else f"{mbps:.3g} Mbps"
+    return f"{figure(round(mbps) if mbps >= 100 else mbps, 3)} Mbps"

@@ -28,6 +28,7 @@ from pipeedge.specs import (
     save_neighbors,
 )
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
+from pipeedge.wording import count, figure
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
     import torch
@@ -94,9 +95,9 @@ class _Examination:
         problems = sum(finding.level is Level.PROBLEM for finding in self._findings)
         warnings = sum(finding.level is Level.WARNING for finding in self._findings)
         if problems:
-            self._say(f"not fit to run: {_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+            self._say(f"not fit to run: {count(problems, 'problem')}, {count(warnings, 'warning')}")
         else:
-            self._say("fit to run" + (f", with {_count(warnings, 'warning')}" if warnings else ""))
+            self._say("fit to run" + (f", with {count(warnings, 'warning')}" if warnings else ""))
         return exit_status(self._findings)
 
     def _note(self, *findings: Finding, quiet: bool = False) -> None:
@@ -166,7 +167,7 @@ class _Examination:
             raise _Over from error
         self._note(ok("port", f"{world.port} is free at {world.addr}").of(0))
         if world.size > 1:
-            self._say(f"waiting up to {world.timeout_s:g} s for {world.size - 1} more to start")
+            self._say(f"waiting up to {figure(world.timeout_s)} s for {world.size - 1} more to start")
         liveness_s = max(_LEAST_LIVENESS_S, world.timeout_s)
         return stack.enter_context(
             Hub(listener, world_size=world.size, timeout_s=liveness_s, appear_s=world.timeout_s)
@@ -307,7 +308,7 @@ class _Examination:
         with self._noting("input"):
             source = open_input(self._request.input, model)
             items, max_tokens = len(source), source.max_tokens
-            self._note(ok("input", f"{items} items").of(self._rank))
+            self._note(ok("input", count(items, "item")).of(self._rank))
         return items, max_tokens
 
     def _announce(self, hub: Hub) -> None:
@@ -453,7 +454,7 @@ class _Examination:
                 _save_links(
                     path, {(hosts[pairs[n][0]], hosts[pairs[n][1]]): link for n, link in measured.items()}
                 )
-                self._note(ok("output", f"{_count(len(measured), 'link')} written to {path}"))
+                self._note(ok("output", f"{count(len(measured), 'link')} written to {path}"))
 
 
 _MAX_ERROR = 400
@@ -506,7 +507,3 @@ def _save_links(path: Path, links: Mapping[tuple[str, str], Link]) -> None:
     for (source, destination), link in links.items():
         neighbors.setdefault(source, {})[destination] = link
     save_neighbors(path, neighbors)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from pipeedge.errors import ModelError
 from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.wording import count
 
 __all__ = ["Architecture", "FamilyName", "HeadKind", "parse_hf_config"]
 
@@ -245,7 +246,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     except (AttributeError, ValueError):
         raise ModelError("id2label does not map class numbers to names") from None
     if sorted(by_index) != list(range(len(by_index))):
-        raise ModelError(f"id2label does not number its {len(by_index)} classes from 0 without gaps")
+        raise ModelError(f"id2label does not number its {count(len(by_index), 'class')} from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index)))
 
 

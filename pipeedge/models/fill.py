@@ -23,6 +23,7 @@ from pipeedge.models.names import (
 )
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights import WeightsFile
+from pipeedge.wording import count
 
 __all__ = ["Filling", "fill", "hub_filling", "hub_tensors", "plan", "read", "read_int8", "scale_name"]
 
@@ -83,7 +84,8 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
     stray = stray_block(architecture, file.names)
     if stray is not None:
         raise WeightsError(
-            f"{file.path} is of a deeper model: it has {stray}, the model has {architecture.blocks} blocks"
+            f"{file.path} is of a deeper model: it has {stray}, the model has "
+            f"{count(architecture.blocks, 'block')}"
         )
     return tuple(fillings)
 

@@ -26,6 +26,7 @@ from pipeedge.models.vit import VIT
 from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
 from pipeedge.payload import TensorSpec
 from pipeedge.schedule import DTYPES, LayerRange
+from pipeedge.wording import count
 
 __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
 
@@ -125,7 +126,9 @@ class Model:
         elif tokens is None:
             tokens = self.max_tokens
         elif not 1 <= tokens <= self.max_tokens:
-            raise InputError(f"{tokens} tokens in a sentence: {self.name} takes 1 to {self.max_tokens}")
+            raise InputError(
+                f"{count(tokens, 'token')} in a sentence: {self.name} takes 1 to {self.max_tokens}"
+            )
         family = _FAMILIES[self.family]
         return payload_specs(
             family, self.config, after_layer, items=items, tokens=tokens, dtype=stream_dtype(dtype)

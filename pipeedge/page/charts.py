@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from pipeedge.wording import count, figure
+
 __all__ = ["Chart", "Line", "histogram", "lines", "si"]
 
 _WIDTH, _HEIGHT = 1000.0, 300.0
@@ -86,7 +88,7 @@ def histogram(title: str, values: Sequence[float], marks: Sequence[tuple[str, fl
         _svg(parts, title),
         (str(top), "0"),
         tuple(f"{si(low + step * (high - low) / _TICKS)}s" for step in range(_TICKS + 1)),
-        words=f"{len(values)} microbatches, {said}" if said else f"{len(values)} microbatches",
+        words=", ".join(filter(None, (count(len(values), "microbatch"), said))),
     )
 
 
@@ -150,7 +152,7 @@ def _svg(parts: Sequence[Markup], title: str) -> Markup:
 
 def _figure(value: float, unit: str) -> str:
     """What is counted in items or bits takes no prefix."""
-    return f"{si(value)}{unit}" if unit in ("s", "B", "B/s") else f"{value:.4g} {unit}"
+    return f"{si(value)}{unit}" if unit in ("s", "B", "B/s") else f"{figure(value)} {unit}"
 
 
 def _at(value: float) -> str:
@@ -171,5 +173,5 @@ def si(value: float) -> str:
         return "0 "
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
         if abs(value) >= factor * 0.9995:
-            return f"{float(f'{value / factor:.3g}'):g} {prefix}"
-    return f"{value / 1e-6:.2g} µ"
+            return f"{figure(value / factor, 3)} {prefix}"
+    return f"{figure(value / 1e-6, 2)} µ"

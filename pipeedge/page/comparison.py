@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pipeedge.page.bottleneck import find_bottleneck
 from pipeedge.page.charts import si
 from pipeedge.page.saved import SavedRun, SavedStage
+from pipeedge.wording import figure, percent
 
 __all__ = ["Group", "Row", "compare_lines", "compare_runs", "summary_lines"]
 
@@ -122,7 +123,7 @@ def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool 
     change, better = "", None
     if a and b is not None:
         part = b / a - 1
-        change = f"{part:+.1%}" if part < _TIMES else f"× {b / a:.3g}"
+        change = percent(part) if part < _TIMES else f"× {figure(b / a, 3)}"
         if more is not None and abs(part) > _HAIR:
             better = (part > 0) == more
     left, right = (NONE if value is None else _figure(value, unit) for value in (a, b))
@@ -131,7 +132,7 @@ def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool 
 
 def _figure(value: float, unit: str) -> str:
     if unit in ("MB", "items/s", ""):
-        return f"{value:.5g} {unit}".rstrip()
+        return f"{figure(value, 5)} {unit}".rstrip()
     return f"{si(value)}{unit}"
 
 
@@ -164,7 +165,7 @@ def _kind(run: SavedRun) -> str:
 
 def _count(run: SavedRun, key: str) -> str:
     value = run.figures.get(key)
-    return NONE if value is None else f"{value:.0f}"
+    return NONE if value is None else figure(round(value))
 
 
 def _words(command: str | None) -> list[str]:
@@ -208,7 +209,7 @@ def summary_lines(run: SavedRun) -> list[str]:
     rate = run.figures.get("throughput_items_per_s")
     lines = [f"{run.model} ({_kind(run)})"]
     if rate is not None:
-        lines.append(f"throughput  {rate:.2f} items/s")
+        lines.append(f"throughput  {figure(rate)} items/s")
     return lines + list(_bottleneck(run))
 
 

@@ -17,6 +17,7 @@ from pipeedge.page.comparison import compare_runs
 from pipeedge.page.gantt import Shade, coarsened, legend, shade, to_data
 from pipeedge.page.saved import SavedRun, SavedStage
 from pipeedge.timeline import Doing, Timeline
+from pipeedge.wording import count, figure
 
 __all__ = ["gantt_section", "render_comparison", "render_run"]
 
@@ -140,7 +141,7 @@ class _RunView:
         if key == "busy_fraction":
             return f"{value:.0%}"
         if key in ("rss_peak_mb", "threads"):
-            return f"{value:.0f}" + (" MB" if key == "rss_peak_mb" else "")
+            return figure(round(value)) + (" MB" if key == "rss_peak_mb" else "")
         unit = "s" if "_s_" in key else "B" if key.startswith("bytes") else ""
         return f"{si(value)}{unit}"
 
@@ -193,7 +194,7 @@ class _Box:
     @property
     def bits(self) -> str:
         """On the outgoing link."""
-        return f"{self.stage.quant_bits} bits" if self.stage.quant_bits else ""
+        return count(self.stage.quant_bits, "bit") if self.stage.quant_bits else ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _beside(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str
     error = of.get(f"{key}_error_percent")
 
     def shown(value: float) -> str:
-        return f"{value:.3f} {unit}" if unit == "items/s" else f"{si(value)}{unit}"
+        return f"{figure(value)} {unit}" if unit == "items/s" else f"{si(value)}{unit}"
 
     off = "–" if error is None else f"{error:+.1f} %"
     return [(name, shown(predicted), shown(measured), off)]
@@ -244,7 +245,9 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
     rate = figures.get("throughput_items_per_s")
     if rate is not None:
         elapsed = figures.get("elapsed_s")
-        found.append(("throughput", f"{rate:.4g} items/s", "" if elapsed is None else f"over {si(elapsed)}s"))
+        found.append(
+            ("throughput", f"{figure(rate)} items/s", "" if elapsed is None else f"over {si(elapsed)}s")
+        )
     if run.latency_s and "p50" in run.latency_s:
         rest = [
             f"{si(run.latency_s[key])}s {name}"
@@ -267,7 +270,11 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
     memory = [stage.figures["rss_peak_mb"] for stage in run.stages if stage.figures.get("rss_peak_mb")]
     if memory:
         found.append(
-            ("peak memory of a rank", f"{max(memory):.0f} MB", f"{sum(memory):.0f} MB of all stages")
+            (
+                "peak memory of a rank",
+                f"{figure(round(max(memory)))} MB",
+                f"{figure(round(sum(memory)))} MB of all stages",
+            )
         )
     return found
 
@@ -313,6 +320,8 @@ def _page(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["si"] = si
+    environment.filters["figure"] = figure
+    environment.filters["count"] = count
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

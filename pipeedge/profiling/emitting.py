@@ -26,6 +26,7 @@ from pipeedge.specs import (
     ModelSpec,
     short_dtype,
 )
+from pipeedge.wording import figure
 
 __all__ = [
     "Figures",
@@ -192,7 +193,9 @@ def _differences(*compared: tuple[str, Any, Any]) -> list[str]:
         first = different[0] - 1
         where = f" of layers {ranges_text(different)}" if len(there) > 1 else ""
         example = "" if len(different) == 1 else f" at layer {first + 1}"
-        found.append(f"{what}{where} is {there[first]:.7g} there, {here[first]:.7g} here{example}")
+        found.append(
+            f"{what}{where} is {figure(there[first], 7)} there, {figure(here[first], 7)} here{example}"
+        )
     return found
 
 
@@ -227,7 +230,7 @@ def check_profile(
             if known.same_conditions(profile):
                 raise SpecError(
                     f"{path}: {type_name} has a profile of {model} for batch size {known.batch_size} and "
-                    f"{short_dtype(known.dtype)} already, of {sum(known.time_s):.6g} s a microbatch; "
+                    f"{short_dtype(known.dtype)} already, of {figure(sum(known.time_s), 6)} s a microbatch; "
                     "--overwrite replaces it"
                 )
     for what, unit, there, here in (
@@ -236,7 +239,8 @@ def check_profile(
     ):
         if here is not None and abs(here - there) > _NEAR * max(here, there):
             raise SpecError(
-                f"{path}: {type_name} has {what} {there / unit:.7g}, here it is {here / unit:.7g}; leave it "
+                f"{path}: {type_name} has {what} {figure(there / unit, 7)}, here it is "
+                f"{figure(here / unit, 7)}; leave it "
                 "out, or --overwrite replaces it"
             )
     return old

@@ -26,6 +26,7 @@ from typing import NoReturn
 from pipeedge.errors import DeadlineError, PeerError, PeerFailedError, RequestError
 from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS
 from pipeedge.transport.interfaces import listen
+from pipeedge.wording import figure
 
 __all__ = ["DEFAULT_PORT", "Measured", "measure_link", "parse_place", "serve_link"]
 
@@ -71,8 +72,9 @@ class Measured:
             for rate in (self.bw_bytes_per_s, self.out_bytes_per_s, self.in_bytes_per_s)
         )
         return (
-            f"bandwidth {slower:.4g} Mbps of 2^20 bits ({out:.4g} out, {back:.4g} in), round trip "
-            f"{1e3 * self.round_trip_s:.3g} ms"
+            f"bandwidth {figure(slower)} Mbps of 2^20 bits ({figure(out)} out, {figure(back)} in), "
+            "round trip "
+            f"{figure(1e3 * self.round_trip_s, 3)} ms"
         )
 
 
@@ -121,7 +123,7 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
     except socket.gaierror as error:
         raise RequestError(f"--measure-link {host}: cannot resolve this name ({error.strerror})") from error
     except TimeoutError as error:
-        raise DeadlineError(f"--measure-link: {place} did not answer within {IDLE_S:g} s") from error
+        raise DeadlineError(f"--measure-link: {place} did not answer within {figure(IDLE_S)} s") from error
     except OSError as error:
         raise PeerFailedError(
             f"--measure-link: nobody measures with us at {place} ({error.strerror or error}); start "
@@ -202,7 +204,7 @@ def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotoni
             if magic != _MAGIC or operation not in list(_Operation) or amount > _MOST_BYTES:
                 return "is no profiler of this version; refused"
             if clock() > ends:
-                return f"was served for {CLIENT_S:g} s, which is enough"
+                return f"was served for {figure(CLIENT_S)} s, which is enough"
             if operation == _Operation.FILL:
                 _fill(connection, amount, until=ends, clock=clock)
             else:
@@ -212,7 +214,7 @@ def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotoni
             served += amount
     except (OSError, PeerError) as error:
         return f"went away ({error})"
-    return f"measured, {served / 1e6:.0f} MB moved"
+    return f"measured, {figure(round(served / 1e6))} MB moved"
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -259,4 +261,4 @@ def _discard(
 
 def _check(until: float, clock: Callable[[], float]) -> None:
     if clock() > until:
-        raise DeadlineError(f"not done within {CLIENT_S:g} s")
+        raise DeadlineError(f"not done within {figure(CLIENT_S)} s")

@@ -18,6 +18,7 @@ import torch
 from pipeedge.errors import RequestError
 from pipeedge.profiling.results import ProfileResults, elements
 from pipeedge.specs import BYTES_PER_MB, short_dtype
+from pipeedge.wording import count, figure
 
 __all__ = ["FORMATS", "check_plot", "save_plot"]
 
@@ -62,7 +63,7 @@ def _title(results: ProfileResults) -> str:
     if results.device is not None:
         conditions += f", {results.device}"
     if results.threads is not None:
-        conditions += f", {results.threads} thread{'s' if results.threads > 1 else ''}"
+        conditions += f", {count(results.threads, 'thread')}"
     return f"{results.model_name}: {conditions}"
 
 
@@ -80,15 +81,15 @@ def _drawn(results: ProfileResults, kind: str) -> bytes:
     # The four parts of a block keep their colours, so that the blocks are seen.
     shades = ["#1f4e79", "#5b9bd5", "#c55a11", "#f4b183"]
     colours = [shades[(number - 1) % 4] for number in numbers]
-    figure = Figure(figsize=(max(8.0, 0.2 * len(layers)), 9.0), layout="constrained")
-    figure.suptitle(_title(results))
-    time, memory, cut = figure.subplots(3, 1, sharex=True)
+    drawing = Figure(figsize=(max(8.0, 0.2 * len(layers)), 9.0), layout="constrained")
+    drawing.suptitle(_title(results))
+    time, memory, cut = drawing.subplots(3, 1, sharex=True)
     spreads = [1e3 * (layer.time_spread_s or 0.0) / 2 for layer in layers]
     bars: dict[str, Any] = {"yerr": spreads, "ecolor": "#404040"} if any(spreads) else {}
     time.bar(numbers, [1e3 * layer.time_s for layer in layers], color=colours, **bars)
     total = sum(layer.time_s for layer in layers)
     time.set_ylabel("ms a microbatch")
-    time.set_title(f"time: {total:.4g} s in all; bars: between the quartiles", loc="left", fontsize=10)
+    time.set_title(f"time: {figure(total)} s in all; bars: between the quartiles", loc="left", fontsize=10)
     weights = [layer.memory_bytes / BYTES_PER_MB for layer in layers]
     memory.bar(numbers, weights, color=colours)
     if all(layer.activations_bytes is not None for layer in layers):
@@ -96,13 +97,13 @@ def _drawn(results: ProfileResults, kind: str) -> bytes:
         memory.step(numbers, peaks, where="mid", color="#404040", label="activations, peak")
         memory.legend()
     memory.set_ylabel("MB")
-    memory.set_title(f"memory: {sum(weights):.4g} MB of weights in all", loc="left", fontsize=10)
+    memory.set_title(f"memory: {figure(sum(weights))} MB of weights in all", loc="left", fontsize=10)
     cut.bar(numbers, [value / BYTES_PER_MB for value in cut_bytes(results)], color=colours)
     cut.set_ylabel("MB a microbatch")
     cut.set_title("bytes that cross a cut after the layer", loc="left", fontsize=10)
     cut.set_xlabel("layer (four a block)")
     stream = io.BytesIO()
-    figure.savefig(stream, format=kind, dpi=120)
+    drawing.savefig(stream, format=kind, dpi=120)
     return stream.getvalue()
 
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from pipeedge.errors import SpecError
 from pipeedge.specs import BYTES_PER_MB, short_dtype
+from pipeedge.wording import count
 from pipeedge.yamlfile import Field, read_document, write_document
 
 __all__ = [
@@ -131,7 +132,7 @@ class ProfileResults:
             if after < before:
                 raise SpecError(f"layer {after} comes after layer {before}; they must be sorted")
         if numbers and numbers[-1] > self.layers:
-            raise SpecError(f"layer {numbers[-1]} is beyond the model's {self.layers} layers")
+            raise SpecError(f"layer {numbers[-1]} is beyond the model's {count(self.layers, 'layer')}")
 
     @property
     def missing(self) -> tuple[int, ...]:

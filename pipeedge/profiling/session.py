@@ -60,6 +60,7 @@ from pipeedge.profiling.results import LayerResult, ProfileResults, load_results
 from pipeedge.schedule import LayerRange
 from pipeedge.specs import BYTES_PER_MB, ModelProfile, load_device_types
 from pipeedge.stage import resolve_device
+from pipeedge.wording import count, figure
 
 __all__ = ["profile", "synthesize", "use_results"]
 
@@ -172,7 +173,10 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
         (model, emitting.scaled(profile, factor, source)) for model, each in known.items() for profile in each
     ]
     emitting.add_profiles(path, type_name, profiles, figures, overwrite=emit.overwrite)
-    tell(f"device type  {path}: {type_name}, {factor:g} times as long as {source} ({', '.join(known)})")
+    tell(
+        f"device type  {path}: {type_name}, {figure(factor, 6)} times as long as {source} "
+        f"({', '.join(known)})"
+    )
 
 
 # --- what is measured -------------------------------------------------------------------------------
@@ -353,7 +357,9 @@ def _agreement(job: _Job, tell: Tell) -> float | None:
                 weights=weights,
                 device=job.device,
                 dtype=dtype,
-                progress=functools.partial(advance, f"computing {len(source)} items in {dtype_name(dtype)}"),
+                progress=functools.partial(
+                    advance, f"computing {count(len(source), 'item')} in {dtype_name(dtype)}"
+                ),
             )
             for dtype in (job.dtype, torch.float32)
         )
@@ -430,10 +436,10 @@ def _table(results: ProfileResults) -> Iterator[str]:
     slowest = max(data, key=lambda layer: layer.time_s)
     weights = sum(layer.memory_bytes for layer in data) / BYTES_PER_MB
     peak = max(data, key=lambda layer: layer.activations_bytes or 0.0)
-    yield f"{results.model_name}, microbatches of {results.batch_size}, {_count(results.threads)}"
+    yield f"{results.model_name}, microbatches of {results.batch_size}, {_threads(results.threads)}"
     yield (
-        f"time         {total:.4g} s a microbatch ({results.batch_size / total:.4g} items/s); "
-        f"the slowest is layer {slowest.layer}, {1e3 * slowest.time_s:.4g} ms"
+        f"time         {figure(total)} s a microbatch ({figure(results.batch_size / total)} items/s); "
+        f"the slowest is layer {slowest.layer}, {figure(1e3 * slowest.time_s)} ms"
     )
     yield (
         f"memory       {weights:.1f} MB of weights; activations up to "
@@ -442,8 +448,8 @@ def _table(results: ProfileResults) -> Iterator[str]:
     )
 
 
-def _count(threads: int | None) -> str:
-    return "1 thread" if threads == 1 else f"{threads} threads"
+def _threads(number: int | None) -> str:
+    return "an unknown number of threads" if number is None else count(number, "thread")
 
 
 def _steadiness(results: ProfileResults) -> str | None:

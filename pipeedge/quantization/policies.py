@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from pipeedge.wording import count, figure
+
 __all__ = [
     "Auto",
     "Controller",
@@ -179,7 +181,7 @@ def make_policy(name: str, sizes: Sizes, target_items_per_s: float) -> Policy:
     if name == "auto":
         return Auto(sizes)
     if not 0 < target_items_per_s < float("inf"):
-        raise ValueError(f"a target of {target_items_per_s:g} items a second")
+        raise ValueError(f"a target of {figure(target_items_per_s, 6)} items a second")
     if name == "heuristic":
         return Heuristic(sizes, target_items_per_s)
     if name == "heuristic2":
@@ -194,11 +196,11 @@ def _start(sizes: Sizes) -> State:
 
 
 def _name(bits: int) -> str:
-    return f"{bits} bits" if bits else "values as they are"
+    return count(bits, "bit") if bits else "values as they are"
 
 
 def _mbps(bytes_per_s: float) -> str:
-    return f"{8 * bytes_per_s / 2**20:.4g} Mbit/s"
+    return f"{figure(8 * bytes_per_s / 2**20)} Mbit/s"
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,10 @@ class Heuristic:
             return state
         bits = self.sizes.widest_within(window.items / self.target_items_per_s, window.bytes_per_s)
         rate = window.items / self.sizes.seconds(bits, window.bytes_per_s)
-        reason = f"{_name(bits)} carry {rate:.4g} items/s at {_mbps(window.bytes_per_s)}"
-        return replace(state, decision=Decision.all(bits, f"{reason}, {self.target_items_per_s:g} wanted"))
+        reason = f"{_name(bits)} carry {figure(rate)} items/s at {_mbps(window.bytes_per_s)}"
+        return replace(
+            state, decision=Decision.all(bits, f"{reason}, {figure(self.target_items_per_s, 6)} wanted")
+        )
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,7 @@ class Heuristic2:
             return window.items / self.sizes.seconds(widths[which], window.bytes_per_s or 1.0)
 
         target = self.target_items_per_s
-        now = f"{_name(widths[place])} carry {rate(place):.4g} items/s, {target:g} wanted"
+        now = f"{_name(widths[place])} carry {figure(rate(place))} items/s, {figure(target, 6)} wanted"
         if rate(place) < target and place > 0:
             return replace(state, decision=Decision.all(widths[place - 1], f"{now}: narrower"))
         if place + 1 < len(widths) and rate(place + 1) >= (1 + self.margin) * target:
@@ -282,8 +286,8 @@ class Controller:
         # u(t) = u(t - 1) + e(t) / base, kept within what widths can do, so that it does not wind up.
         speedup = min(max(applied + (target - applied * base) / base, 1.0), limit)
         reason = (
-            f"the link carries {base * window.items:.4g} items/s with {_name(widest)}, "
-            f"{self.target_items_per_s:g} wanted: {speedup:.3g} times as many"
+            f"the link carries {figure(base * window.items)} items/s with {_name(widest)}, "
+            f"{figure(self.target_items_per_s, 6)} wanted: {figure(speedup, 3)} times as many"
         )
         return State(self._split(speedup, window.next_microbatches, reason), speedup, base, variance)
 
@@ -343,7 +347,7 @@ class Auto:
         comfortable = self.sizes.widest_within(self.wider_below * compute_s, pace)
         bits = min(allowed, max(now, comfortable, key=widths.index), key=widths.index)
         reason = (
-            f"{_name(bits)} take {1e3 * self.sizes.seconds(bits, pace):.4g} ms at {_mbps(pace)}, "
-            f"the slowest stage {1e3 * compute_s:.4g} ms"
+            f"{_name(bits)} take {figure(1e3 * self.sizes.seconds(bits, pace))} ms at {_mbps(pace)}, "
+            f"the slowest stage {figure(1e3 * compute_s)} ms"
         )
         return replace(state, decision=Decision.all(bits, reason))

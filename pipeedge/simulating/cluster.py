@@ -18,6 +18,7 @@ from pipeedge.errors import ScheduleError, SpecError
 from pipeedge.schedule import Schedule, StagePlan
 from pipeedge.simulation import PipelineModel, SimulatedLink, SimulatedStage
 from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
+from pipeedge.wording import count
 
 __all__ = ["Cluster", "StageMemory", "Workload"]
 
@@ -130,7 +131,8 @@ class Cluster:
             if profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == stage.dtype:
                 if len(profile.time_s) != load.model.layers:
                     raise SpecError(
-                        f"the profile of {load.model_name} on {name} has {len(profile.time_s)} layers, the "
+                        f"the profile of {load.model_name} on {name} has "
+                        f"{count(len(profile.time_s), 'layer')}, the "
                         f"model has {load.model.layers}"
                     )
                 return profile

@@ -13,6 +13,7 @@ from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.options import OneLineParser, integers, names, version
 from pipeedge.schedule import check_bits, check_dtype
 from pipeedge.specs import short_dtype
+from pipeedge.wording import count
 
 __all__ = ["SimulationRequest", "parse_simulate"]
 
@@ -58,7 +59,7 @@ class SimulationRequest:
             raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
         if self.microbatches > MAX_MICROBATCHES:
             raise RequestError(
-                f"-b/--batch-size {self.items}: that is {self.microbatches} microbatches; up to "
+                f"-b/--batch-size {self.items}: that is {count(self.microbatches, 'microbatch')}; up to "
                 f"{MAX_MICROBATCHES} are simulated, and long before that the throughput stands still"
             )
         for dtype in self.dtypes or ():

@@ -27,6 +27,7 @@ from pipeedge.specs import (
     load_device_types,
     load_devices,
 )
+from pipeedge.wording import figure
 from pipeedge.yamlfile import Field, read_document
 
 __all__ = ["Cluster", "EmulatedHost", "check_host_name", "load_cluster"]
@@ -85,7 +86,7 @@ class Cluster:
         wanted = sum(host.cpu_fraction or 0.0 for host in self.hosts)
         if wanted > processors * (1 + 1e-9):
             raise SpecError(
-                f"the hosts have {wanted:g} processors together and this machine {processors}: "
+                f"the hosts have {figure(wanted)} processors together and this machine {processors}: "
                 "they would take them from one another; lower cpu_fraction"
             )
         for host in self.hosts:
@@ -159,19 +160,19 @@ def _inline_or_file(
 def _check_devices(
     entry: Field, devices: Mapping[str, tuple[str, ...]], types: Mapping[str, DeviceType]
 ) -> None:
-    count = 0
+    hosts = 0
     for type_name, names in devices.items():
         if type_name not in types:
             entry.fail(f"{type_name} is no device type; there are {', '.join(types)}")
         if names and not types[type_name].bw_bytes_per_s > 0:
             entry.fail(f"{type_name} has a bandwidth of 0: a host without a network can take no part")
         for name in names:
-            count += 1
+            hosts += 1
             problem = check_host_name(name)
             if problem:
                 entry.fail(f"{type_name}: the host {name} {problem}")
-    if count > _NETWORK.num_addresses - 2:
-        entry.fail(f"names {count} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
+    if hosts > _NETWORK.num_addresses - 2:
+        entry.fail(f"names {figure(hosts)} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
 
 
 def _fractions(entry: Field | None, devices: Mapping[str, tuple[str, ...]]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeedge.errors import PipeEdgeError, RequestError
+from pipeedge.wording import figure
 
 __all__ = ["GroupSettings", "Hierarchy", "HostUsage", "find_hierarchies", "kill_all"]
 
@@ -192,7 +193,7 @@ def _kill_and_wait(pid: int) -> None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not select.select([handle], [], [], _DEATH_S)[0]:
             raise PipeEdgeError(
-                f"the process {pid} in the test bed does not end, {_DEATH_S:g} s after SIGKILL"
+                f"the process {pid} in the test bed does not end, {figure(_DEATH_S)} s after SIGKILL"
             )
     finally:
         os.close(handle)

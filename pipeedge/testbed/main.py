@@ -21,6 +21,7 @@ from pipeedge.errors import RequestError
 from pipeedge.options import OneLineParser, guard
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
+from pipeedge.wording import count, figure
 
 __all__ = ["main", "parse_testbed"]
 
@@ -130,13 +131,13 @@ def _show(bed: TestBed) -> None:
             host.name,
             host.type_name,
             host.address,
-            f"{host.bw_bytes_per_s * 8 / 2**20:g} Mbps",
-            "any" if host.cpu_fraction is None else f"{host.cpu_fraction:g}",
+            f"{figure(host.bw_bytes_per_s * 8 / 2**20, 6)} Mbps",
+            "any" if host.cpu_fraction is None else f"{figure(host.cpu_fraction, 6)}",
             f"{usage.mem_bytes >> 20}/{host.mem_bytes >> 20} MB",
             str(usage.processes),
         )
     console = StandardOutput()
-    console.print(f"test bed {bed.journal.name}: {len(bed.journal.hosts)} hosts", highlight=False)
+    console.print(f"test bed {bed.journal.name}: {count(len(bed.journal.hosts), 'host')}", highlight=False)
     console.print(table)
 
 

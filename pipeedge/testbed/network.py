@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeedge.errors import PipeEdgeError, RequestError
+from pipeedge.wording import figure
 
 __all__ = [
     "BRIDGE",
@@ -159,7 +160,7 @@ def _wait_for_carrier(namespace: str) -> None:
     deadline = time.monotonic() + _CARRIER_S
     while _run(["ip", "-n", namespace, "-br", "link", "show", "eth0"]).split()[1] != "UP":
         if time.monotonic() > deadline:
-            raise PipeEdgeError(f"eth0 in {namespace} does not come up within {_CARRIER_S:g} s")
+            raise PipeEdgeError(f"eth0 in {namespace} does not come up within {figure(_CARRIER_S)} s")
         time.sleep(_LOOK_AGAIN_S)
 
 

@@ -19,6 +19,7 @@ from pipeedge.training.request import (
     PipelineRequest,
     TrainingRequest,
 )
+from pipeedge.wording import figure
 
 __all__ = ["PROGRAM", "TrainCommand", "parse_train"]
 
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         "--pretrained", action="store_true", help="begin with the model's weights, not with random ones"
     )
     model.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="how weights change (sgd)")
-    rates = ", ".join(f"{rate:g} for {optimizer}" for optimizer, rate in DEFAULT_RATES.items())
+    rates = ", ".join(f"{figure(rate)} for {optimizer}" for optimizer, rate in DEFAULT_RATES.items())
     model.add_argument("--lr", type=float, metavar="RATE", help=f"learning rate ({rates})")
     model.add_argument(
         "--seed", type=int, default=0, metavar="N", help="fixes initial weights, order of items, dropout (0)"

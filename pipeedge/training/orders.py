@@ -38,6 +38,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from pipeedge.errors import ScheduleError
+from pipeedge.wording import count
 
 __all__ = ["SCHEDULES", "Action", "Kind", "Order", "Timed", "bubble", "make_order", "simulate"]
 
@@ -109,13 +110,15 @@ def make_order(schedule: str, *, stages: int, workers: int, microbatches: int) -
     if maker is None:
         raise ScheduleError(f"there is no schedule {schedule!r}: choose one of {', '.join(SCHEDULES)}")
     if not 1 <= workers <= stages:
-        raise ScheduleError(f"{workers} workers for {stages} stages: each worker needs at least one stage")
+        raise ScheduleError(
+            f"{count(workers, 'worker')} for {count(stages, 'stage')}: each worker needs at least one stage"
+        )
     if schedule == "sequential" and workers > 1:
         raise ScheduleError(f"the schedule sequential runs on 1 worker, not on {workers}")
     if schedule not in ("sequential", "gpipe") and microbatches < workers:
         raise ScheduleError(
             f"the schedule {schedule} needs at least as many microbatches as workers: {microbatches} "
-            f"microbatches for {workers} workers; make the microbatches smaller"
+            f"microbatches for {count(workers, 'worker')}; make the microbatches smaller"
         )
     if schedule == "interleaved":
         return _interleaved(stages, workers, microbatches)
@@ -212,7 +215,8 @@ def _interleaved(stages: int, workers: int, microbatches: int) -> Order:
         )
     if microbatches % workers:
         raise ScheduleError(
-            f"the schedule interleaved needs a multiple of {workers} microbatches for {workers} workers, "
+            f"the schedule interleaved needs a multiple of {workers} microbatches for "
+            f"{count(workers, 'worker')}, "
             f"not {microbatches}"
         )
     rounds = stages // workers

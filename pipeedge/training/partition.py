@@ -19,6 +19,7 @@ from pipeedge.errors import InfeasibleError, ScheduleError
 from pipeedge.schedule import LayerRange, Schedule
 from pipeedge.training.costs import LayerCosts
 from pipeedge.training.orders import Order
+from pipeedge.wording import count
 
 __all__ = ["STATE_COPIES", "check_partition", "check_stages", "find_partition"]
 
@@ -48,7 +49,8 @@ def check_stages(stages: int, n_layers: int) -> None:
     """
     if stages > n_layers:
         raise ScheduleError(
-            f"{stages} stages for {n_layers} layers go beyond the model: a stage needs at least one; "
+            f"{count(stages, 'stage')} for {count(n_layers, 'layer')} go beyond the model: a stage "
+            "needs at least one; "
             "lower --stages"
         )
 
@@ -119,7 +121,8 @@ class _Core:
         if result.status in ("infeasible", "unknown"):
             least = self._memory[inside].sum() / parts / _MB
             raise InfeasibleError(
-                f"no partition of {len(self._seconds)} layers into {parts} parts fits into the "
+                f"no partition of {count(len(self._seconds), 'layer')} into {count(parts, 'part')} fits "
+                "into the "
                 f"{memory_bytes / _MB:.0f} MB that a worker has beside the program itself; about "
                 f"{least:.0f} MB are needed: take more workers, smaller microbatches, the schedule 1f1b, or "
                 "allow more with --memory"

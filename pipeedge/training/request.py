@@ -12,6 +12,7 @@ from pipeedge.config import WorldRequest, check_report_name
 from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.schedule import Schedule
 from pipeedge.training.orders import make_order
+from pipeedge.wording import count, figure
 
 __all__ = [
     "AUTO",
@@ -61,15 +62,15 @@ class PipelineRequest:
         if not 1 <= self.threads <= _MAX_THREADS:
             raise RequestError(f"--threads {self.threads}: 1 to {_MAX_THREADS}")
         if self.memory_mb is not None and not 0 < self.memory_mb < math.inf:
-            raise RequestError(f"--memory {self.memory_mb:g}: megabytes above 0")
+            raise RequestError(f"--memory {figure(self.memory_mb)}: megabytes above 0")
         if self.memory_mb is not None and self.partition is not None:
             raise RequestError(
                 "--memory goes with --partition auto; a partition that is given is taken as it is"
             )
         if self.partition is not None:
-            count = len(Schedule.from_partition(self.partition).stages)
-            if count != self.stages:
-                raise ScheduleError(f"--partition has {count} stages, --stages says {self.stages}")
+            stages = len(Schedule.from_partition(self.partition).stages)
+            if stages != self.stages:
+                raise ScheduleError(f"--partition has {count(stages, 'stage')}, --stages says {self.stages}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class TrainingRequest:
         if self.optimizer not in OPTIMIZERS:
             raise RequestError(f"--optimizer {self.optimizer}: choose {' or '.join(OPTIMIZERS)}")
         if not 0 < self.rate < math.inf:
-            raise RequestError(f"--lr {self.rate:g}: a number above 0")
+            raise RequestError(f"--lr {figure(self.rate)}: a number above 0")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"--seed {self.seed}: 0 or more")
         if self.checkpoint_every < 1:
@@ -125,7 +126,8 @@ class TrainingRequest:
         pipeline = self.pipeline
         if pipeline.stages * self.microbatches > _MAX_PIECES:
             raise ScheduleError(
-                f"--stages {pipeline.stages} with {self.microbatches} microbatches a batch: more than "
+                f"--stages {pipeline.stages} with {count(self.microbatches, 'microbatch')} a batch: "
+                "more than "
                 f"{_MAX_PIECES} steps; take larger microbatches or fewer stages"
             )
         make_order(

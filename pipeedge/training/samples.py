@@ -16,6 +16,7 @@ from pipeedge.data.images import ImageRecipe, find_images, open_image
 from pipeedge.errors import InputError
 from pipeedge.training.networks import Network
 from pipeedge.training.request import DIGITS, RANDOM
+from pipeedge.wording import count
 
 __all__ = ["HeldOut", "Samples", "open_samples"]
 
@@ -139,7 +140,8 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Sampl
         raise InputError(f"--data {folder}: has no folders with pictures; each class is a folder")
     if len(classes) > network.classes:
         raise InputError(
-            f"--data {folder}: has {len(classes)} classes, {network.name} tells {network.classes} apart"
+            f"--data {folder}: has {count(len(classes), 'class')}, {network.name} tells "
+            f"{network.classes} apart"
         )
     channels, height, width = network.image_shape
     if channels not in (1, 3):

@@ -248,7 +248,7 @@ std::string explanation(const Report& report) {
   }
 
   std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +
-                     " layers, microbatches of " +
+                     (problem.model.layers() == 1 ? " layer" : " layers") + ", microbatches of " +
                      std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
                      ", for " + objective_name(report.objective) + "\n" + table.text();
   text += "bottleneck   " + report.bottleneck.words + "\n";

@@ -22,21 +22,43 @@ std::size_t width(const std::string& text) {
 
 }  // namespace
 
+std::string figure_text(double value) {
+  constexpr int kDigits = 4;
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (std::fabs(value) >= 1e18) return value > 0 ? "above 10^18" : "below -10^18";
+  if (std::fabs(value) < 1e-12) return "0";
+  const std::string rounded = formatted("%.3e", value);
+  const int exponent = std::stoi(rounded.substr(rounded.find('e') + 1));
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", std::max(0, kDigits - 1 - exponent), std::stod(rounded));
+  std::string figure = text.data();
+  if (figure.find('.') != std::string::npos) {
+    figure.erase(figure.find_last_not_of('0') + 1);
+    if (figure.back() == '.') figure.pop_back();
+  }
+  const std::size_t sign = figure[0] == '-' ? 1 : 0;
+  for (std::size_t at = std::min(figure.find('.'), figure.size()); at > sign + 3;) {
+    at -= 3;
+    figure.insert(at, ",");
+  }
+  return figure;
+}
+
 std::string seconds_text(double seconds) {
   if (!std::isfinite(seconds)) return "never";
-  if (seconds >= 1e6) return formatted("%.4g s", seconds);
+  if (seconds >= 1e6) return figure_text(seconds) + " s";
   if (seconds >= 0.1 || seconds == 0) return formatted("%.3f s", seconds);
   if (seconds >= 1e-4) return formatted("%.3f ms", seconds * 1e3);
-  return formatted("%.4g ms", seconds * 1e3);
+  return figure_text(seconds * 1e3) + " ms";
 }
 
 std::string microseconds_text(double seconds) {
-  return formatted(std::fabs(seconds) < 1e6 ? "%.6f" : "%.6g", seconds);
+  return std::fabs(seconds) < 1e6 ? formatted("%.6f", seconds) : figure_text(seconds);
 }
 
 std::string rate_text(double items_per_s) {
   if (!std::isfinite(items_per_s)) return "unbounded items/s";
-  return formatted("%.4g items/s", items_per_s);
+  return figure_text(items_per_s) + " items/s";
 }
 
 std::string megabytes_text(double bytes) {

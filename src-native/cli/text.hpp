@@ -7,6 +7,8 @@
 
 namespace pipeedge::cli {
 
+// Four significant digits, separators between thousands, no exponent: "12,110", "0.04648".
+std::string figure_text(double value);
 std::string seconds_text(double seconds);        // "1.549 s", "9.234 ms", "never"
 std::string microseconds_text(double seconds);   // "1.548760": for columns of seconds
 std::string rate_text(double items_per_s);       // "5.165 items/s"

@@ -14,11 +14,15 @@ std::string plural(std::size_t count, const char* one) {
   return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
 }
 
-// Whole numbers without a fraction, others as they are short.
+// Whole numbers, which the reader has limited to kLargestNumber.
 std::string number_text(double value) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.10g", value);
+  std::snprintf(text.data(), text.size(), "%.0f", value);
   return text.data();
+}
+
+std::string layers_text(double layers) {
+  return number_text(layers) + (layers == 1 ? " layer" : " layers");
 }
 
 ModelSpec model_from(const std::string& name, const View& view) {
@@ -29,8 +33,7 @@ ModelSpec model_from(const std::string& name, const View& view) {
   const View memory = view.at("mem_MB");
   spec.model.mem_bytes = memory.numbers();
   if (static_cast<double>(spec.model.mem_bytes.size()) != layers) {
-    memory.fail("has " + plural(spec.model.mem_bytes.size(), "value") + " for " + number_text(layers) +
-                " layers");
+    memory.fail("has " + plural(spec.model.mem_bytes.size(), "value") + " for " + layers_text(layers));
   }
   for (double& bytes : spec.model.mem_bytes) bytes *= kBytesPerMB;
   spec.model.elements_in = view.at("parameters_in").whole_number();
@@ -40,8 +43,8 @@ ModelSpec model_from(const std::string& name, const View& view) {
   const std::vector<double> block = out.whole_numbers();
   const std::size_t count = spec.model.mem_bytes.size();
   if (block.empty() ? count != 0 : count % block.size() != 0 || block.size() > count) {
-    out.fail("has " + plural(block.size(), "value") + " for " + number_text(layers) +
-             " layers; give one a layer, or a block of layers that repeats a whole number of times");
+    out.fail("has " + plural(block.size(), "value") + " for " + layers_text(layers) +
+             "; give one a layer, or a block of layers that repeats a whole number of times");
   }
   spec.model.elements_out.reserve(count);
   for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);

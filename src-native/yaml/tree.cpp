@@ -376,7 +376,7 @@ double View::parse_number(const Node& node, double least, bool whole,
 
   const double value = std::strtod(text.c_str(), nullptr);  // the C locale: nothing here sets another
   if (!(std::fabs(value) <= kLargestNumber))
-    here().fail("is " + printable(text) + "; numbers may not exceed 1e15");
+    here().fail("is " + printable(text) + "; numbers may not exceed 1,000,000,000,000,000");
   if (value < least) {
     here().fail("is " + printable(text) +
                 (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
