@@ -349,6 +349,10 @@ def test_strangers_change_nothing() -> None:
     assert answer.kind == "verdict"
     ((_, answer),) = sale.received(6, hello(0, "other"))
     assert "rank 0 is already there" in answer.body["line"]
+    sale.received(7, hello(1, "h1"))
+    for rank, world, said in ((1, 2, "already there, on h1"), (5, 9, "outside the world of 3")):
+        ((_, answer),) = sale.received(8, hello(rank, "other", world=world))
+        assert said in answer.body["line"]
     assert sale.error is None
 
 

@@ -359,6 +359,31 @@ def test_a_rank_that_is_there_twice_is_sent_away_and_the_first_stays() -> None:
     assert play.state.facts() == {0: {}, 1: {}}
 
 
+@pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
+@pytest.mark.parametrize(("rank", "world"), [(1, 2), (0, 1), (2, 3), (1, 4), (3, 4), (7, 9), (3, 3)])
+def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank: int, world: int) -> None:
+    play = Play(world=3)
+    if stage == "hello":
+        play.hello(0, 1, 2)
+    elif stage == "known":
+        play.known()
+    elif stage == "planned":
+        play.known().planned()
+    else:
+        play.started()
+    play.say(7, "hello", rank=rank, world=world, host="pi9")
+    (refusal,) = play.heard(7, "verdict")
+    line, taken = refusal.body["line"], rank < 3
+    assert (f"rank {rank} is already there, on pi{rank}" in line) == taken
+    assert (f"rank {rank} is outside the world of 3" in line) == (not taken)
+    assert ("rank 0 says 3" in line) == (world != 3)
+    assert refusal.body["exit_code"] == 2
+    play.say(7, "failed", line="x")
+    play.close(7)
+    assert play.verdict is None
+    assert play.state.connections() == (0, 1, 2)
+
+
 def test_a_rank_outside_the_world_is_sent_away() -> None:
     play = Play(world=2)
     play.say(7, "hello", rank=2, world=2, host="pi9")

@@ -343,9 +343,15 @@ def a_rank_is_killed_in_full_swing(directory: Path, inputs: Inputs, variant: int
 
 @scenario
 def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
-    """It has no stage, and its own half file is all that it leaves behind."""
+    """It has no stage, and its own half file is all that it leaves behind. Before that, a rank of another run
+    comes to the same port: only that one ends."""
+    (directory / "stray").mkdir()
     with World(directory, 3, *ENDLESS, "-pt", "1,8,9,16", "-D", 2) as world:
         world.start().until_rows()
+        with World(directory / "stray", 2, *ENDLESS, port=world.port) as other:
+            stray = other.start(1).wait()[1]
+        assert stray.status == 2
+        assert re.search("rank 0 says 3: rank 1 is already there, on .*: choose another --port", stray.line)
         since = world.signal(2, signal.SIGKILL)
         ended = world.wait(within=2 * KILL_S)
     others_name(ended, 2, says=r"\(data rank.*is gone", since=since, within=KILL_S)
@@ -501,7 +507,7 @@ def ranks_that_disagree_on_the_world_all_hear_it(directory: Path, inputs: Inputs
         ended = {0: two.wait(within=30)[0], 1: three.wait(within=30)[1]}
     for end in ended.values():
         assert end.status == 2
-        assert re.search("rank 1 on .* says the world has 3 ranks, rank 0 says 2", end.line)
+        assert re.search("rank 1 on .* says the world has 3 ranks, rank 0 says 2: start", end.line)
 
 
 @scenarios(ctrl_c=signal.SIGINT, terminated=signal.SIGTERM)

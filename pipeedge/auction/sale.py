@@ -100,16 +100,17 @@ class Sale:
         world = whole_number(message.body["world"])
         rank = whole_number(message.body["rank"])
         host = _line(message.body["host"])
+        who = f"rank {rank} on {host}"
+        theirs = f"{who} says the world has {count(world, 'rank')}, rank 0 says {self._world_size}"
+        if rank in self._hosts:
+            # Whoever asks for a seat that is taken, or does not exist, ends nothing but itself.
+            taken = f"rank {rank} is already there, on {self._hosts[rank]}: start each rank once"
+            return [(connection, verdict(taken if world == self._world_size else f"{theirs}: {taken}"))]
+        if rank >= self._world_size:
+            return [(connection, verdict(f"rank {rank} is outside the world of {self._world_size}"))]
         if world != self._world_size:
-            who = f"rank {rank} on {host}"
-            self._end(
-                RequestError(
-                    f"{who} says the world has {count(world, 'rank')}, rank 0 says {self._world_size}"
-                )
-            )
-            return [(connection, verdict(str(self.error)))]
-        if rank >= world or rank in self._hosts:
-            return [(connection, verdict(f"rank {rank} is already there: start each rank once"))]
+            self._end(RequestError(theirs))
+            return [(connection, verdict(theirs))]
         self._rank_of[connection] = rank
         self._hosts[rank] = host
         for other, known in self._hosts.items():

@@ -286,16 +286,21 @@ class HubState:
             host = _text(body["host"])
         except (KeyError, TypeError, ValueError):
             return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
-        if world != self._world_size:
-            # One of the two is wrong, and the run cannot become complete: all may know at once.
-            theirs = count(world, "rank")
-            line = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {self._world_size}"
-            return [*self._refuse(connection, line), *self._judge(line, None, now, EXIT_REQUEST)]
-        if rank >= world:
-            return self._refuse(connection, f"rank {rank} is outside the world of {world}")
+        theirs = f"rank {rank} on {host} says the world has {count(world, 'rank')}"
+        disagrees = "" if world == self._world_size else f"{theirs}, rank 0 says {self._world_size}: "
+        # A seat that is taken, or does not exist, belongs to no member of this run: whoever asks for it
+        # started at another run's address, and must not end that run.
         if rank in self._ranks:
             other = self._ranks[rank].host
-            return self._refuse(connection, f"rank {rank} is already there, on {other}: start each rank once")
+            remedy = "choose another --port for another run" if disagrees else "start each rank once"
+            return self._refuse(connection, f"{disagrees}rank {rank} is already there, on {other}: {remedy}")
+        if rank >= self._world_size:
+            outside = f"rank {rank} is outside the world of {self._world_size}"
+            return self._refuse(connection, f"{disagrees}{outside}")
+        if disagrees:
+            # One of the two is wrong, and the run cannot become complete: all may know at once.
+            line = f"{disagrees}start all with the same WORLD"
+            return [*self._refuse(connection, line), *self._judge(line, None, now, EXIT_REQUEST)]
         self._ranks[rank] = _Rank(connection, host, now)
         self._rank_of[connection] = rank
         return []
