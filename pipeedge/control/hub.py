@@ -286,8 +286,10 @@ class HubState:
             host = _text(body["host"])
         except (KeyError, TypeError, ValueError):
             return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
-        theirs = f"rank {rank} on {host} says the world has {count(world, 'rank')}"
-        disagrees = "" if world == self._world_size else f"{theirs}, rank 0 says {self._world_size}: "
+        disagrees = ""
+        if world != self._world_size:
+            theirs = count(world, "rank")
+            disagrees = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {self._world_size}: "
         # A seat that is taken, or does not exist, belongs to no member of this run: whoever asks for it
         # started at another run's address, and must not end that run.
         if rank in self._ranks:
