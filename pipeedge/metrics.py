@@ -73,6 +73,9 @@ class StageStats:
     """Seconds of encoding a microbatch for a compressed link; 0 where it is not."""
     decode_s_mean: float = 0.0
     """The same of decoding what came."""
+    link_s: float | None = None
+    """Median time of a microbatch on the outgoing link as the receiving end saw it, in seconds, or None if
+    that was not measured. When a send has ended says little of the network, which buffers megabytes."""
 
     def to_body(self) -> dict[str, Any]:
         """As plain data."""

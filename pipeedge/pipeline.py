@@ -536,7 +536,6 @@ class _StageLoops:
     ) -> None:
         self._stage = stage
         self._bits = bits
-        arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
         number, stages, compression = stage.number, plan.schedule.stages, plan.compression
         decode = _decode(plan, number - 1) if number else None
         layers = len(stages[number].layers)
@@ -553,7 +552,13 @@ class _StageLoops:
         self.link = LinkLane(
             f"stage {number} link", peer, plan.record_rows, sent if monitor.wants_beats else None
         )
-        self._outgoing = Outgoing(sender, peer, activity, lane=self.link, arrived=arrived)
+        receipts = plan.measures(number)
+        if isinstance(bits, AdaptiveBits):
+            self._outgoing = Outgoing(
+                sender, peer, activity, lane=self.link, receipts=receipts, arrived=bits.arrived
+            )
+        else:
+            self._outgoing = Outgoing(sender, peer, activity, lane=self.link, receipts=receipts)
         crew.on_stop(self._outgoing.close)
         self._compute = StageLoop(
             stage.compute,
@@ -616,6 +621,8 @@ class _StageLoops:
             threads=torch.get_num_threads(),
             encode_s_mean=lane.tally(Doing.ENCODE).mean,
             decode_s_mean=lane.tally(Doing.DECODE).mean,
+            # Where the bits change, so does what a microbatch takes, and none of it is what was promised.
+            link_s=None if isinstance(self._bits, AdaptiveBits) else self._outgoing.link_s,
         )
 
 

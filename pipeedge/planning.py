@@ -34,6 +34,10 @@ from pipeedge.transport.frame import frame_capacity
 __all__ = ["Plan", "PlannedSchedule", "disagreement", "disagreements", "plan_schedule", "rank_facts"]
 
 
+MEASURED_LINK_S = 1e-3
+"""Links that are promised to take less are not measured: a receipt for each microbatch would be felt."""
+
+
 @dataclass(frozen=True)
 class PlannedSchedule:
     """A schedule and what the scheduler promised of it."""
@@ -280,9 +284,15 @@ class Plan:
         specs = [self._payload_specs(model, 0, self.schedule.stages[0].dtype)]
         specs += (self._link_specs(model, stage) for stage in range(len(self.schedule.stages)))
         return [
-            Link(ranks[number], ranks[number + 1], crossing, number > 0 and self.adapts(number - 1))
+            Link(ranks[number], ranks[number + 1], crossing, number > 0 and self.measures(number - 1))
             for number, crossing in enumerate(specs)
         ]
+
+    def measures(self, stage: int) -> bool:
+        """Whether receipts tell what a microbatch takes on the link that leaves ``stage``: where its bits
+        depend on that, or a promise does."""
+        promised = self.prediction is not None and self.prediction.stages[stage].link_s >= MEASURED_LINK_S
+        return self.adapts(stage) or promised
 
     def adapts(self, stage: int) -> bool:
         """Whether the bits of the link that leaves ``stage`` follow the bandwidth: between stages they do."""

@@ -103,7 +103,7 @@ class StageComparison:
     rank: int
     compute: Beside
     link: Beside | None
-    """None where no link leaves the stage, or none was counted."""
+    """None where no link leaves the stage, none was counted, or it was not measured."""
     remark: str | None
     """Why it may be off, where it is."""
 
@@ -156,8 +156,8 @@ def compare(
 
 def _compare_stage(predicted: StagePrediction, stats: StageStats, period_s: float) -> StageComparison:
     compute = Beside(predicted.busy_s, stats.compute_s_mean)
-    counted = predicted.link_s > 0 and stats.send_s_best > 0
-    link = Beside(predicted.link_s, stats.send_s_best) if counted else None
+    measured_s = stats.link_s
+    link = Beside(predicted.link_s, measured_s) if predicted.link_s > 0 and measured_s is not None else None
     remark = None
     if compute.error is not None and abs(compute.error) > REMARKABLE:
         remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(

@@ -37,6 +37,8 @@ _WATCH_S = 0.02
 _WATCHED = 4
 _RECENT = 9
 """Microbatches of which the median tells how long one takes."""
+_MEASURED = 1000
+"""Receipts of which the median tells what the link takes."""
 _WITH_RECEIPTS = 8
 """More packets than may be under way: whoever sends does not wait for whoever watches."""
 
@@ -209,6 +211,7 @@ class Outgoing:
         peer: the rank at its other end; None where that is this one.
         activity: of this rank.
         clock: seconds.
+        receipts: whether it is a link with receipts.
         arrived: on a link with receipts: called, from the watching thread, with each microbatch, its bytes,
             and the seconds that it occupied the link without waiting for the next stage.
 
@@ -226,10 +229,12 @@ class Outgoing:
         clock: Callable[[], float] = time.perf_counter,
         *,
         lane: LinkLane | None = None,
-        arrived: Callable[[int, int, float], None] | None = None,
+        receipts: bool = False,
+        arrived: Callable[[int, int, float], None] = lambda microbatch, size, seconds: None,
     ) -> None:
         self.seconds = Tally()
         """That a packet occupied the link; of those that were watched."""
+        self._link_seconds: deque[float] = deque(maxlen=_MEASURED)
         self.best_bytes_per_s = 0.0
         """The fastest of them. Others may have waited for the other end to take earlier ones first."""
         self.bytes = Tally()
@@ -238,8 +243,9 @@ class Outgoing:
         self._activity = activity
         self._clock = clock
         self._lane = lane
+        self._receipts = receipts
         self._arrived = arrived
-        self._watched: Channel[_Watched] = Channel(_WATCHED if arrived is None else _WITH_RECEIPTS)
+        self._watched: Channel[_Watched] = Channel(_WITH_RECEIPTS if receipts else _WATCHED)
         self._watch_next = 0
         self._watch_at = 0.0
         self._sent = 0
@@ -257,7 +263,7 @@ class Outgoing:
             return 0
         self._activity.sent(self._peer)
         self.bytes.add(shipment.bytes)
-        if self._arrived is not None:
+        if self._receipts:
             self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))
             return shipment.bytes
         if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
@@ -276,8 +282,8 @@ class Outgoing:
 
     def run(self) -> None:
         """Watch packets arrive, until the last."""
-        if self._arrived is not None:
-            self._hear_of_arrivals(self._arrived)
+        if self._receipts:
+            self._hear_of_arrivals()
             return
         free_at, previous = 0.0, 0
         while (watched := self._watched.get()) is not None:
@@ -295,17 +301,23 @@ class Outgoing:
                     self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
             free_at, previous = now, watched.number
 
-    def _hear_of_arrivals(self, arrived: Callable[[int, int, float], None]) -> None:
+    def _hear_of_arrivals(self) -> None:
         while (watched := self._watched.get()) is not None:
             receipt, size = watched.shipment.receipt(), watched.shipment.bytes
             now = self._clock()
             seconds = receipt.link_seconds(now - watched.started)
             self.seconds.add(seconds)
+            self._link_seconds.append(seconds)
             if seconds > 0:
                 self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
             if self._lane is not None:
                 self._lane.add(watched.microbatch, size, now - seconds, now)
-            arrived(watched.microbatch, size, seconds)
+            self._arrived(watched.microbatch, size, seconds)
+
+    @property
+    def link_s(self) -> float | None:
+        """Median time of a packet on the link, in seconds, or None if no receipt told it."""
+        return statistics.median(self._link_seconds) if self._link_seconds else None
 
     @property
     def send_s_best(self) -> float:

@@ -115,7 +115,8 @@ def test_packets_arrive_in_order_and_each_is_receipted(count: int) -> None:
     group = Group()
     receiver = TellingReceiver(group, 0, LINK)
     arrived: list[tuple[int, int, float]] = []
-    outgoing = Outgoing(P2PSender(group, 1, LINK), 1, Activity(), arrived=lambda *what: arrived.append(what))
+    sender = P2PSender(group, 1, LINK)
+    outgoing = Outgoing(sender, 1, Activity(), receipts=True, arrived=lambda *what: arrived.append(what))
 
     def send() -> None:
         for number in range(count):
@@ -134,6 +135,8 @@ def test_packets_arrive_in_order_and_each_is_receipted(count: int) -> None:
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+    assert (outgoing.link_s is None) == (count == 0)
+    assert 0 <= (outgoing.link_s or 0.0) < LIMIT_S
     assert [(number, size > 0, 0 <= seconds < LIMIT_S) for number, size, seconds in arrived] == [
         (number, True, True) for number in range(count)
     ]

@@ -106,14 +106,23 @@ def seconds(**spent: float) -> dict[str, float]:
     return {name.replace("_", " "): value for name, value in spent.items()}
 
 
-def body_of(*stages: dict[str, float], send_s_best: float = 0.0) -> dict[str, Any]:
+def body_of(
+    *stages: dict[str, float], send_s_best: float = 0.0, link_s: float | None = None
+) -> dict[str, Any]:
     """A report that knows only where the time went."""
     return {
         "model": "m",
         "data_rank": 0,
         "schedule": [{"rank": n, "layers": [n + 1, n + 1]} for n in range(len(stages))],
         "stages": [
-            {"stage": n, "rank": n, "seconds": spent, "microbatches": 10, "send_s_best": send_s_best}
+            {
+                "stage": n,
+                "rank": n,
+                "seconds": spent,
+                "microbatches": 10,
+                "send_s_best": send_s_best,
+                "link_s": link_s,
+            }
             for n, spent in enumerate(stages)
         ],
     }
@@ -144,6 +153,7 @@ def test_a_link_at_its_pace_is_named_before_a_stage_that_is_nearly_as_slow() -> 
     stages = (seconds(compute=9.3, wait_link=0.7), seconds(compute=9, wait_input=1))
     assert bottleneck(body_of(*stages, send_s_best=0.5))[:2] == (Part.STAGE, 0)
     assert bottleneck(body_of(*stages, send_s_best=0.99))[:2] == (Part.LINK, 1)
+    assert bottleneck(body_of(*stages, send_s_best=0.01, link_s=0.99))[:2] == (Part.LINK, 1)
 
 
 def test_ends_that_are_on_the_data_rank_are_named_by_what_is_done_there() -> None:

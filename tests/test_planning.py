@@ -16,7 +16,7 @@ from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
 from pipeedge.models import MODEL_NAMES, Model, find_model
 from pipeedge.options import parse_runtime
 from pipeedge.payload import specs_bytes
-from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
 from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
@@ -215,6 +215,7 @@ def plans(draw: st.DrawFn) -> Plan:
         )
         for index, rank in enumerate(ranks)
     )
+    promise = StagePrediction(1.6, draw(st.sampled_from([0.0, 0.0005, 0.2])), None)
     return Plan(
         schedule=Schedule(stages),
         data_rank=draw(st.integers(0, world - 1)),
@@ -222,7 +223,7 @@ def plans(draw: st.DrawFn) -> Plan:
         ubatch_size=draw(st.integers(1, 20)),
         max_tokens=None,
         store_port=draw(st.none() | st.integers(1, 65535)),
-        prediction=draw(st.none() | st.just(Prediction((StagePrediction(1.6, 0.2, None),), 8))),
+        prediction=draw(st.none() | st.just(Prediction((promise,) * len(stages), 8))),
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
         ),
@@ -243,7 +244,8 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
     for number, (link, stage) in enumerate(zip(links[1:], plan.schedule.stages, strict=True)):
         specs = DIGITS.payload_specs(stage.layers.stop, items)
         adapts = plan.compression.adaptive is not None and number < len(plan.schedule.stages) - 1
-        assert link.receipts == adapts
+        promised = plan.prediction is not None and plan.prediction.stages[number].link_s >= MEASURED_LINK_S
+        assert link.receipts == (adapts or promised)
         if not adapts:
             assert link.specs == (wire_specs(specs, stage.quant_bits) if stage.quant_bits else specs)
             continue

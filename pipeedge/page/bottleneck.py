@@ -90,10 +90,12 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
 
 
 def _most_occupied_link(run: SavedRun, paced_s: float) -> tuple[int, float]:
-    """That link, and for what part of the time it would be occupied, had every microbatch gone at the best
-    pace seen: without what it waits for the next stage."""
+    """That link, and for what part of the time it would be occupied, without what it waits for the next
+    stage: as its receiving end measured it, or else had every microbatch gone at the best pace seen."""
     occupied = [
-        stage.figures.get("send_s_best", 0.0) * stage.figures.get("microbatches", 0.0) / paced_s
+        (stage.figures.get("link_s") or stage.figures.get("send_s_best", 0.0))
+        * stage.figures.get("microbatches", 0.0)
+        / paced_s
         for stage in run.stages
     ]
     most = max(range(len(occupied)), key=lambda stage: occupied[stage])
