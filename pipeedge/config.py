@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_WINDOW_SIZE",
     "DEFAULT_WORKER_THREADS",
     "Environment",
+    "GivenOptions",
     "InputRequest",
     "MetricsRequest",
     "ModelRequest",
@@ -483,6 +484,16 @@ class MetricsRequest:
 
 
 @dataclass(frozen=True)
+class GivenOptions:
+    """Options that this rank was given and that a single rank of the run obeys: name to value, as text."""
+
+    schedule: Mapping[str, str] = field(default_factory=dict)
+    """Options that rank 0 obeys."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Options that the data rank obeys."""
+
+
+@dataclass(frozen=True)
 class RunRequest:
     """All that one rank is asked to do."""
 
@@ -498,6 +509,8 @@ class RunRequest:
     """Items that travel together."""
     command: tuple[str, ...] = field(default=(), compare=False)
     """The command line that asks for it, program first; the same may be asked for in other words."""
+    given: GivenOptions = field(default_factory=GivenOptions, compare=False)
+    """Compared between the ranks, so that no option is lost on a rank that does not obey it."""
 
     def __post_init__(self) -> None:
         if self.ubatch_size < 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from pipeedge.config import (
     DEFAULT_WINDOW_SIZE,
     CompressionRequest,
     Environment,
+    GivenOptions,
     InputRequest,
     MetricsRequest,
     ModelRequest,
@@ -108,8 +111,9 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
         RequestError: an option or a value that cannot be.
         SystemExit: after ``--help`` or ``--version``.
     """
-    arguments = _runtime_parser().parse_args(argv)
-    request = _run_request(arguments, environment, ("runtime.py", *argv))
+    parser = _runtime_parser()
+    arguments = parser.parse_args(argv)
+    request = _run_request(arguments, environment, ("runtime.py", *argv), _given(parser, argv, environment))
     return RuntimeCommand(request, dry_run=arguments.dry_run)
 
 
@@ -144,11 +148,12 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
         "links that it has and that were not measured stay",
     )
     arguments = parser.parse_args(argv)
-    return DoctorCommand(_run_request(arguments, environment, ()), neighbors_file=arguments.neighbors_file)
+    request = _run_request(arguments, environment, (), _given(parser, argv, environment))
+    return DoctorCommand(request, neighbors_file=arguments.neighbors_file)
 
 
 def _run_request(
-    arguments: argparse.Namespace, environment: Environment, command: tuple[str, ...]
+    arguments: argparse.Namespace, environment: Environment, command: tuple[str, ...], given: GivenOptions
 ) -> RunRequest:
     rank, size = _place(arguments, environment)
     from_torchrun = arguments.RANK is None
@@ -213,7 +218,60 @@ def _run_request(
         compression=compression,
         ubatch_size=arguments.ubatch_size,
         command=command,
+        given=given,
     )
+
+
+_COMPARED_ELSEWHERE = {"ubatch_size", "data_rank"}
+"""Options that every rank obeys: their values are compared even if they are defaults."""
+_OBEYED_ANYWHERE = {"quiet", "dry_run"}
+"""Options that every rank obeys for itself."""
+_MAX_SHOWN = 200
+"""Length of the longest value that ranks tell each other in full."""
+
+
+def _given(parser: argparse.ArgumentParser, argv: Sequence[str], environment: Environment) -> GivenOptions:
+    """Return the options that ``argv`` or ``environment`` sets and that only one rank obeys."""
+    actions = {group.title: group._group_actions for group in parser._action_groups}
+    for action in parser._actions:
+        if action.option_strings:
+            action.default = argparse.SUPPRESS
+    values = vars(parser.parse_args(argv))
+    from_environment = {
+        "adaptive": ("ADAPTIVE_QUANT", environment.adaptive),
+        "send_constraint": ("SEND_CONSTRAINT", environment.send_constraint),
+        "window_size": ("WINDOW_SIZE", environment.window_size),
+    }
+    ignored = _COMPARED_ELSEWHERE | _OBEYED_ANYWHERE
+    if {"metrics_dir", "prometheus_port"} & set(values):
+        ignored = ignored | {"window_size"}  # this rank's metrics obey it too
+
+    def given(title: str) -> dict[str, str]:
+        found = {}
+        for action in actions[title]:
+            variable, value = from_environment.get(action.dest, (None, None))
+            value = values.get(action.dest, value)
+            if value is not None and action.dest not in ignored:
+                name = "/".join(action.option_strings) + (f" ({variable})" if variable else "")
+                found[name] = _value_text(value)
+        return found
+
+    return GivenOptions(schedule=given(_SCHEDULE_GROUP), data=given(_INPUT_GROUP) | given(_OUTPUT_GROUP))
+
+
+def _value_text(value: object) -> str:
+    """Return an option's value as other ranks compare and show it; a flag has none."""
+    if value is True:
+        return ""
+    text = str(value)
+    if isinstance(value, tuple):
+        text = ",".join(map(str, value))
+    elif isinstance(value, list):
+        text = shlex.join(map(str, value))
+    if len(text) <= _MAX_SHOWN:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{text[: _MAX_SHOWN // 2]}… ({len(text)} characters, {digest})"
 
 
 def _compression_request(arguments: argparse.Namespace, environment: Environment) -> CompressionRequest:
@@ -277,6 +335,11 @@ def names(text: str) -> tuple[str, ...]:
 def _dtypes(text: str) -> tuple[str, ...]:
     """Number types as torch calls them, or with ``torch.`` left out."""
     return tuple(name.removeprefix("torch.") for name in names(text))
+
+
+_INPUT_GROUP = "input (on the data rank)"
+_SCHEDULE_GROUP = "schedule (on rank 0; without any of these, an even split)"
+_OUTPUT_GROUP = "output (on the data rank)"
 
 
 def _runtime_parser() -> argparse.ArgumentParser:
@@ -364,7 +427,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("input (on the data rank)")
+    group = parser.add_argument_group(_INPUT_GROUP)
     group.add_argument(
         "--input",
         type=path,
@@ -393,7 +456,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("schedule (on rank 0; without any of these, an even split)")
+    group = parser.add_argument_group(_SCHEDULE_GROUP)
     _add_stages(group)
     _add_dtypes(group)
     _add_links(group)
@@ -500,7 +563,7 @@ def _add_schedule_files(group: Group) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output (on the data rank)")
+    group = parser.add_argument_group(_OUTPUT_GROUP)
     group.add_argument(
         "--output", type=path, metavar="FILE", help="predictions: .csv, .jsonl or .npz, a row an item"
     )

@@ -173,6 +173,11 @@ def _even_partition(n_layers: int, stages: int) -> list[int]:
     return [bound for stage in range(stages) for bound in (bounds[stage] + 1, bounds[stage + 1])]
 
 
+_SCHEDULE_OPTION = "schedule option "
+_DATA_OPTION = "data option "
+"""How the names of facts begin that are options of one rank."""
+
+
 def rank_facts(
     request: RunRequest, model: Model, *, weights: str | None, items: int | None, max_tokens: int | None
 ) -> dict[str, Any]:
@@ -194,12 +199,13 @@ def rank_facts(
         "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
         "ubatch_size": request.ubatch_size,
-        "batch_size": request.input.batch_size,
         "data_rank": request.schedule.data_rank,
         "comm": request.transport.comm,
         "items": items,
         "max_tokens": max_tokens,
         "record_rows": request.output.record_rows,
+        **{f"{_SCHEDULE_OPTION}{name}": value for name, value in request.given.schedule.items()},
+        **{f"{_DATA_OPTION}{name}": value for name, value in request.given.data.items()},
     }
 
 
@@ -217,7 +223,6 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         "architecture": ("the configuration of the model", "give all the same config.json"),
         "weights": ("the weights (-M)", "copy the same file to all"),
         "ubatch_size": ("the microbatch size (-u)", "start all with the same"),
-        "batch_size": ("the batch size (-b)", "start all with the same"),
         "data_rank": ("the data rank (-D)", "start all with the same"),
         "comm": ("the transport (-c)", "start all with the same"),
     }
@@ -228,6 +233,42 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
             if value != known[first]:
                 yield f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
                 break
+    yield from _lost_options(facts, _SCHEDULE_OPTION, 0, "decides the schedule")
+    data_ranks = {told["data_rank"] for told in facts.values() if "data_rank" in told}
+    if len(data_ranks) == 1:
+        yield from _lost_options(facts, _DATA_OPTION, data_ranks.pop(), "is the data rank")
+
+
+def _lost_options(
+    facts: Mapping[int, Mapping[str, Any]], prefix: str, obeys: int, role: str
+) -> Iterator[str]:
+    """Yield a line for each option that a rank was given and that would have no effect.
+
+    Args:
+        facts: what each rank was asked to do.
+        prefix: of the options' names.
+        obeys: the rank that obeys these options; the others may be given the same, or none.
+        role: why that rank obeys them.
+    """
+    if obeys not in facts:
+        return
+    for rank, told in sorted(facts.items()):
+        for key, value in told.items():
+            if not key.startswith(prefix) or facts[obeys].get(key) == value:
+                continue
+            option = key.removeprefix(prefix)
+            if key in facts[obeys]:
+                first, second = sorted((obeys, rank))
+                yield (
+                    f"ranks {first} and {second} disagree on {option}: {facts[first][key]} and "
+                    f"{facts[second][key]}; rank {obeys} {role}: "
+                    f"give rank {rank} the same, or leave it out there"
+                )
+            else:
+                yield (
+                    f"rank {rank} was given {f'{option} {value}'.rstrip()}, rank {obeys} was not; "
+                    f"rank {obeys} {role}: give it to rank {obeys}"
+                )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_facts_are_plain_enough_for_the_hub() -> None:
 def test_ranks_that_agree_have_nothing_to_say() -> None:
     assert disagreement({rank: facts() for rank in range(3)}) is None
     # The data rank alone knows the input; a rank without weights may not need any.
-    assert disagreement({0: facts(items=5, weights=None), 1: facts(), 2: facts(batch_size=None)}) is None
+    assert disagreement({0: facts(items=5, weights=None), 1: facts(), 2: facts()}) is None
 
 
 @pytest.mark.parametrize(
@@ -192,9 +193,76 @@ def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: obj
     assert "; " in line  # and what to do
 
 
-def test_the_batch_is_compared_where_it_was_given() -> None:
-    line = disagreement({0: facts(batch_size=5), 1: facts(), 2: facts(batch_size=6)})
-    assert line == "ranks 0 and 2 disagree on the batch size (-b): 5 and 6; start all with the same"
+def test_options_may_be_given_to_every_rank_or_to_the_one_that_obeys_them() -> None:
+    plan = "-pt 1,8,9,16 -r 0,1 -q 8,0 --dtype float32 --clamp laplace -H a,b,c"
+    data = "-D 2 -b 9 --seed 3 --output o.csv --report r.json --trace t.json --check 4 --skip-bad-input"
+    own = {0: plan, 1: "-d cpu --timeout 9 --metrics-dir m --window-size 3 --quiet", 2: data}
+    assert disagreement({rank: stated(rank, f"-D 2 {line}") for rank, line in own.items()}) is None
+    assert disagreement({rank: stated(rank, f"{plan} {data}") for rank in range(3)}) is None
+    # The same in other words is the same.
+    words = {0: "-q 8,0 --dtype torch.float32", 1: "--quant=8,0 --dtype float32", 2: ""}
+    assert disagreement({rank: stated(rank, line) for rank, line in words.items()}) is None
+
+
+def stated(rank: int, line: str, environment: Environment = Environment()) -> dict[str, Any]:  # noqa: B008
+    asked = parse_runtime(f"{rank} 3 -m vit-digits {line}".split(), environment).request
+    return rank_facts(asked, DIGITS, weights="abc", items=None, max_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({1: "--output o.csv"}, "rank 1 was given --output o.csv, rank 0 was not; rank 0 is the data rank"),
+        ({0: "-D 2 --report r.json"}, "rank 0 was given --report r.json, rank 2 was not; rank 2 is the data"),
+        ({1: "--trace t.json"}, "rank 1 was given --trace t.json, rank 0 was not"),
+        ({2: "--input a.png b.png"}, "rank 2 was given --input a.png b.png, rank 0 was not"),
+        (
+            {0: "--input a.png", 1: "--input b.png"},
+            "disagree on --input: a.png and b.png; rank 0 is the data",
+        ),
+        ({1: "--dataset-name CoLA"}, "rank 1 was given --dataset-name CoLA, rank 0 was not"),
+        ({1: "--skip-bad-input"}, "rank 1 was given --skip-bad-input, rank 0 was not"),
+        ({1: "--seed 0"}, "rank 1 was given --seed 0, rank 0 was not"),
+        ({1: "-b 64"}, "rank 1 was given -b/--batch-size 64, rank 0 was not"),
+        ({0: "-b 5", 2: "-b 6"}, "ranks 0 and 2 disagree on -b/--batch-size: 5 and 6"),
+        ({0: "-D 1 -b 5", 1: "-b 6"}, "0 and 1 disagree on -b/--batch-size: 5 and 6; rank 1 is the data"),
+        (
+            {0: "-pt 1,8,9,16", 1: "-pt 1,4,5,16"},
+            "ranks 0 and 1 disagree on -pt/--partition: 1,8,9,16 and 1,4,5,16; rank 0 decides the schedule: "
+            "give rank 1 the same, or leave it out there",
+        ),
+        (
+            {1: "-pt 1,8,9,16"},
+            "rank 1 was given -pt/--partition 1,8,9,16, rank 0 was not; rank 0 decides the schedule: "
+            "give it to rank 0",
+        ),
+        ({0: "-D 2", 2: "-q 8,0,0"}, "rank 2 was given -q/--quant 8,0,0, rank 0 was not"),
+        ({0: "--dtype int8", 1: "--dtype bfloat16"}, "disagree on --dtype: int8 and bfloat16"),
+        ({0: "--clamp none", 1: "--clamp mse"}, "disagree on --clamp: none and mse"),
+        ({1: "--window-size 5"}, r"rank 1 was given --window-size \(WINDOW_SIZE\) 5, rank 0 was not"),
+    ],
+)
+def test_no_option_is_lost_on_a_rank_that_does_not_obey_it(own: dict[int, str], says: str) -> None:
+    data = "-D 2 " if "-D 2" in own.get(0, "") else "-D 1 " if "-D 1" in own.get(0, "") else ""
+    line = disagreement({rank: stated(rank, data + own.get(rank, "")) for rank in range(3)})
+    assert line is not None
+    assert re.search(says, line), line
+
+
+def test_the_environment_of_one_rank_is_not_lost_either() -> None:
+    own = Environment(adaptive="auto")
+    line = disagreement({0: stated(0, ""), 1: stated(1, "", own), 2: stated(2, "")})
+    assert line is not None
+    assert line.startswith("rank 1 was given --adaptive (ADAPTIVE_QUANT) auto, rank 0 was not")
+    assert disagreement({rank: stated(rank, "", own) for rank in range(3)}) is None
+
+
+def test_thousands_of_input_files_fit_into_a_message() -> None:
+    many = " ".join(f"photos/{number}.jpg" for number in range(5000))
+    told = {rank: stated(rank, f"--input {many}") for rank in range(2)}
+    assert len(json.dumps(told[0])) < 2000
+    assert disagreement(told) is None
+    assert disagreement({**told, 1: stated(1, f"--input {many} last.jpg")}) is not None
 
 
 # --- the plan ---------------------------------------------------------------------------------------

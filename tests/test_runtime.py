@@ -479,6 +479,10 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Inputs], dict[int, Sequence[object]]], 
         lambda inputs: {0: (*DIGITS, "-u", 4), 1: (*DIGITS, "-u", 8)},
         "disagree on the microbatch size.*4 and 8",
     ),
+    "on_the_partition": (
+        lambda inputs: {0: (*DIGITS, "-pt", "1,8,9,16"), 1: (*DIGITS, "-pt", "1,4,5,16")},
+        "disagree on -pt/--partition: 1,8,9,16 and 1,4,5,16",
+    ),
 }
 
 
