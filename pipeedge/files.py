@@ -1,14 +1,114 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and never in place of one that is needed."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeedge.errors import RequestError
+from pipeedge.wording import printable
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["InputPath", "OutputFile", "check_outputs", "check_writable", "named_output", "write_whole"]
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that a program is going to write."""
+
+    option: str
+    """Option that names it, for messages."""
+    path: Path
+
+
+@dataclass(frozen=True)
+class InputPath:
+    """A file or directory that a program reads."""
+
+    option: str
+    """Option that names it, for messages."""
+    path: Path
+    holds: Callable[[str], bool] = lambda name: True
+    """Decides by its name whether a file in the directory ``path`` may be read."""
+    nested: bool = False
+    """Whether files in directories below ``path`` are read too."""
+
+
+def check_outputs(outputs: Iterable[OutputFile], inputs: Iterable[InputPath]) -> frozenset[Path]:
+    """Refuse an output that is read, or that another output would replace.
+
+    Files are compared as the operating system sees them, through symbolic and hard links.
+
+    Args:
+        outputs: what the program is going to write.
+        inputs: what it reads. A file that it brings up to date is an output alone.
+
+    Returns:
+        The outputs that exist already, and will be replaced.
+
+    Raises:
+        RequestError: an output is an input, lies among the files of one, or is named twice.
+    """
+    outputs = list(outputs)
+    for number, output in enumerate(outputs):
+        for other in outputs[:number]:
+            if _is_same(output.path, other.path):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: is the same file as {other.option} "
+                    f"{printable(other.path)}; name another one"
+                )
+    existing = [output for output in outputs if output.path.is_file()]
+    for source in inputs if existing else ():
+        for output in existing:
+            if _is_same(output.path, source.path):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: would replace what {source.option} reads; "
+                    "name another file"
+                )
+        if source.path.is_dir():
+            _check_directory(existing, source)
+    return frozenset(output.path for output in existing)
+
+
+def named_output(path: Path, replaced: Collection[Path]) -> str:
+    """Return the name of an output as the line that tells of it has it."""
+    return f"{printable(path)} (replaced)" if path in replaced else printable(path)
+
+
+def _check_directory(existing: Collection[OutputFile], source: InputPath) -> None:
+    numbers = {output.path.stat().st_ino for output in existing}
+    for entry in _entries(source.path, nested=source.nested):
+        # The number of a directory's entry costs no further look at the disk: there may be a million.
+        if not source.holds(entry.name) or not (entry.inode() in numbers or entry.is_symlink()):
+            continue
+        for output in existing:
+            if _is_same(output.path, Path(entry.path)):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: would replace {printable(entry.name)}, which "
+                    f"{source.option} {printable(source.path)} reads; name another file"
+                )
+
+
+def _entries(directory: Path, *, nested: bool) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in ``directory`` and is no directory; links to directories are not followed."""
+    waiting: list[str | Path] = [directory]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # who reads it will say so
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry
+                elif nested:
+                    waiting.append(entry.path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 def check_writable(path: Path, option: str) -> None:

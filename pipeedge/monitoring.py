@@ -43,6 +43,7 @@ __all__ = [
     "Monitor",
     "Sink",
     "check_metrics_dir",
+    "metrics_path",
     "output_beats",
     "send_beats",
     "stage_beats",
@@ -220,7 +221,7 @@ def check_metrics_dir(directory: Path, mode: str, rank: int, keys: Sequence[str]
     except OSError as error:
         raise RequestError(f"--metrics-dir {directory}: cannot be written ({error.strerror})") from error
     for key in keys:
-        path = _path(directory, rank, key)
+        path = metrics_path(directory, rank, key)
         if mode == "x" and path.exists():
             raise RequestError(
                 f"--metrics-dir {directory}: {path.name} is there already; choose another directory, or "
@@ -230,7 +231,8 @@ def check_metrics_dir(directory: Path, mode: str, rank: int, keys: Sequence[str]
             raise RequestError(f"--metrics-dir {directory}: {path.name} cannot be written")
 
 
-def _path(directory: Path, rank: int, key: str) -> Path:
+def metrics_path(directory: Path, rank: int, key: str) -> Path:
+    """Return the file for one key of one rank."""
     return directory / f"{key}-rank{rank}.csv"
 
 
@@ -248,7 +250,7 @@ class CsvFiles:
     def __init__(self, directory: Path, mode: str, rank: int, keys: Sequence[str]) -> None:
         self._streams: dict[str, IO[str]] = {}
         for key in keys:
-            path = _path(directory, rank, key)
+            path = metrics_path(directory, rank, key)
             try:
                 stream = path.open(mode, encoding="utf-8", newline="")
                 self._streams[key] = stream

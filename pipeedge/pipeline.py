@@ -47,7 +47,7 @@ from pipeedge.errors import (
     WeightsError,
     one_line,
 )
-from pipeedge.files import check_writable, write_whole
+from pipeedge.files import OutputFile, check_writable, write_whole
 from pipeedge.live import Display, Progress
 from pipeedge.metrics import EnergyUse, Latency, StageStats, energy_body
 from pipeedge.models import Model, find_model
@@ -60,10 +60,12 @@ from pipeedge.monitoring import (
     Monitor,
     Sink,
     check_metrics_dir,
+    metrics_path,
     output_beats,
     send_beats,
     stage_beats,
 )
+from pipeedge.outputs import check_run_outputs
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
@@ -183,7 +185,7 @@ class _Rank:
             interface = choose_interface(world.socket_ifname, world.addr, world.port)
             exporter = self._check_metrics(interface, stack)
             if self._rank == self._request.schedule.data_rank:
-                data_end = _DataEnd(self._request, self._model)
+                data_end = _DataEnd(self._request, self._model, self._metrics_files())
             member.facts(self._facts(data_end))
         if self._hub is not None:
             self._announce(self._hub)
@@ -243,7 +245,12 @@ class _Rank:
             write_whole(output.trace, json.dumps(events, separators=(",", ":")), "--trace")
         if not output.quiet:
             print_report(
-                report, self._console, results=output.results, saved=output.report, trace=output.trace
+                report,
+                self._console,
+                results=output.results,
+                saved=output.report,
+                trace=output.trace,
+                replaced=data_end.replaced,
             )
         return report
 
@@ -259,6 +266,14 @@ class _Rank:
         exporter = Exporter(address, metrics.prometheus_port, self._rank)
         stack.callback(exporter.close)
         return exporter
+
+    def _metrics_files(self) -> list[OutputFile]:
+        """Return the metrics' files that the data rank may write."""
+        directory = self._request.metrics.directory
+        if directory is None:
+            return []
+        keys = (*STAGE_KEYS, *DATA_KEYS)
+        return [OutputFile("--metrics-dir", metrics_path(directory, self._rank, key)) for key in keys]
 
     def _monitor(self, plan: Plan, exporter: Exporter | None) -> Monitor:
         metrics = self._request.metrics
@@ -655,9 +670,11 @@ def _link_bits(
 class _DataEnd:
     """What the data rank adds: the input, the results, and in the end the report."""
 
-    def __init__(self, request: RunRequest, model: Model) -> None:
+    def __init__(self, request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> None:
         self._model = model
         self._command = request.command
+        self.replaced = check_run_outputs(request, model, metrics)
+        """Outputs that were there before the run."""
         if request.output.report is not None:
             check_report_path(request.output.report)
         if request.output.trace is not None:

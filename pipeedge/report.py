@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeedge.checking import Agreement
-from pipeedge.files import check_writable, write_whole
+from pipeedge.files import check_writable, named_output, write_whole
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.page import read_run, render_run
 from pipeedge.prediction import Beside, Comparison, Prediction, compare
@@ -200,8 +200,18 @@ def print_report(
     results: Path | None,
     saved: Path | None,
     trace: Path | None = None,
+    replaced: Collection[Path] = (),
 ) -> None:
-    """Print the stages as a table, and below it throughput, latency, accuracy and where the files are."""
+    """Print the stages as a table, and below it throughput, latency, accuracy and where the files are.
+
+    Args:
+        report: the run.
+        console: where it is printed.
+        results: file of the predictions, if any.
+        saved: file of the report, if any.
+        trace: file of the trace, if any.
+        replaced: those of them that replaced a file.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     named = any(plan.host for plan in report.schedule.stages)
     columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
@@ -249,12 +259,9 @@ def print_report(
     if report.skipped:
         lines.append(f"skipped     {count(len(report.skipped), 'input')} that cannot be read:")
         lines += [f"            {line}" for line in report.skipped]
-    if results:
-        lines.append(f"predictions {results}")
-    if saved:
-        lines.append(f"report      {saved}")
-    if trace:
-        lines.append(f"trace       {trace}")
+    for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
+        if path is not None:
+            lines.append(f"{what:<11} {named_output(path, replaced)}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

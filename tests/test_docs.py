@@ -431,6 +431,8 @@ PROVOKED = (
     "0 1 -m vit-digits --output a.txt",
     "0 1 -m bert-base-uncased --output a.csv",
     "0 1 -m vit-digits --report a.txt",
+    "0 1 -m vit-digits --input t.npz --output t.npz",
+    "0 1 -m vit-digits --report x.json --trace x.json",
     "0 1 -m vit-base",
     "0 1 -m ./gpt",
     "0 1 -m ./empty",

@@ -45,6 +45,7 @@ ORDER = (
     "data",
     "results",
     "checking",
+    "outputs",
     "report",
     "live",
     "dtype_choice",

@@ -6,6 +6,7 @@ import functools
 import os
 import random
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.auction.house import House, attend
@@ -15,6 +16,7 @@ from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
 from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.errors import RequestError
+from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
 from pipeedge.options import guard
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.scheduler import format_schedule, save_schedule
@@ -33,17 +35,29 @@ def main() -> NoReturn:
 
 
 def _take_part(request: AuctionRequest) -> None:
-    _check_output(request)
+    replaced = _check_output(request)
     models, types = load_models(request.models_file), load_device_types(request.dev_types_file)
     make_bid = functools.partial(_own_bid, request, models, types)
-    sold = _auction(request, models, types, make_bid) if request.world.rank == 0 else _bid(request, make_bid)
+    if request.world.rank == 0:
+        sold = _auction(request, models, types, make_bid, replaced)
+    else:
+        sold = _bid(request, make_bid)
     if request.run is not None:
         _run(request, sold)
 
 
-def _check_output(request: AuctionRequest) -> None:
-    if request.output is not None and not request.output.parent.is_dir():
-        raise RequestError(f"--output {request.output}: no such directory")
+def _check_output(request: AuctionRequest) -> frozenset[Path]:
+    """Refuse a schedule file that cannot be written; return it if one is replaced."""
+    if request.output is None:
+        return frozenset()
+    check_writable(request.output, "--output")
+    inputs = [
+        InputPath("-sm/--sched-models-file", request.models_file),
+        InputPath("-sdt/--sched-dev-types-file", request.dev_types_file),
+    ]
+    if request.neighbors_file is not None:
+        inputs.append(InputPath("-sdnw/--sched-dev-neighbors-world", request.neighbors_file))
+    return check_outputs([OutputFile("--output", request.output)], inputs)
 
 
 def _own_bid(
@@ -99,6 +113,7 @@ def _auction(
     models: dict[str, ModelSpec],
     types: dict[str, DeviceType],
     make_bid: functools.partial[Bid],
+    replaced: frozenset[Path],
 ) -> Sold:
     selling, world = request.selling, request.world
     if request.model_name not in models:
@@ -130,7 +145,7 @@ def _auction(
                 raise sale.error
             for line in sale.silent():
                 _say(f"warning: {line} within {figure(selling.deadline_s)} s, and is left out")
-            sold = _sell(request, sale.bids(), model, call)
+            sold = _sell(request, sale.bids(), model, call, replaced)
         except BaseException as error:
             house.refuse(error if isinstance(error, Exception) else RequestError("rank 0 was interrupted"))
             raise
@@ -138,7 +153,13 @@ def _auction(
     return sold
 
 
-def _sell(request: AuctionRequest, bids: dict[int, Bid], model: ModelSpec, call: Call) -> Sold:
+def _sell(
+    request: AuctionRequest,
+    bids: dict[int, Bid],
+    model: ModelSpec,
+    call: Call,
+    replaced: frozenset[Path],
+) -> Sold:
     """Schedule, tell, write."""
     ranks = _ordered_ranks(list(bids), request.selling)
     market = Market.of([bids[rank] for rank in ranks], model, call, request.selling.data_host)
@@ -154,6 +175,7 @@ def _sell(request: AuctionRequest, bids: dict[int, Bid], model: ModelSpec, call:
         _say(line)
     if request.output is not None:
         save_schedule(request.output, schedule)
+        _say(f"schedule written to {named_output(request.output, replaced)}")
     present = list(bids)
     data_rank = 0 if market.data_host is None else ranks[market.data_host]
     return Sold(

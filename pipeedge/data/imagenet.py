@@ -34,7 +34,7 @@ from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, JoinedItems
 from pipeedge.errors import InputError, RequestError
 
-__all__ = ["DevelopmentKit", "imagenet_items"]
+__all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]
 
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 META = "data/meta.mat"
@@ -49,6 +49,11 @@ PART = ".part"
 """Ends the name of a folder that is not complete yet."""
 
 log = logging.getLogger(__name__)
+
+
+def is_data_file(name: str) -> bool:
+    """Return whether a file of this name in the directory of a data set may belong to it."""
+    return is_image(name) or name.lower().endswith((".arrow", ".gz", ".mat", ".parquet", ".tar", ".txt"))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pipeedge.doctor.checks import SchedulerFiles
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
 from pipeedge.doctor.probe import Probe
 from pipeedge.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
+from pipeedge.files import OutputFile
 from pipeedge.options import DoctorCommand
 from pipeedge.specs import (
     Link,
@@ -292,11 +293,13 @@ class _Examination:
         if self._rank != self._request.schedule.data_rank:
             return None, None
         from pipeedge.data import open_input
+        from pipeedge.outputs import check_run_outputs
         from pipeedge.report import check_report_path
         from pipeedge.results import check_output_path
 
         output = self._request.output
         with self._noting("output"):
+            check_run_outputs(self._request, model, self._neighbors_outputs())
             if output.results is not None:
                 check_output_path(output.results, model)
             if output.report is not None:
@@ -347,10 +350,18 @@ class _Examination:
         }
         hub.plan(body, participants=tuple(range(self._world.size)), names={})
 
+    def _neighbors_outputs(self) -> list[OutputFile]:
+        path = self._command.neighbors_file
+        return [] if path is None else [OutputFile("--neighbors-file", path)]
+
     def _check_neighbors_file(self) -> None:
         path = self._command.neighbors_file
         if path is None:
             return
+        if self._model is not None:
+            from pipeedge.outputs import check_run_outputs
+
+            check_run_outputs(self._request, self._model, self._neighbors_outputs())
         if path.exists():
             load_neighbors(path)
         directory = path.parent

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeedge.errors import ModelError, WeightsError
+from pipeedge.files import InputPath, OutputFile, check_outputs, named_output
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
 from pipeedge.models.weights import TensorEntry, WeightsFile, open_weights
@@ -164,6 +165,7 @@ def convert(
         WeightsError: ``source`` does not fit the model or is damaged, or ``target`` cannot be written.
     """
     fingerprint = model.fingerprint(source)
+    replaced = check_outputs([OutputFile("--dtype", target)], [InputPath(f"the model {model.name}", source)])
     if target.exists():
         with open_weights(target) as there:
             if there.source == fingerprint:
@@ -174,7 +176,10 @@ def convert(
         total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
         with _Bar(target.name, total) as bar:
             write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
-    say(f"{target}: weights of {model.name} as {dtype_name(dtype)}, {target.stat().st_size >> 20} MB")
+    say(
+        f"{named_output(target, replaced)}: weights of {model.name} as {dtype_name(dtype)}, "
+        f"{target.stat().st_size >> 20} MB"
+    )
 
 
 def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.profiling import emitting
 from pipeedge.profiling.options import DeviceTypeCommand, EmitRequest, ModelsCommand
 from pipeedge.profiling.results import load_results
@@ -19,7 +20,11 @@ def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
 
     Raises:
         SpecError: one line for the user; no file was touched.
+        RequestError: the output is the input.
     """
+    check_outputs(
+        [OutputFile("-o/--output", command.models_file)], [InputPath("-i/--input", command.results)]
+    )
     results = load_results(command.results)
     spec = emitting.model_spec(results, str(command.results))
     path, name = command.models_file, results.model_name
@@ -33,8 +38,11 @@ def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
     Raises:
         SpecError: one line for the user; no file was touched.
     """
-    results = load_results(command.results)
     emit = command.emit
+    check_outputs(
+        [OutputFile("-o/--output", emit.dev_types_file)], [InputPath("-i/--input", command.results)]
+    )
+    results = load_results(command.results)
     profiles = [(results.model_name, emitting.model_profile(results, str(command.results)))]
     type_name = emit.type_name or ""
     emitting.add_profiles(

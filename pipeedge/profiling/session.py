@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +26,10 @@ from pipeedge.checking import agreement, outputs_by_block
 from pipeedge.config import InputRequest
 from pipeedge.data import open_input
 from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
 from pipeedge.models import Model, Shard, find_model
 from pipeedge.models.dtypes import dtype_name, find_dtype, slow_here
+from pipeedge.outputs import input_paths, model_paths
 from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
 from pipeedge.profiling.converting import given_figures
@@ -88,7 +89,14 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
         raise ValueError("nothing to measure")
     job = _Job.of(command.measure)
     emit = command.emit
-    _check_writable(command.results, "-o/--results-yml")
+    check_writable(command.results, "-o/--results-yml")
+    replaced = check_outputs(
+        [OutputFile("-o/--results-yml", command.results), *_emitted(emit)],
+        [
+            *model_paths(job.model, command.measure.model.weights),
+            *input_paths(InputRequest(paths=command.measure.input)),
+        ],
+    )
     old = load_results(command.results) if command.results.exists() else None
     expected = job.expected()
     together = expected if old is None else expected.joined(old, str(command.results))
@@ -111,7 +119,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     if steady is not None:
         warn(steady)
     tell(f"results      {command.results}, layers {job.layers} of {job.model.n_layers}")
-    _emit(emit, figures, results, str(command.results), free_bytes, tell, warn)
+    _emit(emit, figures, results, str(command.results), free_bytes, tell, warn, replaced)
 
 
 def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
@@ -123,12 +131,14 @@ def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     if not command.results.exists():
         raise SpecError(f"{command.results}: no such file; profile first, without --from-results")
     emit = command.emit
+    replaced = check_outputs(_emitted(emit), [InputPath("--from-results", command.results)])
     results = load_results(command.results)
     if emit.plot is None and emit.type_name is None:
         raise RequestError("--from-results makes files of results: give -dt/--dev-type or --plot")
     _check_emission(emit, results, str(command.results), tell=lambda _line: None)
     figures = _figures(emit, tell)
-    _emit(emit, figures, results, str(command.results), available_bytes() + resident_bytes(), tell, warn)
+    free_bytes = available_bytes() + resident_bytes()
+    _emit(emit, figures, results, str(command.results), free_bytes, tell, warn, replaced)
 
 
 def synthesize(command: SyntheticCommand, tell: Tell) -> None:
@@ -139,6 +149,10 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     """
     emit = command.emit
     path, factor = emit.dev_types_file, command.factor
+    if command.base is None:
+        check_outputs(
+            [OutputFile("-sdt/--sched-dev-types-file", path)], [InputPath("--synthetic", command.results)]
+        )
     figures = _figures(emit, tell)
     type_name = emit.type_name or ""
     if command.base is None:
@@ -476,15 +490,24 @@ def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
     return replace(figures, bw_bytes_per_s=link.bw_bytes_per_s)
 
 
+def _emitted(emit: EmitRequest) -> Iterator[OutputFile]:
+    """Yield the files that are made of results; all but the plot are brought up to date."""
+    if emit.plot is not None:
+        yield OutputFile("--plot", emit.plot)
+    if emit.type_name is not None:
+        yield OutputFile("-sm/--sched-models-file", emit.models_file)
+        yield OutputFile("-sdt/--sched-dev-types-file", emit.dev_types_file)
+
+
 def _check_emission(emit: EmitRequest, results: ProfileResults, source: str, tell: Tell) -> None:
     """Refuse now what would fail after all has been measured. Tells what will be kept."""
     if emit.plot is not None:
         check_plot(emit.plot)
-        _check_writable(emit.plot, "--plot")
+        check_writable(emit.plot, "--plot")
     if emit.type_name is None:
         return
-    _check_writable(emit.models_file, "-sm/--sched-models-file")
-    _check_writable(emit.dev_types_file, "-sdt/--sched-dev-types-file")
+    check_writable(emit.models_file, "-sm/--sched-models-file")
+    check_writable(emit.dev_types_file, "-sdt/--sched-dev-types-file")
     spec = emitting.model_spec(results, source)
     name = results.model_name
     kept = emitting.check_model(emit.models_file, name, spec, overwrite=emit.overwrite, lenient=True)
@@ -512,6 +535,7 @@ def _emit(
     free_bytes: int,
     tell: Tell,
     warn: Tell,
+    replaced: frozenset[Path],
 ) -> None:
     """Write what was checked before."""
     if emit.type_name is not None:
@@ -537,7 +561,7 @@ def _emit(
         tell(f"device type  {emit.dev_types_file}: {emit.type_name}")
     if emit.plot is not None:
         save_plot(emit.plot, results)
-        tell(f"plot         {emit.plot}")
+        tell(f"plot         {named_output(emit.plot, replaced)}")
 
 
 def _free_bytes(device: str | None, host_bytes: int) -> int:
@@ -545,20 +569,3 @@ def _free_bytes(device: str | None, host_bytes: int) -> int:
     if device is not None and device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])
     return host_bytes
-
-
-def _check_writable(path: Path, option: str) -> None:
-    """Refuse a file that could not be written later.
-
-    Raises:
-        RequestError: the place does not exist or is not writable.
-    """
-    if path.is_dir():
-        raise RequestError(f"{option} {path}: is a directory")
-    if not path.parent.is_dir():
-        raise RequestError(f"{option} {path}: the directory {path.parent} does not exist; create it first")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise RequestError(f"{option} {path}: cannot write to {path.parent} ({error.strerror})") from error

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.errors import RequestError
-from pipeedge.files import check_writable, write_whole
+from pipeedge.files import (
+    InputPath,
+    OutputFile,
+    check_outputs,
+    check_writable,
+    named_output,
+    write_whole,
+)
 from pipeedge.options import OneLineParser, guard, version
 
 __all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report"]
@@ -24,7 +31,7 @@ class ReportRequest:
     """One report to show, or two to compare. Validated on creation.
 
     Raises:
-        RequestError: another number of reports, or a page that would replace one of them.
+        RequestError: another number of reports, or a page that is no HTML.
     """
 
     reports: tuple[Path, ...]
@@ -39,8 +46,6 @@ class ReportRequest:
                 raise RequestError(f"{path}: is a directory, not a report")
         if self.page.suffix != ".html":
             raise RequestError(f"-o/--output {self.page}: the page is HTML; name it FILE.html")
-        if self.page in self.reports:
-            raise RequestError(f"-o/--output {self.page}: would replace the report that it shows")
 
     @property
     def page(self) -> Path:
@@ -94,9 +99,13 @@ def make_report(request: ReportRequest) -> list[str]:
     """Write the page. Returns what is to be said about it, a line each.
 
     Raises:
-        RequestError: a report cannot be read or is none, or the page cannot be written.
+        RequestError: a report cannot be read or is none, or the page cannot be written, or would replace
+            one of them.
     """
     check_writable(request.page, "-o/--output")
+    replaced = check_outputs(
+        [OutputFile("-o/--output", request.page)], [InputPath("the page", path) for path in request.reports]
+    )
     bodies = [_read(path) for path in request.reports]
     from pipeedge.page import compare_lines, read_run, render_comparison, render_run, summary_lines
 
@@ -106,7 +115,7 @@ def make_report(request: ReportRequest) -> list[str]:
     else:
         page, lines = render_comparison(*runs), compare_lines(*runs)
     write_whole(request.page, page, "-o/--output")
-    return [*lines, f"page        {request.page}"]
+    return [*lines, f"page        {named_output(request.page, replaced)}"]
 
 
 def _read(path: Path) -> object:

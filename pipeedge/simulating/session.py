@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 import pipeedge
 from pipeedge import scheduler
 from pipeedge.errors import RequestError, ScheduleError
+from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.report import RunReport, check_report_path, print_report, save_body
 from pipeedge.schedule import Schedule
@@ -237,6 +239,18 @@ def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -
         yield f"the Gantt chart shows {drawn} of {len(model.stages)} stages; the figures are of all"
 
 
+def _inputs(request: SimulationRequest) -> Iterator[InputPath]:
+    for option, path in (
+        ("-sm/--sched-models-file", request.models_file),
+        ("-sdt/--sched-dev-types-file", request.dev_types_file),
+        ("-sd/--sched-dev-file", request.dev_file),
+        ("-sdn/--sched-dev-neighbors-file", request.dev_neighbors_file),
+        ("--schedule-file", request.schedule_file),
+    ):
+        if path is not None:
+            yield InputPath(option, path)
+
+
 def run(
     request: SimulationRequest, command: Sequence[str], console: Console, warn: Callable[[str], None]
 ) -> None:
@@ -251,12 +265,14 @@ def run(
     Raises:
         PipeEdgeError: as ``simulate_request``; or the report cannot be written.
     """
+    replaced: frozenset[Path] = frozenset()
     if request.report is not None:
         check_report_path(request.report)
+        replaced = check_outputs([OutputFile("--report", request.report)], _inputs(request))
     found = simulate_request(request)
     for note in found.notes:
         warn(note)
     if request.report is not None:
         save_body(found.to_body(command), request.report)
     console.print("simulated, not run:", highlight=False)
-    print_report(found.report(), console, results=None, saved=request.report)
+    print_report(found.report(), console, results=None, saved=request.report, replaced=replaced)

@@ -14,10 +14,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from pipeedge.errors import RequestError
+from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.options import OneLineParser, guard
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
@@ -43,6 +45,11 @@ def _run(argv: Sequence[str]) -> None:
     arguments = parse_testbed(argv)
     beds = TestBeds()
     if arguments.action == "up":
+        journals = (beds.shelf.place(arguments.name) / name for name in ("journal.json", "hosts"))
+        check_outputs(
+            [OutputFile("--name", path) for path in journals],
+            [InputPath("testbed.py up", Path(arguments.cluster))],
+        )
         _show(beds.up(arguments.name, load_cluster(arguments.cluster)))
     elif arguments.action == "down":
         if not beds.down(arguments.name):

@@ -26,12 +26,17 @@ from safetensors.torch import save_file
 
 from pipeedge.errors import RequestError
 
-__all__ = ["Checkpoint", "CheckpointWriter", "latest"]
+__all__ = ["Checkpoint", "CheckpointWriter", "is_checkpoint_file", "latest"]
 
 _NAME = re.compile(r"step-(\d{8,})")
 _DESCRIPTION = "checkpoint.json"
 _SEPARATOR = "/"
 _KEPT = 2
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return whether a file of this name in a checkpoint's directory is part of it."""
+    return name == _DESCRIPTION or name.endswith(".safetensors")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.files import named_output
 from pipeedge.schedule import LayerRange
 from pipeedge.timeline import Doing, Timeline
 from pipeedge.training.recording import WorkerRecord, lane_name, to_timeline
@@ -169,7 +170,9 @@ class TrainingReport:
         }
 
 
-def print_report(report: TrainingReport, console: Console, saved: Path | None) -> None:
+def print_report(
+    report: TrainingReport, console: Console, saved: Path | None, replaced: Collection[Path] = ()
+) -> None:
     """A table of the workers, and the figures of the whole."""
     table = Table(box=box.SIMPLE)
     for column in ("worker", "stages", "layers", "forward", "backward", "update", "waiting", "peak memory"):
@@ -201,4 +204,6 @@ def print_report(report: TrainingReport, console: Console, saved: Path | None) -
         correct, items = report.accuracy
         console.print(f"held-out accuracy {correct / items:.4f} ({correct}/{items})", highlight=False)
     if saved is not None:
-        console.print(f"report: {saved}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"report: {named_output(saved, replaced)}", highlight=False, markup=False, soft_wrap=True
+        )

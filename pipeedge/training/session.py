@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,24 +30,26 @@ import pipeedge
 from pipeedge.control.hub import Hub
 from pipeedge.control.meeting import meet, telling
 from pipeedge.control.member import Member
+from pipeedge.data.images import is_image
 from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError, one_line
-from pipeedge.files import check_writable, write_whole
+from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
+from pipeedge.outputs import model_paths
 from pipeedge.pipeline import peak_rss_mb
 from pipeedge.profiling.machine import available_bytes, resident_bytes
 from pipeedge.report import save_body
 from pipeedge.schedule import LayerRange
 from pipeedge.timeline import Doing
 from pipeedge.trace import timeline_events
-from pipeedge.training.checkpoint import Checkpoint, CheckpointWriter, latest
+from pipeedge.training.checkpoint import Checkpoint, CheckpointWriter, is_checkpoint_file, latest
 from pipeedge.training.costs import measure_costs
 from pipeedge.training.engine import Engine, Watch
 from pipeedge.training.heap import return_freed_memory
-from pipeedge.training.networks import Network, find_network
+from pipeedge.training.networks import Network, Transformer, find_network
 from pipeedge.training.orders import Order, bubble, make_order
 from pipeedge.training.partition import check_partition, check_stages, find_partition
 from pipeedge.training.recording import WorkerLane, WorkerRecord, lane_name
 from pipeedge.training.report import TrainingReport, print_report
-from pipeedge.training.request import TrainingRequest
+from pipeedge.training.request import DIGITS, RANDOM, TrainingRequest
 from pipeedge.training.samples import Samples, open_samples
 from pipeedge.transport.interfaces import choose_interface
 from pipeedge.transport.rendezvous import connect_store, serve_store
@@ -129,6 +132,23 @@ def _partition(request: TrainingRequest, network: Network, order: Order) -> tupl
     )
 
 
+def _check_outputs(request: TrainingRequest, network: Network) -> frozenset[Path]:
+    """Refuse outputs that would replace what is read, or each other; return those that are there already."""
+    outputs = [
+        OutputFile(option, path)
+        for option, path in (("--report", request.report), ("--trace", request.trace))
+        if path is not None
+    ]
+    inputs: list[InputPath] = []
+    if isinstance(network, Transformer):
+        inputs += model_paths(network.model, None)
+    if request.data not in (RANDOM, DIGITS):
+        inputs.append(InputPath("--data", Path(request.data), is_image, nested=True))
+    if request.checkpoint_dir is not None:
+        inputs.append(InputPath("--checkpoint-dir", request.checkpoint_dir, is_checkpoint_file, nested=True))
+    return check_outputs(outputs, inputs)
+
+
 class _Watch(Watch):
     """What the engine does goes into the lane and into the beats."""
 
@@ -174,6 +194,7 @@ class _Worker:
         self._samples = open_samples(
             request.data, self._network, batch_size=request.batch_size, seed=request.seed
         )
+        self._replaced = _check_outputs(request, self._network)
         if request.report is not None:
             check_writable(request.report, "--report")
         if request.trace is not None:
@@ -221,7 +242,7 @@ class _Worker:
             names = {rank: self._name(rank, layers) for rank in range(self._order.workers)}
             events = timeline_events(report.timeline, names)
             write_whole(request.trace, json.dumps(events, separators=(",", ":")), "--trace")
-        print_report(report, self._console, request.report)
+        print_report(report, self._console, request.report, self._replaced)
         return report
 
     # -- what the parts of a training need ---------------------------------------------------------

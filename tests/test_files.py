@@ -1,0 +1,176 @@
+"""Outputs never replace what is read, or each other: every program, through links too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from pipeedge import pipeline
+from pipeedge.auction.main import _take_part
+from pipeedge.auction.options import parse_auction
+from pipeedge.config import Environment
+from pipeedge.data.defaults import asset
+from pipeedge.errors import RequestError
+from pipeedge.files import InputPath, OutputFile, check_outputs, named_output
+from pipeedge.options import parse_runtime
+from pipeedge.profiling import session
+from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
+from pipeedge.profiling.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.reporting.main import make_report, parse_report
+from pipeedge.simulating.options import parse_simulate
+from pipeedge.simulating.session import run as simulate
+from pipeedge.training.options import parse_train
+from pipeedge.training.session import train
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def file(path: Path, text: str = "precious") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def output(path: Path) -> OutputFile:
+    return OutputFile("--output", path)
+
+
+class TestCheck:
+    def test_new_and_unread_files_are_allowed_and_existing_ones_are_returned(self, tmp_path: Path) -> None:
+        old, read = file(tmp_path / "old.csv"), file(tmp_path / "a.npz")
+        outputs = [output(old), OutputFile("--report", tmp_path / "new.json")]
+        assert check_outputs(outputs, [InputPath("--input", read)]) == {old}
+        assert named_output(old, {old}) == f"{old} (replaced)"
+        assert named_output(tmp_path / "new.json", {old}) == str(tmp_path / "new.json")
+
+    @pytest.mark.parametrize(
+        "link",
+        [
+            lambda path, link: link.symlink_to(path),
+            lambda path, link: os.link(path, link),
+            lambda path, link: (link.parent / "x").symlink_to(path) or link.symlink_to(link.parent / "x"),
+        ],
+        ids=["symbolic", "hard", "chain"],
+    )
+    def test_links_are_seen_through(self, tmp_path: Path, link: Callable[[Path, Path], object]) -> None:
+        read, other = file(tmp_path / "a.npz"), tmp_path / "b.npz"
+        link(read, other)
+        for written, source in ((read, other), (other, read)):
+            with pytest.raises(RequestError, match=r"--output .*: would replace what -M reads; name another"):
+                check_outputs([output(written)], [InputPath("-M", source)])
+            with pytest.raises(RequestError, match=r"would replace a\.npz|would replace b\.npz"):
+                check_outputs([output(written)], [InputPath("-m", tmp_path, source.name.__eq__)])
+
+    def test_outputs_that_do_not_exist_yet_are_compared_by_their_real_path(self, tmp_path: Path) -> None:
+        (tmp_path / "here").symlink_to(tmp_path)
+        with pytest.raises(RequestError, match=r"--trace .*: is the same file as --output .*; name another"):
+            check_outputs(
+                [output(tmp_path / "x.json"), OutputFile("--trace", tmp_path / "here" / "x.json")], []
+            )
+
+    def test_only_files_that_a_directory_holds_for_the_reader_are_protected(self, tmp_path: Path) -> None:
+        deep, report = file(tmp_path / "in" / "deep" / "a.png"), file(tmp_path / "in" / "r.json")
+        photos = InputPath("--input", tmp_path / "in", lambda name: name.endswith(".png"), nested=True)
+        assert check_outputs([output(report)], [photos]) == {report}
+        assert check_outputs([output(deep)], [InputPath("-m", tmp_path / "in")]) == {deep}
+        with pytest.raises(RequestError, match=r"would replace a\.png, which --input .*in reads"):
+            check_outputs([output(deep)], [photos])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("place")
+    shutil.copytree(asset("vit-digits"), here / "model")
+    shutil.copy(here / "model" / "model.safetensors", here / "w.safetensors")
+    os.link(here / "w.safetensors", here / "w.npz")
+    (here / "photos" / "0").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(here / "photos" / "0" / "a.png")
+    np.savez(here / "a.npz", pixel_values=np.zeros((1, 1, 8, 8), np.float32))
+    for path in ROOT.glob("*.yml"):
+        shutil.copy(path, here)
+    file(here / "results.yml")
+    file(here / "old.json")
+    os.link(here / "old.json", here / "old.html")
+    os.link(here / "devices.yml", here / "devices.json")
+    os.link(here / "photos" / "0" / "a.png", here / "a.png")
+    return here
+
+
+def _runtime(argv: Sequence[str]) -> None:
+    pipeline.run(parse_runtime(["0", "1", *argv], Environment()).request, Console(), print)
+
+
+def _profiler(argv: Sequence[str]) -> None:
+    command = parse_profiler(argv)
+    (session.use_results if command.measure is None else session.profile)(command, print, print)
+
+
+def _train(argv: Sequence[str]) -> None:
+    environment = Environment(rank=0, world_size=1, master_addr="127.0.0.1", master_port=20731)
+    train(parse_train(argv, environment, cores=1).request, Console(), print)
+
+
+PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
+    "runtime.py": _runtime,
+    "profiler.py": _profiler,
+    "to_models": lambda argv: convert_to_model(parse_models(argv), print),
+    "to_types": lambda argv: convert_to_device_type(parse_device_types(argv), print),
+    "simulate": lambda argv: simulate(parse_simulate(argv), argv, Console(), print),
+    "report": lambda argv: make_report(parse_report(argv)),
+    "revauct.py": lambda argv: _take_part(parse_auction(argv)),
+    "train.py": _train,
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "runtime.py -m vit-digits -M w.safetensors --output w.npz",
+        "runtime.py -m vit-digits --input a.npz --output a.npz",
+        "runtime.py -m model --report model/config.json",
+        "runtime.py -m vit-digits --report x.json --trace x.json",
+        "runtime.py -m vit-digits -sm models.yml -sdt device_types.yml -sd devices.yml -H mb-0 "
+        "--trace devices.json",
+        "runtime.py -m vit-digits --metrics-dir . --output shard-rank0.csv",
+        "profiler.py -m model -o model/config.json",
+        "profiler.py -m vit-digits -dt t --bw-Mbps 1 -sm new.yml -sdt new.yml",
+        "profiler.py -m vit-digits --dtype bfloat16 --agreement 1 --input photos --plot a.png",
+        "profiler.py --from-results -o results.yml -dt t --bw-Mbps 1 -sm results.yml",
+        "to_models -i results.yml -o results.yml",
+        "to_types board -i results.yml -o results.yml",
+        "simulate -b 8 --report devices.json",
+        "report old.json",
+        "revauct.py 0 1 -H mb-0 -dt a -sm models.yml -sdt device_types.yml --output device_types.yml",
+        "train.py --model model --data digits --report model/config.json",
+        "train.py --data random --report x.json --trace ./x.json",
+    ],
+)
+def test_an_output_never_replaces_what_is_read(
+    line: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    program, *argv = line.split()
+    with pytest.raises(RequestError, match=r"(would replace .* reads|is the same file as .*); name another"):
+        PROGRAMS[program](argv)
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_the_test_bed_does_not_replace_its_own_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeedge.testbed import main
+    from pipeedge.testbed.bed import TestBeds
+    from pipeedge.testbed.journal import Shelf
+
+    journal = file(tmp_path / "pipeedge" / "journal.json")
+    monkeypatch.setattr(main, "TestBeds", lambda: TestBeds(shelf=Shelf(tmp_path)))
+    with pytest.raises(RequestError, match=r"would replace what testbed\.py up reads"):
+        main._run(["up", str(journal), "--name", "pipeedge"])
