@@ -19,6 +19,8 @@ that names the rank, the stage and the first cause.
 
 from __future__ import annotations
 
+from pipeedge.wording import printable
+
 __all__ = [
     "DeadlineError",
     "InfeasibleError",
@@ -105,8 +107,8 @@ def exit_code(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """``error`` as one line: line breaks and runs of blanks folded, never empty."""
-    text = " ".join(str(error).split())
+    """``error`` as one printable line: line breaks and runs of blanks folded, never empty."""
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, PipeEdgeError):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 
-__all__ = ["count", "figure", "hint", "percent", "plural", "printable", "shortened"]
+__all__ = ["count", "excerpt", "figure", "hint", "percent", "plural", "printable", "shortened"]
 
 _LARGEST = 1e18
 _SMALLEST = 1e-12
@@ -79,6 +79,12 @@ def printable(text: object) -> str:
         else letter.encode("unicode_escape").decode("ascii")
         for letter in str(text)
     )
+
+
+def excerpt(text: object, most: int = 40) -> str:
+    """Return the beginning of foreign ``text``, printable, for a message: at most ``most`` characters."""
+    shown = printable(str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: max(0, most - 1)]}…"
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
+import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from mutations import document_bytes, mutate_bytes, mutate_document, refused, rounds
+from safetensors.torch import load_file, save_file
 
 from pipeedge.errors import RequestError
 from pipeedge.training.checkpoint import CheckpointWriter, latest
@@ -104,3 +112,97 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot be made"):
         CheckpointWriter(tmp_path / "file", DESCRIPTION).make_directory()
+
+
+# --- damage -----------------------------------------------------------------------------------------
+
+
+def small_checkpoint(directory: Path) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
+    named = parameters(0.0)
+    optimizer = trained(named)
+    write(directory, 7, named, optimizer)
+    return named, optimizer
+
+
+def restored(directory: Path) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
+    """What a run gets from the checkpoint; it can train on with it."""
+    found = latest(directory)
+    found.check(DESCRIPTION)
+    named = parameters(100.0)
+    optimizer = torch.optim.AdamW(named.values(), lr=0.01)
+    found.restore(named, optimizer)
+    return named, optimizer
+
+
+def trained_on(named: dict[str, torch.nn.Parameter], optimizer: torch.optim.AdamW) -> None:
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+STORED = [f"{name}{state}" for name in NAMES for state in ("", "/step", "/exp_avg", "/exp_avg_sq")]
+
+
+@pytest.mark.parametrize("key", STORED)
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (None, "has no {key}"),
+        (lambda tensor: torch.zeros(5, 5), "{key} is [5, 5]"),
+        (lambda tensor: tensor.half(), "{key} is of type F16, F32 is needed"),
+        (lambda tensor: torch.full_like(tensor, torch.nan), "{key} has values that are not finite"),
+    ],
+    ids=("missing", "shape", "type", "not-a-number"),
+)
+def test_every_tensor_that_training_needs_must_be_there_and_fit(
+    key: str, damage: Callable[[torch.Tensor], torch.Tensor] | None, words: str, tmp_path: Path
+) -> None:
+    small_checkpoint(tmp_path)
+    for file in (tmp_path / "step-00000007").glob("*.safetensors"):
+        tensors = load_file(file)
+        if key in tensors:
+            tensor = tensors.pop(key)
+            save_file(tensors if damage is None else {**tensors, key: damage(tensor)}, file)
+    with pytest.raises(RequestError, match=re.escape(words.format(key=key))):
+        restored(tmp_path)
+
+
+def test_checkpoint_with_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path)
+    shutil.copy(
+        tmp_path / "step-00000007" / "worker-1.safetensors",
+        tmp_path / "step-00000007" / "worker-2.safetensors",
+    )
+    with pytest.raises(RequestError, match="stored in two files"):
+        restored(tmp_path)
+
+
+def test_checkpoint_renamed_to_another_step_is_refused(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path)
+    (tmp_path / "step-00000007").rename(tmp_path / "step-00000009")
+    with pytest.raises(RequestError, match="is of batch 7, its directory says 9"):
+        restored(tmp_path)
+
+
+def test_mutated_checkpoints_are_refused_in_one_line_or_train_on(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path / "whole")
+    chance = random.Random(16)
+    seen = 0
+    for _ in range(rounds(100)):
+        directory = tmp_path / "damaged"
+        shutil.copytree(tmp_path / "whole", directory)
+        files = sorted((directory / "step-00000007").iterdir())
+        file = chance.choice(files)
+        if file.suffix == ".json":
+            document = mutate_document(json.loads(file.read_bytes()), chance)
+            file.write_bytes(document_bytes(document, chance))
+        elif chance.randrange(3) == 0:
+            file.write_bytes(mutate_bytes(file.read_bytes(), chance))
+        else:
+            data = file.read_bytes()
+            (length,) = struct.unpack("<Q", data[:8])
+            header = json.dumps(mutate_document(json.loads(data[8 : 8 + length]), chance)).encode()
+            file.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+        seen += refused(lambda: trained_on(*restored(tmp_path / "damaged")))
+        shutil.rmtree(directory)
+    assert seen > rounds(100) // 2

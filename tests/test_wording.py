@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeedge.page.charts import Line, lines, si
-from pipeedge.wording import count, figure, hint, percent, plural, printable, shortened
+from pipeedge.wording import count, excerpt, figure, hint, percent, plural, printable, shortened
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,10 @@ def test_long_names_stay_apart_when_they_are_shortened(pattern: str, width: int)
 def test_a_hint_names_what_is_close() -> None:
     assert hint("vit-digts", ["bert-base-uncased", "vit-digits"]) == "; did you mean vit-digits?"
     assert hint("resnet", ["bert-base-uncased", "vit-digits"]) == ""
+
+
+def test_excerpts_are_printable_and_short() -> None:
+    assert excerpt(17) == "17"
+    assert excerpt("x" * 40) == "x" * 40
+    assert excerpt("x" * 41) == "x" * 39 + "…"
+    assert excerpt("\x1b" * 99, 9) == "\\x1b\\x1b…"

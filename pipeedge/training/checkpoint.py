@@ -2,7 +2,7 @@
 
     DIR/step-00000012/            whole, or not under this name
         checkpoint.json           model, optimizer, seed, ...: what must be the same; the step
-        worker-0.safetensors      layers.0.weight, layers.0.weight/momentum, ...
+        worker-0.safetensors      layers.0.weight, layers.0.weight/exp_avg, ...
         worker-1.safetensors
 
 Every worker writes its stages into ``DIR/.step-00000012.part``; when all have, the first worker writes the
@@ -15,16 +15,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from pipeedge.errors import RequestError
+from pipeedge.errors import RequestError, one_line
+from pipeedge.wording import excerpt
 
 __all__ = ["Checkpoint", "CheckpointWriter", "is_checkpoint_file", "latest"]
 
@@ -32,6 +35,11 @@ _NAME = re.compile(r"step-(\d{8,})")
 _DESCRIPTION = "checkpoint.json"
 _SEPARATOR = "/"
 _KEPT = 2
+_LONGEST_REASON = 200
+_KINDS: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
+)
+"""What a ``.safetensors`` file calls the types that parameters and optimizers have."""
 
 
 def is_checkpoint_file(name: str) -> bool:
@@ -57,45 +65,104 @@ class Checkpoint:
         for key, wanted in description.items():
             found = self.description.get(key)
             if found != wanted:
-                raise RequestError(f"{self.path}: was made with {key} {found}, this run has {wanted}")
+                shown = excerpt(found)
+                raise RequestError(f"{self.path}: was made with {key} {shown}, this run has {wanted}")
 
     def restore(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         """Fill ``parameters`` and the state that ``optimizer`` keeps of them.
 
-        Raises:
-            RequestError: a tensor is missing or of another shape, a file is damaged.
-        """
-        missing = set(parameters)
-        for file in sorted(self.path.glob("*.safetensors")):
-            try:
-                with safe_open(file, framework="pt") as stored:
-                    for key in stored.keys():  # noqa: SIM118 - it is no mapping
-                        name, _, state = key.partition(_SEPARATOR)
-                        if name in parameters:
-                            self._place(stored.get_tensor(key), parameters[name], state, optimizer, key)
-                            missing.discard(name)
-            except (OSError, SafetensorError) as error:
-                raise RequestError(f"{file}: cannot be read ({error})") from error
-        if missing:
-            raise RequestError(f"{self.path}: has no {min(missing)}; is it of another model?")
+        All names, shapes and types are compared before the first value is read.
 
-    def _place(
-        self,
-        tensor: torch.Tensor,
-        parameter: torch.nn.Parameter,
-        state: str,
-        optimizer: torch.optim.Optimizer,
-        key: str,
-    ) -> None:
-        if state:
-            optimizer.state[parameter][state] = tensor
-            return
-        if tensor.shape != parameter.shape:
+        Raises:
+            RequestError: a tensor is missing, is stored twice or does not fit, or a file is damaged.
+        """
+        states = _state_of_one(optimizer)
+        wanted = {
+            key: spec
+            for name, value in parameters.items()
+            for key, spec in _specs(name, value, states).items()
+        }
+        with ExitStack() as stack:
+            places = self._places(wanted, stack)
+            for key, (shape, dtype) in wanted.items():
+                self._check(key, shape, dtype, places)
+            for name, parameter in parameters.items():
+                with torch.no_grad():
+                    parameter.copy_(self._values(name, places))
+                for state in states:
+                    optimizer.state[parameter][state] = self._values(f"{name}{_SEPARATOR}{state}", places)
+
+    def _places(self, wanted: Collection[str], stack: ExitStack) -> dict[str, Any]:
+        """The open file that holds each of the ``wanted`` tensors."""
+        places: dict[str, Any] = {}
+        for file in sorted(self.path.glob("*.safetensors")):
+            with _readable(file):
+                stored = stack.enter_context(safe_open(file, framework="pt"))
+                for key in stored.keys():  # noqa: SIM118 - it is no mapping
+                    if key in places:
+                        raise RequestError(
+                            f"{self.path}: {key} is stored in two files; resume from another checkpoint"
+                        )
+                    if key in wanted:
+                        places[key] = stored
+        return places
+
+    def _check(self, key: str, shape: torch.Size, dtype: torch.dtype, places: Mapping[str, Any]) -> None:
+        if key not in places:
             raise RequestError(
-                f"{self.path}: {key} is {list(tensor.shape)}, the model's is {list(parameter.shape)}"
+                f"{self.path}: has no {key}; it is damaged or of another model: "
+                "resume from another checkpoint"
             )
-        with torch.no_grad():
-            parameter.copy_(tensor)
+        with _readable(self.path):
+            stored = places[key].get_slice(key)
+            found, kind = list(stored.get_shape()), str(stored.get_dtype())
+        if found != list(shape):
+            raise RequestError(f"{self.path}: {key} is {found}, the model's is {list(shape)}")
+        if kind != _KINDS[dtype]:
+            raise RequestError(f"{self.path}: {key} is of type {kind}, {_KINDS[dtype]} is needed")
+
+    def _values(self, key: str, places: Mapping[str, Any]) -> torch.Tensor:
+        with _readable(self.path):
+            tensor: torch.Tensor = places[key].get_tensor(key)
+        if not bool(tensor.isfinite().all()):
+            raise RequestError(f"{self.path}: {key} has values that are not finite")
+        if _SEPARATOR in key and tensor.dim() == 0 and tensor.item() < 0:
+            raise RequestError(f"{self.path}: {key} is {tensor.item():g}, which is negative")
+        return tensor
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what the file system and safetensors raise into a ``RequestError``."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"{path}: cannot be read ({excerpt(one_line(error), _LONGEST_REASON)})") from error
+
+
+def _state_of_one(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the state that an optimizer of this kind keeps of a parameter of two values.
+
+    Found by trying, because an optimizer makes its state in its first step.
+    """
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    twin = kind([parameter])
+    twin.param_groups[0].update(optimizer.defaults)
+    twin.step()
+    return {key: value for key, value in twin.state[parameter].items() if isinstance(value, torch.Tensor)}
+
+
+def _specs(
+    name: str, parameter: torch.nn.Parameter, states: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of everything that a checkpoint holds of one parameter, by the name in the file."""
+    specs = {name: (parameter.shape, parameter.dtype)}
+    for state, value in states.items():
+        shape = value.shape if value.dim() == 0 else parameter.shape
+        specs[f"{name}{_SEPARATOR}{state}"] = (shape, value.dtype if value.dim() == 0 else parameter.dtype)
+    return specs
 
 
 def latest(directory: Path) -> Checkpoint:
@@ -110,10 +177,16 @@ def latest(directory: Path) -> Checkpoint:
     step, path = found[-1]
     try:
         description = json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"{path / _DESCRIPTION}: cannot be read ({error})") from error
     if not isinstance(description, dict):
         raise RequestError(f"{path / _DESCRIPTION}: is no description of a checkpoint")
+    if description.get("step") != step:
+        said = excerpt(description.get("step"))
+        raise RequestError(
+            f"{path / _DESCRIPTION}: is of batch {said}, its directory says {step}; "
+            "resume from another checkpoint"
+        )
     return Checkpoint(path, step, description)
 
 
