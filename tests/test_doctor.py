@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,9 +26,10 @@ from safetensors.torch import load_file, save_file
 from pipeedge.config import Environment
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import Need, SchedulerFiles
+from pipeedge.doctor.estimate import Estimate, Round, Trip, estimate_link
 from pipeedge.doctor.examine import examine
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
-from pipeedge.doctor.links import Sample, answer_link, fit_link, measure_link
+from pipeedge.doctor.links import LinkMeter, answer_link
 from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.doctor.review import planned_needs
 from pipeedge.models import DIGITS, find_model
@@ -260,55 +260,76 @@ def test_names_and_numbers_of_the_files_against_each_other(
 # --- links ------------------------------------------------------------------------------------------
 
 
-@given(
-    bandwidth=st.floats(1e4, 1e10),
-    latency=st.floats(0, 0.2),
-    noise=st.lists(st.floats(-0.02, 0.02), min_size=7, max_size=7),
-)
-@settings(max_examples=100, deadline=None)
-def test_the_fit_agrees_with_a_general_least_squares_solver(
-    bandwidth: float, latency: float, noise: list[float]
+def rounds_of(*bytes_per_s: float, latency_s: float = 0.0005) -> list[Round]:
+    """Rounds on a link of these bandwidths, one after another."""
+
+    def trip(size: int, bandwidth: float) -> Trip:
+        return Trip(size, 2 * latency_s + size / bandwidth)
+
+    return [Round(trip(1600, one), trip(1 << 18, one), trip(1 << 20, one)) for one in bytes_per_s]
+
+
+@given(bandwidth=st.floats(1e4, 1e10), latency=st.floats(0, 0.2), burst=st.integers(0, 1 << 17))
+@settings(max_examples=60, deadline=None)
+def test_a_burst_that_passes_at_full_speed_does_not_count(
+    bandwidth: float, latency: float, burst: int
 ) -> None:
-    sizes = np.array([1024.0 * 4**power for power in range(7)])
-    times = (2 * latency + sizes / bandwidth) * (1 + np.array(noise))
-    link = fit_link([Sample(int(n), float(t)) for n, t in zip(sizes, times, strict=True)])
-    matrix = np.stack([np.ones(7), sizes], axis=1) / times[:, None]
-    scale = np.array([times.min(), times.max() / sizes.max()])
-    intercept, slope = np.linalg.lstsq(matrix * scale, np.ones(7), rcond=None)[0] * scale
-    if intercept > 0 and slope > 0:
-        assert link.latency_s == pytest.approx(intercept / 2, rel=1e-4, abs=1e-3 * times.min())
-        assert link.bw_bytes_per_s == pytest.approx(1 / slope, rel=1e-3)
-    assert link.latency_s >= 0
-    assert 0 < link.bw_bytes_per_s < float("inf")
+    part, whole = (Trip(size, 2 * latency + (size - burst) / bandwidth) for size in (1 << 18, 1 << 20))
+    rounds = [Round(Trip(1600, 2 * latency), part, whole)] * 3
+    link = estimate_link(rounds).link
+    assert link.bw_bytes_per_s == pytest.approx(bandwidth, rel=1e-3)
+    assert link.latency_s == pytest.approx(latency)
 
 
-def test_the_fit_of_exact_times_is_exact_and_of_two_equal_sizes_refused() -> None:
-    samples = [Sample(size, 0.004 + size / 1e6) for size in (1000, 10000, 100000, 500000, 1000000)]
-    link = fit_link(samples)
-    assert link.latency_s == pytest.approx(0.002)
-    assert link.bw_bytes_per_s == pytest.approx(1e6)
-    with pytest.raises(ValueError, match="two sizes"):
-        fit_link(samples[:1] * 5)
+@pytest.mark.parametrize(
+    ("mbps", "median", "steady"),
+    [
+        ([105] * 3, 105, True),
+        ([105, 338, 104, 105, 106, 105, 30], 105, True),  # single outliers, either way
+        ([105, 106, 107], 106, True),
+        ([105, 338, 104, 338, 106, 338, 105], 106, False),  # now this, now that
+        ([105, 105], 105, False),  # two rounds do not show whether they agree
+        ([105, 400, 30], 105, False),
+    ],
+)
+def test_only_rounds_that_agree_are_kept(mbps: list[float], median: float, steady: bool) -> None:
+    estimate = estimate_link(rounds_of(*(1e6 * one for one in mbps)))
+    assert estimate.link.bw_bytes_per_s == pytest.approx(1e6 * median)
+    assert estimate.steady == steady
+    assert estimate.low_bytes_per_s <= estimate.link.bw_bytes_per_s <= estimate.high_bytes_per_s
+    (finding,) = checks.check_links([(0, 1)], {0: estimate}, None)
+    assert finding.level is (Level.OK if steady else Level.WARNING)
+    assert f"in {len(mbps)} rounds" in finding.what
 
 
-def test_a_link_is_measured_through_the_transport_with_at_least_five_sizes() -> None:
+def test_a_part_that_took_longer_than_the_whole_still_gives_a_bandwidth() -> None:
+    held_up = Round(Trip(1600, 0.001), Trip(1 << 18, 0.5), Trip(1 << 20, 0.1))
+    assert held_up.bw_bytes_per_s == pytest.approx((1 << 20) / 0.1)
+    with pytest.raises(ValueError, match="at least one round"):
+        estimate_link([])
+
+
+def test_a_link_is_measured_through_the_transport_at_least_once_a_pass() -> None:
     transport = LoopbackTransport()
-    answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
-    answering.start()
-    samples = measure_link(transport, 0, 1, budget_s=0.0)
-    answering.join(5)
-    assert not answering.is_alive()
-    assert len(samples) == 5
-    transport = LoopbackTransport()
-    answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
-    answering.start()
-    assert len(measure_link(transport, 0, 1, budget_s=5.0)) == 7
-    answering.join(5)
+    meter = LinkMeter(0, 1)
+    for number, budget_s in enumerate((0.0, 60.0)):
+        answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
+        answering.start()
+        meter.measure(transport, budget_s)
+        answering.join(5)
+        assert not answering.is_alive()
+        assert len(meter.rounds) == (1, 6)[number]
+        transport = LoopbackTransport()  # one in memory ends with its last packet
+    assert all(one.small.seconds >= 0 and one.whole.seconds > 0 for one in meter.rounds)
+
+
+def estimated(bytes_per_s: float) -> Estimate:
+    return estimate_link(rounds_of(*[bytes_per_s] * 3))
 
 
 def test_the_first_link_without_a_figure_is_the_one_that_is_named() -> None:
     pairs = [(0, 1), (1, 2), (2, 0)]
-    found = checks.check_links(pairs, {0: Link(1e6, 0.001)}, "it broke")
+    found = checks.check_links(pairs, {0: estimated(1e6)}, "it broke")
     assert [finding.level for finding in found] == [Level.OK, Level.PROBLEM]
     assert "rank 1 -> rank 2" in found[1].what
     assert "it broke" in found[1].what
@@ -318,7 +339,7 @@ def test_the_first_link_without_a_figure_is_the_one_that_is_named() -> None:
 def test_a_link_far_below_its_promise_is_a_warning() -> None:
     promised = files({"board": ["a", "b"]})
     pairs = [(0, 1), (1, 0)]
-    measured = {0: Link(100 * BYTES_PER_SECOND_PER_MBPS), 1: Link(900 * BYTES_PER_SECOND_PER_MBPS)}
+    measured = {number: estimated(mbps * BYTES_PER_SECOND_PER_MBPS) for number, mbps in ((0, 100), (1, 900))}
     (finding,) = checks.check_promises(pairs, measured, promised, ["a", "b"])
     assert finding.level is Level.WARNING
     assert "rank 0 -> rank 1 carries 100 Mbps" in finding.what
@@ -663,15 +684,19 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
     ranks = [doctor(rank, 3, *arguments) for rank in range(3)]
     answers = [outcome(rank) for rank in ranks]
     assert [status for _, status in answers] == [0, 0, 0], answers
-    assert answers[0][0].count("ok       link ") == 3
+    # On a busy machine rounds may be too far apart to be kept; every link is measured all the same.
+    lines = [line for line in answers[0][0].splitlines() if line.split()[1:2] == ["link"]]
+    assert len(lines) == 3, answers[0][0]
+    steady = [
+        ("abc"[first], "abc"[second])
+        for line, (first, second) in zip(lines, ((0, 1), (1, 2), (2, 0)), strict=True)
+        if line.startswith("ok") and f"rank {first} -> rank {second}: " in line
+    ]
+    assert len(steady) == sum(line.startswith("ok") for line in lines)
     links = load_neighbors(target)
-    assert {(host, name) for host, near in links.items() for name in near} == {
-        ("a", "b"),
-        ("b", "c"),
-        ("c", "a"),
-        ("x", "y"),
-    }
-    for host, name in (("a", "b"), ("b", "c"), ("c", "a")):
+    measured = {("x", "y"), *steady}
+    assert {(host, name) for host, near in links.items() for name in near} == measured | {("a", "b")}
+    for host, name in steady:
         # At least 100 Mbit/s: it is the memory of this machine.
         assert links[host][name].bw_bytes_per_s > 1e7
         assert 0 <= links[host][name].latency_s < 0.1
@@ -770,8 +795,8 @@ def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
     answers = [outcome(rank) for rank in ranks]
     assert [status for _, status in answers] == [0, 0], answers
     assert all("links go over eth0" in out for out, _ in answers)
-    links = load_neighbors(tmp_path / "n.yml")
-    if limited:  # bursts after each answer pass a little above it
-        # Within 2 % on an idle machine; a busy one disturbs the fit, but the cable alone has 10 Gbit/s.
-        assert 0.5e8 < 8 * links["0"]["1"].bw_bytes_per_s < 2.5e8
-        assert 8 * links["1"]["0"].bw_bytes_per_s > 5e8
+    links = load_neighbors(tmp_path / "n.yml") if (tmp_path / "n.yml").exists() else {}
+    if limited:  # within 2 % on an idle machine; what is kept on a busy one is not far off
+        forward, back = (links.get(source, {}).get(target) for source, target in (("0", "1"), ("1", "0")))
+        assert forward is None or 0.6e8 < 8 * forward.bw_bytes_per_s < 1.5e8, answers[0][0]
+        assert back is None or 8 * back.bw_bytes_per_s > 5e8

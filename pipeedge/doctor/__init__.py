@@ -10,7 +10,8 @@
 
 findings  one line each, and the exit status of all (pure)
 checks    what was seen in, findings out (pure)
-links     measuring a link, and the line through the measurements (the fit is pure)
+estimate  what a link carries, by repeated measurements, and whether they agree (pure)
+links     measuring a link
 probe     what is asked of the machine itself, which tests replace
 examine   the order of all that
 main      the console script; ``python -m pipeedge.doctor`` is the same

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeedge.doctor.estimate import Estimate
 from pipeedge.doctor.findings import Finding, ok, problem, warning
 from pipeedge.errors import EXIT_PEER
-from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, Link, ModelSpec, short_dtype
-from pipeedge.wording import figure
+from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelSpec, short_dtype
+from pipeedge.wording import count, figure
 
 __all__ = [
     "Need",
@@ -397,7 +398,7 @@ def _listed(names: Iterable[str], most: int = 8) -> str:
 
 
 def check_links(
-    pairs: Sequence[tuple[int, int]], measured: Mapping[int, Link], error: str | None
+    pairs: Sequence[tuple[int, int]], measured: Mapping[int, Estimate], error: str | None
 ) -> list[Finding]:
     """What the links carry.
 
@@ -420,19 +421,28 @@ def check_links(
                 )
             )
             break
-        found.append(
-            ok(
-                "link",
-                f"rank {source} -> rank {destination}: {_speed(measured[number].bw_bytes_per_s)}, "
-                f"latency {1e3 * measured[number].latency_s:.2f} ms",
-            )
-        )
+        found.append(_check_spread(f"rank {source} -> rank {destination}", measured[number]))
     return found
+
+
+def _check_spread(name: str, estimate: Estimate) -> Finding:
+    low, high = _mbps(estimate.low_bytes_per_s), _mbps(estimate.high_bytes_per_s)
+    if not estimate.steady:
+        return warning(
+            "link",
+            f"{name}: {low} to {high} Mbps in {count(estimate.rounds, 'round')}, too far apart to plan with, "
+            "so --neighbors-file gets no figure: ask again when the machines and the network are idle",
+        )
+    return ok(
+        "link",
+        f"{name}: {_speed(estimate.link.bw_bytes_per_s)} ({low} to {high} in "
+        f"{count(estimate.rounds, 'round')}), latency {1e3 * estimate.link.latency_s:.2f} ms",
+    )
 
 
 def check_promises(
     pairs: Sequence[tuple[int, int]],
-    measured: Mapping[int, Link],
+    measured: Mapping[int, Estimate],
     files: SchedulerFiles,
     hosts: Sequence[str],
 ) -> list[Finding]:
@@ -445,10 +455,11 @@ def check_promises(
         hosts: the host of each rank.
     """
     found = []
-    for number, link in measured.items():
+    for number, estimate in measured.items():
+        link = estimate.link
         ends = [files.type_of(hosts[rank]) for rank in pairs[number]]
         promised = min((end.bw_bytes_per_s for end in ends if end is not None), default=math.inf)
-        if math.isfinite(promised) and link.bw_bytes_per_s < _SLOWER * promised:
+        if estimate.steady and math.isfinite(promised) and link.bw_bytes_per_s < _SLOWER * promised:
             source, destination = pairs[number]
             found.append(
                 warning(
@@ -462,5 +473,9 @@ def check_promises(
 
 
 def _speed(bytes_per_s: float) -> str:
+    return f"{_mbps(bytes_per_s)} Mbps"
+
+
+def _mbps(bytes_per_s: float) -> str:
     mbps = bytes_per_s / BYTES_PER_SECOND_PER_MBPS
-    return f"{figure(round(mbps) if mbps >= 100 else mbps, 3)} Mbps"
+    return figure(round(mbps) if mbps >= 100 else mbps, 3)

@@ -18,6 +18,7 @@ from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Member
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import SchedulerFiles
+from pipeedge.doctor.estimate import Estimate, estimate_link
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
 from pipeedge.doctor.probe import Probe
 from pipeedge.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
@@ -42,10 +43,10 @@ _LEAST_LIVENESS_S = 30.0
 """Importing torch can keep a small board from beating for seconds."""
 _CONNECT_S = 4.0
 """For connecting the links."""
-_LINK_S = 1.0
-"""For measuring one link, before the slowest sizes are left out."""
-_LINK_SLACK_S = 4.0
-"""What the least number of sizes may take beyond that."""
+_LINK_S = 1.5
+"""For measuring one link, unless it is so slow that a few frames take longer."""
+_LINK_SLACK_S = 5.0
+"""What a few frames may take beyond that."""
 
 
 def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | None = None) -> int:
@@ -392,7 +393,7 @@ class _Examination:
         """Measure the links that begin here, answer on those that end here: stats for the hub."""
         if self._rank not in body["members"]:
             return {}
-        from pipeedge.doctor.links import answer_link, fit_link, measure_link
+        from pipeedge.doctor.links import PASSES, LinkMeter, answer_link
         from pipeedge.transport.p2p import P2PTransport
         from pipeedge.transport.rendezvous import connect_store
 
@@ -406,19 +407,15 @@ class _Examination:
                 store = connect_store(self._world.addr, body["store_port"], timeout_s=self._world.timeout_s)
                 transport = P2PTransport(store=store, rank=self._rank, members=tuple(body["members"]))
                 connected.set()
-                for number, (source, destination) in enumerate(pairs):
-                    if source == self._rank:
-                        samples = measure_link(transport, source, destination, budget_s=_LINK_S)
-                        link = fit_link(samples)
-                        # One assignment: the other thread may take the figures at any moment.
-                        stats.update(
-                            {
-                                f"link.{number}.bw_bytes_per_s": link.bw_bytes_per_s,
-                                f"link.{number}.latency_s": link.latency_s,
-                            }
-                        )
-                    elif destination == self._rank:
-                        answer_link(transport, source, destination)
+                meters = {number: LinkMeter(*pair) for number, pair in enumerate(pairs)}
+                for _ in range(PASSES):
+                    for number, (source, destination) in enumerate(pairs):
+                        if source == self._rank:
+                            meters[number].measure(transport, _LINK_S / PASSES)
+                            # One assignment: the other thread may take the figures at any moment.
+                            stats.update(_link_stats(number, estimate_link(meters[number].rounds)))
+                        elif destination == self._rank:
+                            answer_link(transport, source, destination)
                 transport.close()
             except Exception as error:  # told to all, by the thread that waits for this one
                 stats["error"] = one_line(error)[:_MAX_ERROR]
@@ -445,13 +442,11 @@ class _Examination:
         self._note(*checks.check_clocks(clocks), quiet=quiet)
         if not pairs:
             return
-        measured: dict[int, Link] = {}
+        measured: dict[int, Estimate] = {}
         for number, (source, _) in enumerate(pairs):
             told = stats[str(source)]
-            if f"link.{number}.bw_bytes_per_s" in told:
-                measured[number] = Link(
-                    float(told[f"link.{number}.bw_bytes_per_s"]), float(told[f"link.{number}.latency_s"])
-                )
+            if f"link.{number}.rounds" in told:
+                measured[number] = _link_from_stats(number, told)
         error = next((str(told["error"]) for told in stats.values() if "error" in told), None)
         self._note(*checks.check_links(pairs, measured, error), quiet=quiet)
         if self._rank != 0:
@@ -460,12 +455,15 @@ class _Examination:
         if self._files is not None:
             self._note(*checks.check_promises(pairs, measured, self._files, hosts))
         path = self._command.neighbors_file
-        if path is not None and measured:
+        steady = {
+            (hosts[pairs[number][0]], hosts[pairs[number][1]]): estimate.link
+            for number, estimate in measured.items()
+            if estimate.steady
+        }
+        if path is not None and steady:
             with self._noting("output"):
-                _save_links(
-                    path, {(hosts[pairs[n][0]], hosts[pairs[n][1]]): link for n, link in measured.items()}
-                )
-                self._note(ok("output", f"{count(len(measured), 'link')} written to {path}"))
+                _save_links(path, steady)
+                self._note(ok("output", f"{count(len(steady), 'link')} written to {path}"))
 
 
 _MAX_ERROR = 400
@@ -510,6 +508,25 @@ def _device_free_bytes(device: Any) -> int | None:
     import torch
 
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _link_stats(number: int, estimate: Estimate) -> dict[str, float]:
+    """What the hub is told of link ``number``."""
+    return {
+        f"link.{number}.bw_bytes_per_s": estimate.link.bw_bytes_per_s,
+        f"link.{number}.latency_s": estimate.link.latency_s,
+        f"link.{number}.low_bytes_per_s": estimate.low_bytes_per_s,
+        f"link.{number}.high_bytes_per_s": estimate.high_bytes_per_s,
+        f"link.{number}.rounds": estimate.rounds,
+    }
+
+
+def _link_from_stats(number: int, told: Mapping[str, Any]) -> Estimate:
+    bandwidth, latency, low, high, rounds = (
+        told[f"link.{number}.{name}"]
+        for name in ("bw_bytes_per_s", "latency_s", "low_bytes_per_s", "high_bytes_per_s", "rounds")
+    )
+    return Estimate(Link(float(bandwidth), float(latency)), float(low), float(high), int(rounds))
 
 
 def _save_links(path: Path, links: Mapping[tuple[str, str], Link]) -> None:
