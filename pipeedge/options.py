@@ -8,7 +8,7 @@ import hashlib
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,6 +33,7 @@ from pipeedge.config import (
 )
 from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
 from pipeedge.schedule import DTYPES
+from pipeedge.wording import hint, printable
 
 __all__ = [
     "DoctorCommand",
@@ -49,7 +50,6 @@ __all__ = [
     "parse_doctor",
     "parse_runtime",
     "path",
-    "version",
 ]
 
 _INTERRUPTED = 130
@@ -60,7 +60,32 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
-        raise RequestError(f"{message} (see --help)")
+        raise RequestError(f"{printable(message)} (see --help)")
+
+    # argparse declares overloads for the type of the namespace, of which no program here has its own.
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        """Parse the command line; an unknown option is named with the known one that is closest to it."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        option = next((one.partition("=")[0] for one in unknown if one.startswith("-") and one != "--"), None)
+        if option is not None:
+            self.error(f"unknown option {option}{self.explain_unknown(option)}")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        return parsed
+
+    def explain_unknown(self, option: str) -> str:
+        """Return what to say of an unknown option, as the end of a sentence."""
+        known = [name for action in self._option_actions() for name in action.option_strings]
+        return hint(option, known)
+
+    def _option_actions(self) -> Iterator[argparse.Action]:
+        for action in self._actions:
+            yield action
+            if isinstance(action.choices, Mapping):
+                for parser in action.choices.values():
+                    yield from parser._actions
 
 
 class RuntimeCommand:
@@ -368,7 +393,7 @@ def _runtime_parser() -> argparse.ArgumentParser:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What every program has: ``--version`` and ``--verbose``."""
-    parser.add_argument("--version", action="version", version=version())
+    parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
 
 
@@ -612,8 +637,7 @@ def _add_metrics(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def version() -> str:
-    """What ``--version`` prints."""
+def _version() -> str:
     import pipeedge
 
     return f"pipeedge {pipeedge.__version__}"

@@ -122,6 +122,11 @@ def _cut(name: str, width: int) -> str:
 
 def hint(wrong: str, known: Sequence[str]) -> str:
     """Return ``; did you mean NAME?`` with the name closest to ``wrong``, or nothing if none is close."""
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(wrong.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+    by_letters = {_letters(name): name for name in known}
+    near = get_close_matches(_letters(wrong), by_letters, n=1)
+    return f"; did you mean {by_letters[near[0]]}?" if near else ""
+
+
+def _letters(name: str) -> str:
+    """Return what to compare of a name: dashes before an option make no two options alike."""
+    return name.lower().lstrip("-")

@@ -20,6 +20,7 @@ from processes import free_port
 
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction
 from pipeedge.auction.optimal import optimal
+from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale
 from pipeedge.control.messages import Message, encode
@@ -485,3 +486,9 @@ def test_a_mistake_gets_one_line(tmp_path: Path, options: tuple[str, ...], said:
     assert (status, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_the_batch_of_a_run_has_its_own_place() -> None:
+    with pytest.raises(RequestError, match="unknown option -b: items of a microbatch are -u here; -b, the"):
+        parse_auction(["0", "2", "-b", "64"])
+    assert parse_auction(["0", "2", "-u", "4", "--run", "-b", "64"]).run == ("-b", "64")

@@ -26,6 +26,7 @@ from documents import Page, commands, console_steps, fits
 from processes import environment, free_port
 from rich.console import Console
 
+import pipeedge
 from pipeedge import pipeline
 from pipeedge.auction.options import parse_auction
 from pipeedge.config import Environment
@@ -120,6 +121,32 @@ def check(name: str, argv: list[str]) -> None:
         source = (ROOT / name).read_text("utf-8")
         unknown = [word for word in argv if word.startswith("-") and f'"{word}"' not in source]
         assert not unknown, f"{name} has no {unknown}"
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_every_program_says_its_version(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if program == "sched-pipeline":
+        PARSERS[program]([])  # asked for its version, it ends before it reads a file
+    else:
+        with pytest.raises(SystemExit) as ended:
+            PARSERS[program](["--version"])
+        assert ended.value.code == 0
+    assert pipeedge.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_every_program_names_the_option_that_was_meant(program: str) -> None:
+    own = {
+        "revauct.py": ["0", "2"],
+        "pipeedge-launch": ["--local", "2", "--"],
+        "pipeedge-report": ["a.json"],
+        "profiler_results_to_device_types.py": ["board"],
+        "tools/testbed.py": ["up", "bed.yml"],
+    }
+    option = "--formt" if program == "sched-pipeline" else "--verbsoe"
+    meant = "--format" if program == "sched-pipeline" else "--verbose"
+    with pytest.raises(RequestError, match=rf"unknown option {option}; did you mean {meant}\?"):
+        PARSERS[program]([*own.get(program, []), option])
 
 
 @cache

@@ -175,6 +175,8 @@ def test_options_of_the_runtime_follow_with_or_without_a_separator() -> None:
         (["--hosts", "a,,b", "--"], "is no host"),
         (["--local", "2", "--", "-pt", "1,8,9"], "pairs"),
         (["--local", "2", "--", "--nonsense"], "--nonsense"),
+        (["--lcoal", "2", "--", "-u", "4"], r"unknown option --lcoal; did you mean --local\?"),
+        (["--local", "2", "--prnt", "--", "-u", "4"], r"did you mean --print\?"),
         (["--local", "2", "--", "--addr", "198.51.100.7"], "no address of this machine"),
     ],
 )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import pipeedge
 from pipeedge.config import Environment, RunRequest
 from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.launching.main import parse_launch
 from pipeedge.options import guard, parse_runtime
 
 NOTHING = Environment()
@@ -104,7 +103,7 @@ def test_the_environment_is_read_as_torchrun_writes_it() -> None:
 WRONG = [
     ("", "which rank of how many"),
     ("0", "RANK is given without WORLD"),
-    ("0 2 3", "unrecognized arguments: 3"),
+    ("0 2 3", "unexpected argument '3'"),
     ("a 2", "RANK.*invalid int"),
     ("2 2", r"rank 2 is outside the world: with WORLD 2, RANK is 0 to 1"),
     ("-1 2", "rank -1 is outside the world"),
@@ -150,8 +149,10 @@ WRONG = [
     ("0 2 --dataset-name CoLA --seed -1", "seed -1"),
     ("0 2 --input", "expected at least one argument"),
     ("0 2 --report r.txt", "FILE.json"),
-    ("0 2 --batch 3", "unrecognized arguments"),
-    ("0 2 --no-such-option", "unrecognized arguments"),
+    ("0 2 --batch 3", r"unknown option --batch; did you mean --batch-size\?"),
+    ("0 2 --outptu=o.csv 3", r"unknown option --outptu; did you mean --output\?"),
+    ("0 2 --pt 1,16", r"unknown option --pt; did you mean -pt\?"),
+    ("0 2 --xyzzy \x1b[2J", r"unknown option --xyzzy \(see --help\)"),
     ("0 2 -m", "expected one argument"),
 ]
 
@@ -340,20 +341,12 @@ def test_adaptive_links_that_cannot_be_are_refused_with_a_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("program", ["runtime.py", "profiler.py", "save_model_weights.py"])
-def test_every_program_says_its_version(program: str) -> None:
+def test_a_script_says_its_version() -> None:
     done = subprocess.run(
-        [sys.executable, program, "--version"],
+        [sys.executable, "revauct.py", "--version"],
         cwd=Path(__file__).resolve().parents[1],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, f"pipeedge {pipeedge.__version__}\n")
-
-
-def test_the_launcher_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_launch(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"pipeedge {pipeedge.__version__}\n"

@@ -500,7 +500,7 @@ def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: 
         (("--synthetic", "2", "-dt", "x", "--no-warmup"), "does not go with --no-warmup"),
         (("--from", "x"), "give --synthetic"),
         (("--serve-link", "-i", "3"), "does not go with --iterations"),
-        (("--model",), "unrecognized arguments"),
+        (("--model",), "unknown option --model; did you mean"),
     ],
 )
 def test_a_mistake_is_one_line_and_touches_nothing(here: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -12,7 +12,7 @@ from pipeedge.auction.market import DTYPE_BYTES
 from pipeedge.auction.ordered import Order
 from pipeedge.config import ModelRequest, WorldRequest
 from pipeedge.errors import RequestError
-from pipeedge.options import OneLineParser
+from pipeedge.options import OneLineParser, add_common
 from pipeedge.wording import figure
 
 __all__ = ["SCHEDULERS", "AuctionRequest", "parse_auction"]
@@ -77,7 +77,7 @@ def parse_auction(argv: Sequence[str]) -> AuctionRequest:
 
     Raises:
         RequestError: an option or a value that cannot be.
-        SystemExit: after ``--help``.
+        SystemExit: after ``--help`` or ``--version``.
     """
     own, run = list(argv), None
     if "--run" in own:
@@ -117,8 +117,18 @@ def parse_auction(argv: Sequence[str]) -> AuctionRequest:
     )
 
 
+class _Parser(OneLineParser):
+    """Knows that options of the run have their own place."""
+
+    def explain_unknown(self, option: str) -> str:
+        """Return what to say of an unknown option, as the end of a sentence."""
+        if option in ("-b", "--batch-size"):
+            return ": items of a microbatch are -u here; -b, the items of the run, goes after --run"
+        return super().explain_unknown(option)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
+    parser = _Parser(
         prog="revauct.py",
         description="Schedule by a reverse auction: each device bids for the shards that it can hold with "
         "its own times, and rank 0 schedules from the bids alone. Start one on each device. The schedule "
@@ -129,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("RANK", type=int, help="this process, from 0; rank 0 is the auctioneer, and bids too")
     parser.add_argument("WORLD", type=int, help="how many processes there are")
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
 
     network = parser.add_argument_group("network")
     network.add_argument(

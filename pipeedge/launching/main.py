@@ -177,6 +177,8 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
         SystemExit: after ``--help``.
     """
     own, arguments = _own(argv)
+    if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:
+        own = list(argv[: argv.index(_ENDED)])  # all that precedes it is the launcher's, known or not
     parsed = _parser().parse_args(own)
     devices: Path | None = parsed.sched_dev_file
     if devices is not None and not _names_devices(arguments) and _schedules(arguments):

@@ -18,7 +18,7 @@ from pipeedge.files import (
     named_output,
     write_whole,
 )
-from pipeedge.options import OneLineParser, guard, version
+from pipeedge.options import OneLineParser, add_common, guard
 
 __all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report"]
 
@@ -71,8 +71,7 @@ def parse_report(argv: Sequence[str]) -> ReportRequest:
         "run.json -o both.html'. Exit status: 0 done, 2 the request is wrong, 1 a fault of this program.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=version())
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
     parser.add_argument("reports", type=Path, nargs="+", metavar="FILE.json", help="one, or two to compare")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="the page (beside the first report)"

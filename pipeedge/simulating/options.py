@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeedge.config import DEFAULT_BATCH_SIZE, ModelRequest, check_report_name
 from pipeedge.errors import RequestError, ScheduleError
-from pipeedge.options import OneLineParser, integers, names, version
+from pipeedge.options import OneLineParser, add_common, integers, names
 from pipeedge.schedule import check_bits, check_dtype
 from pipeedge.specs import short_dtype
 from pipeedge.wording import count
@@ -129,8 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "fault of this program.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=version())
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
 
     cluster = parser.add_argument_group("cluster")
     for option, name, default, what in (

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from pipeedge.errors import RequestError
 from pipeedge.files import InputPath, OutputFile, check_outputs
-from pipeedge.options import OneLineParser, guard
+from pipeedge.options import OneLineParser, add_common, guard
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
 from pipeedge.wording import count, figure
@@ -72,7 +72,7 @@ def parse_testbed(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         RequestError: an option or a value that cannot be.
-        SystemExit: after ``--help``.
+        SystemExit: after ``--help`` or ``--version``.
     """
     return _parser().parse_args(argv)
 
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "exec ends as the command does.",
         allow_abbrev=False,
     )
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     up = actions.add_parser("up", help="build the cluster of a file", allow_abbrev=False)
     up.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeedge.config import Environment, WorldRequest
-from pipeedge.options import OneLineParser, name, path, version
+from pipeedge.options import OneLineParser, add_common, name, path
 from pipeedge.training.orders import SCHEDULES
 from pipeedge.training.request import (
     AUTO,
@@ -133,8 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "this program.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=version())
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    add_common(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print which worker would have which layers, and stop"
     )
