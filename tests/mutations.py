@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -62,11 +63,11 @@ def mutate_bytes(data: bytes, chance: random.Random, head: int | None = None) ->
 
 def mutate_document(document: Any, chance: random.Random) -> Any:
     """Return a copy of a JSON document with a value replaced, removed or repeated somewhere."""
-    copy = json.loads(json.dumps(document))
+    copied = json.loads(json.dumps(document))
     for _ in range(chance.randint(1, 2)):
-        places = list(_places(copy))
+        places = list(_places(copied))
         if not places:
-            return chance.choice(HOSTILE_VALUES)
+            return copy.deepcopy(chance.choice(HOSTILE_VALUES))
         holder, key = chance.choice(places)
         kind = chance.randrange(6)
         if kind == 0:
@@ -76,8 +77,14 @@ def mutate_document(document: Any, chance: random.Random) -> Any:
         elif kind == 2 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
             holder[key] *= chance.choice((-1, 2, 10, 10**6))
         else:
-            holder[key] = chance.choice(HOSTILE_VALUES)
-    return copy
+            holder[key] = copy.deepcopy(chance.choice(HOSTILE_VALUES))
+    return copied
+
+
+def mutate_message(body: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Return a copy of a message's body with a value replaced, removed or repeated somewhere."""
+    damaged = mutate_document(body, chance)
+    return damaged if isinstance(damaged, dict) else {"x": damaged}
 
 
 def document_bytes(document: Any, chance: random.Random) -> bytes:

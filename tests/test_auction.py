@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
 import os
+import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import mutate_message, rounds
 from processes import free_port
 
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction
 from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
-from pipeedge.auction.sale import Sale
+from pipeedge.auction.sale import Sale, Sold
 from pipeedge.control.messages import Message, encode
 from pipeedge.errors import InfeasibleError, RequestError
+from pipeedge.fields import MALFORMED
 from pipeedge.specs import DeviceType, Link, ModelProfile, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -252,7 +258,7 @@ def test_filters_keep_what_they_say() -> None:
         ({"stage_s": [[1.0]]}, "bids for 1 layer of a model with 4"),
         ({"stage_s": [[1.0] * 5, [], [], []]}, "beyond 4"),
         ({"stage_s": [[-1.0], [], [], []]}, "negative"),
-        ({"stage_s": [["1"], [], [], []], "host": 7}, "proper name"),
+        ({"host": 7}, "proper name"),
         ({"host": ""}, "proper name"),
         ({"host": "a\nb"}, "proper name"),
         ({"bw_bytes_per_s": -1}, "negative"),
@@ -328,7 +334,7 @@ def test_a_sale_is_over_when_all_have_bid_or_are_gone() -> None:
         ([hello(1, "h1"), offer("h1"), offer("h1")], "a second bid"),
         (
             [hello(1, "h1"), Message("failed", {"line": "no profile\nhere", "exit_code": 2})],
-            r"rank 1 \(on h1\) cannot bid: no profile here",
+            r"rank 1 \(on h1\) cannot bid: no profile\\nhere",
         ),
     ],
 )
@@ -355,6 +361,25 @@ def test_strangers_change_nothing() -> None:
         ((_, answer),) = sale.received(8, hello(rank, "other", world=world))
         assert said in answer.body["line"]
     assert sale.error is None
+
+
+def test_mutated_messages_are_refused_or_understood() -> None:
+    chance = random.Random(3)
+    sold = Sold(("h0", "h1"), (0, 1), (1, 2, 3, 4), (0, 1), 0)
+    told: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
+        (dict(CALL.to_body()), Call.from_body),
+        (dict(offer("h1").body), lambda body: Bid.from_body(body, CALL)),
+        (json.loads(json.dumps(sold.message().body)), lambda body: Sold.from_body(body).runtime_arguments(0)),
+    ]
+    for _ in range(rounds(400)):
+        body, read = chance.choice(told)
+        with contextlib.suppress(RequestError, *MALFORMED):
+            read(mutate_message(body, chance))
+        sale = new_sale()
+        said = (dict(hello(1, "h1").body), dict(offer("h1").body), {"line": "x", "exit_code": 2})
+        for kind, body in zip(("hello", "bid", "failed"), said, strict=True):
+            sale.received(7, Message(kind, mutate_message(body, chance) if chance.random() < 0.5 else body))
+        assert sale.error is None or str(sale.error).isprintable()
 
 
 # Real bidders. ----------------------------------------------------------------------------------------------

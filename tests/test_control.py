@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -17,17 +18,31 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import mutate_message, rounds
 
 from pipeedge.control.hub import Hub, HubState, Verdict, beat_interval_s
-from pipeedge.control.liveness import Limits, RankStatus, Silent, Slow, Stalled, Stuck, diagnose
+from pipeedge.control.liveness import (
+    Limits,
+    RankStatus,
+    Silent,
+    Slow,
+    StageWork,
+    Stalled,
+    Stuck,
+    diagnose,
+)
 from pipeedge.control.member import Member
 from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
-from pipeedge.errors import DeadlineError, PeerFailedError, RequestError
+from pipeedge.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError, exit_code
 
 # --- messages ---------------------------------------------------------------------------------------
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**63, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -86,6 +101,8 @@ def framed(text: bytes) -> bytes:
         framed(b'{"kind": "beat", "x": -Infinity}'),
         framed(b'{"kind": "beat", "x": 1e999}'),
         framed(b'{"kind": "beat", "x": ' + b"9" * 60000 + b"e1}"),
+        framed(b'{"kind": "beat", "x": ' + b"9" * 400 + b"}"),
+        framed(b'{"kind": "beat", "x": [-9223372036854775808]}'),
         framed(b'{"kind": "\xff"}'),
         framed(b"[" * 50000 + b"]" * 50000),
         framed(b'{"kind": "x", "y": ' + b'{"a":' * 50000 + b"1" + b"}" * 50000 + b"}"),
@@ -553,7 +570,7 @@ def test_the_first_cause_wins() -> None:
     play.say(2, "failed", line="the disk\nis full\x1b[0m")
     play.say(0, "failed", line="connection lost")
     play.close(1)
-    assert play.line() == "rank 2 (stage 2, on pi2) failed: the disk is full [0m"
+    assert play.line() == "rank 2 (stage 2, on pi2) failed: the disk\\nis full\\x1b[0m"
     for rank in (0, 1, 2):
         assert len(play.heard(rank, "verdict")) == 1
 
@@ -654,6 +671,100 @@ def test_a_quarrel_is_a_request_that_is_wrong() -> None:
     assert play.verdict == Verdict("ranks 0 and 1 disagree", None, 2)
     error = Verdict.from_message(play.heard(1, "verdict")[0]).error()
     assert isinstance(error, RequestError)
+
+
+# --- numbers and texts of any size ------------------------------------------------------------------
+
+
+def test_the_hub_survives_any_mutation_of_any_message() -> None:
+    chance = random.Random(1)
+    beat = RankStatus(busy=("computing", 1.0), sent={0: 3}, received={0: 1}, awaiting=frozenset({0}))
+    beat = dataclasses.replace(beat, stage_s=0.5, work=StageWork(1.0, 2.0, 3.0, 8), finished=4)
+    said: dict[str, dict[str, Any]] = {
+        "hello": {"rank": 1, "world": 2, "host": "pi1"},
+        "facts": {"facts": {"model": "m", "items": 3, "x": None}},
+        "beat": beat.to_body(),
+        "clock": {"sent": 1.5},
+        "failed": {"line": "x"},
+        "lost": {"rank": 0, "line": "x"},
+        "record": {"text": "x"},
+        "ready": {},
+        "done": {"stats": {"busy": 0.5, "threads": 1}},
+    }
+    for _ in range(rounds(400)):
+        kind = chance.choice(list(said))
+        play = Play() if kind == "hello" else Play().started() if kind != "facts" else Play().hello(0, 1)
+        play.say(1, kind, **mutate_message(said[kind], chance))
+        play.say(1, "beat", **beat.to_body())
+        play.pass_time(12, beats={0: WAITING})
+        assert play.verdict is None or play.verdict.line.isprintable()
+
+
+def test_a_member_survives_any_mutation_of_any_message() -> None:
+    chance = random.Random(2)
+    said: dict[str, dict[str, Any]] = {
+        "plan": {"items": 3},
+        "verdict": Verdict("x", 1, 4).message().body | {},
+        "notice": {"line": "x"},
+        "clock": {"sent": 1.5, "there": 2.5},
+        "beat": {"slowest_s": 0.5},
+        "work": {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}},
+        "record": {"rank": 1, "text": "x"},
+        "summary": {"stats": {"0": {}}},
+    }
+    ours, theirs = socket.socketpair()
+    with theirs, Member(ours, rank=1, timeout_s=5.0) as self:
+        for _ in range(rounds(400)):
+            kind = chance.choice(list(said))
+            self._error = None
+            self._hear(Message(kind, mutate_message(said[kind], chance)))
+            assert self.hub_clock(1.0) < math.inf
+            assert self._error is None or str(self._error).isprintable()
+        self._error = None
+
+
+def test_a_control_thread_that_dies_ends_its_ranks_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> Any:
+        raise MemoryError("no more")
+
+    with hub(2) as (_, address), member(address, 0) as zero, member(address, 1, status=breaks) as one:
+        for self in (zero, one):
+            self.hello(world_size=2, host="pi")
+        with pytest.raises(
+            PipeEdgeError, match=r"internal error .* of rank 1: MemoryError: no more"
+        ) as caught:
+            one.wait("plan")
+        assert exit_code(caught.value) == 1
+        with pytest.raises(PeerFailedError, match=r"rank 1 \(on pi\) failed: internal error"):
+            zero.wait("plan")
+    with hub(2) as (served, address), member(address, 0) as zero, member(address, 1) as one:
+        for self in (zero, one):
+            self.hello(world_size=2, host="pi")
+        monkeypatch.setattr(served._state, "tick", breaks)
+        for self, kind, status in ((zero, PipeEdgeError, 1), (one, PeerFailedError, 4)):
+            with pytest.raises(
+                kind, match=r"rank 0 .*failed: internal error in its hub: MemoryError: no"
+            ) as caught:
+                self.wait("plan")
+            assert exit_code(caught.value) == status
+        assert served.gather() is None
+
+
+def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
+    def full(line: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    def closed(line: str) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    for notify in (full, closed):
+        ours, theirs = socket.socketpair()
+        with theirs, Member(ours, rank=1, timeout_s=5.0, notify=notify) as self:
+            theirs.sendall(
+                encode(Message("notice", {"line": "still alive"})) + encode(Message("plan", {"x": 1}))
+            )
+            assert self.wait("plan") == {"x": 1}
+            assert self.error is None
 
 
 # --- real connections -------------------------------------------------------------------------------

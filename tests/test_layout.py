@@ -18,6 +18,7 @@ PACKAGE = ROOT / "pipeedge"
 ORDER = (
     "wording",
     "errors",
+    "fields",
     "files",
     "console",
     "schedule",
@@ -75,6 +76,7 @@ PURE = (
     "control.messages",
     "wording",
     "errors",
+    "fields",
     "launching.commands",
     "metrics",
     "prediction",

@@ -20,6 +20,7 @@ from pipeedge.errors import (
     exit_code,
     one_line,
 )
+from pipeedge.fields import MALFORMED, text
 from pipeedge.wording import figure
 
 __all__ = ["House", "attend"]
@@ -156,8 +157,10 @@ def attend(
                 sock.sendall(encode(Message("failed", body)))
                 raise
             sock.sendall(encode(Message("bid", bid.to_body())))
-            return Sold.from_body(heard("result", result_within_s))
-        except (KeyError, TypeError, ValueError) as error:
+            sold = Sold.from_body(heard("result", result_within_s))
+            sold.ranks.index(rank)
+            return sold
+        except MALFORMED as error:
             raise PeerFailedError("what rank 0 says is not of this program's version") from error
         except ConnectionError as error:
             raise PeerFailedError("rank 0 is gone: it was killed or lost its network") from error
@@ -189,5 +192,5 @@ def _listen(sock: socket.socket, timeout_s: float) -> Callable[[str, float], dic
 
 
 def _error(message: Message) -> PipeEdgeError:
-    line = str(message.body["line"])
+    line = text(message.body["line"])
     return RequestError(line) if message.body["exit_code"] == EXIT_REQUEST else PeerFailedError(line)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeedge.errors import RequestError, ScheduleError
+from pipeedge.fields import flag, nonnegative, number, text, whole_number
 from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 from pipeedge.wording import count, figure
 
@@ -29,6 +30,9 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _TOLERANCE = 1e-6
 """Between a bid and a profile: figures that went through text."""
 _MAX_HOST = 200
+_MAX_NAME = 1000
+_MAX_CALLED = 1 << 20
+"""Layers, items and buffers that a call may ask for lie below this."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,11 @@ class Call:
     def from_body(cls, body: Mapping[str, Any]) -> Call:
         """From a message; raises TypeError, KeyError or ValueError where it is none."""
         return cls(
-            model_name=str(body["model_name"]),
-            dtype=str(body["dtype"]),
-            largest=bool(body["largest"]),
+            model_name=text(body["model_name"], _MAX_NAME),
+            dtype=text(body["dtype"], _MAX_NAME),
+            largest=flag(body["largest"]),
             **{
-                name: int(body[name])
+                name: whole_number(body[name], below=_MAX_CALLED)
                 for name in ("layers", "ubatch_size", "buffers_in", "buffers_out", "chunk")
             },
         )
@@ -126,13 +130,14 @@ class Bid:
             if len(row) > call.layers - first:
                 raise ValueError(f"bids for layers beyond {call.layers}")
             stage_s[first, first + 1 : first + 1 + len(row)] = [
-                np.inf if cell is None else cell for cell in row
+                np.inf if cell is None else number(cell) for cell in row
             ]
         links = {
-            _host(name): Link(_amount(bw), _amount(latency)) for name, (bw, latency) in body["links"].items()
+            _host(name): Link(nonnegative(bw), nonnegative(latency))
+            for name, (bw, latency) in body["links"].items()
         }
         bid = cls(
-            _host(body["host"]), _host(body["type_name"]), _amount(body["bw_bytes_per_s"]), stage_s, links
+            _host(body["host"]), _host(body["type_name"]), nonnegative(body["bw_bytes_per_s"]), stage_s, links
         )
         bid.check()
         return bid
@@ -164,12 +169,6 @@ def _host(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_HOST or not value.isprintable():
         raise ValueError("a host without a proper name")
     return value
-
-
-def _amount(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ValueError("an amount that is negative or no number")
-    return float(value)
 
 
 def bid_of(

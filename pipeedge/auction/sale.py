@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeedge.auction.market import Bid, Call, contradiction
-from pipeedge.control.liveness import whole_number
 from pipeedge.control.messages import Message
 from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.fields import MALFORMED, text, whole_number
 from pipeedge.wording import count
 
 __all__ = ["Sale", "Sold", "verdict"]
@@ -82,7 +82,7 @@ class Sale:
             if rank is None:
                 return self._hello(connection, message)
             self._from_bidder(rank, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (*MALFORMED, MemoryError) as error:
             if rank is None:
                 return [(connection, verdict("what you said is no hello; do all run the same version?"))]
             self._end(RequestError(f"the bid of rank {rank} (on {self._hosts[rank]}) cannot be: {error}"))
@@ -153,9 +153,10 @@ class Sale:
 
 def _line(value: object) -> str:
     """Text of a peer, as it may be shown: short and on one line."""
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{type(value).__name__} where text was due")
-    return "".join(char if char.isprintable() else " " for char in value[:_MAX_LINE])
+    line = text(value, _MAX_LINE)
+    if not line:
+        raise ValueError("nothing where text was due")
+    return line
 
 
 @dataclass(frozen=True)
@@ -184,11 +185,12 @@ class Sold:
             name: tuple(whole_number(number) for number in body[name])
             for name in ("ranks", "partition", "order")
         }
-        return cls(
-            hosts=tuple(_line(host) for host in body["hosts"]),
-            data_rank=whole_number(body["data_rank"]),
-            **numbers,
-        )
+        hosts = tuple(_line(host) for host in body["hosts"])
+        if len(numbers["ranks"]) != len(hosts) or len(numbers["partition"]) != 2 * len(numbers["order"]):
+            raise ValueError("a result whose parts do not fit each other")
+        for device in numbers["order"]:
+            whole_number(device, below=len(hosts))
+        return cls(hosts=hosts, data_rank=whole_number(body["data_rank"], below=len(hosts)), **numbers)
 
     def runtime_arguments(self, rank: int) -> list[str]:
         """Of ``runtime.py``, for the one that had ``rank`` in the auction."""

@@ -22,6 +22,7 @@ protocol ends the run, it never harms the hub.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -38,17 +39,18 @@ from pipeedge.control.liveness import (
     Stalled,
     Stuck,
     diagnose,
-    whole_number,
 )
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.errors import (
+    EXIT_FAULT,
     EXIT_PEER,
     EXIT_REQUEST,
-    PeerError,
     PeerFailedError,
     PipeEdgeError,
     RequestError,
+    one_line,
 )
+from pipeedge.fields import MALFORMED, number, plain, text, whole_number
 from pipeedge.wording import count, figure
 
 __all__ = ["Hub", "HubState", "Verdict"]
@@ -56,7 +58,11 @@ __all__ = ["Hub", "HubState", "Verdict"]
 _LOSS_GRACE_S = 1.0
 _PARTING_S = 2.0
 """At the end, how long the hub waits at most for the ranks to hear of it and leave."""
-_MAX_LINE = 2000
+_MAX_VERDICT = 8000
+"""Characters of the line that ends a run: what ranks say of themselves, and names of several."""
+_EXIT_CODES = 256
+_MAX_HOST = 255
+_MAX_KIND = 40
 _MAX_MESSAGE_BYTES = 64 << 10
 """What a rank says of itself is short."""
 _MAX_RECORD_CHARS = 8 << 20
@@ -82,15 +88,18 @@ class Verdict:
         """As a member reads it; a malformed one raises KeyError, TypeError or ValueError."""
         rank = message.body["rank"]
         return cls(
-            line=str(message.body["line"]),
-            rank=None if rank is None else int(rank),
-            exit_code=int(message.body["exit_code"]),
+            line=text(message.body["line"], _MAX_VERDICT),
+            rank=None if rank is None else whole_number(rank),
+            exit_code=whole_number(message.body["exit_code"], below=_EXIT_CODES),
         )
 
-    def error(self) -> PeerError | RequestError:
-        """As the exception that a member raises."""
-        kind = RequestError if self.exit_code == EXIT_REQUEST else PeerFailedError
-        return kind(self.line)
+    def error(self, rank: int | None = None) -> PipeEdgeError:
+        """As the exception that the member of ``rank`` raises."""
+        if self.exit_code == EXIT_REQUEST:
+            return RequestError(self.line)
+        if self.exit_code == EXIT_FAULT and rank == self.rank:
+            return PipeEdgeError(self.line)
+        return PeerFailedError(self.line)
 
 
 @dataclass
@@ -150,12 +159,10 @@ class HubState:
         known.heard_at = now
         try:
             return self._from_rank(rank, known, message, now)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return self._judge(
-                f"{self.name(rank)} sent a malformed {message.kind!r}; do all run the same version?",
-                rank,
-                now,
-            )
+        except MALFORMED:
+            kind = message.kind[:_MAX_KIND]
+            line = f"{self.name(rank)} sent a malformed {kind!r}; do all run the same version?"
+            return self._judge(line, rank, now)
 
     def _from_rank(self, rank: int, known: _Rank, message: Message, now: float) -> list[tuple[int, Message]]:
         body = message.body
@@ -164,18 +171,18 @@ class HubState:
             return []
         if message.kind == "clock":
             there = now - self._opened_at
-            return [(known.connection, Message("clock", {"sent": _number(body["sent"]), "there": there}))]
+            return [(known.connection, Message("clock", {"sent": number(body["sent"]), "there": there}))]
         if message.kind == "facts" and known.facts is None:
-            known.facts = _plain(body["facts"])
+            known.facts = plain(body["facts"])
             return []
         if message.kind in ("failed", "lost") and (known.finished or not self._takes_part(rank)):
             return []  # it has done its part, or never had one
         if message.kind == "failed":
-            return self._judge(f"{self.name(rank)} failed: {_text(body['line'])}", rank, now)
+            return self._judge(f"{self.name(rank)} failed: {text(body['line'])}", rank, now)
         if message.kind == "lost":
             lost = whole_number(body["rank"], below=self._world_size)
             if self._suspect is None and self.verdict is None:
-                line = f"{self.name(lost)} is gone: {_text(body['line'])}"
+                line = f"{self.name(lost)} is gone: {text(body['line'])}"
                 self._suspect = (now + _LOSS_GRACE_S, lost, line)
             return []
         if message.kind == "record" and rank in self._running() and self._started() and not known.finished:
@@ -187,20 +194,25 @@ class HubState:
             self._progress_at = now
             return self._to_all(Message("start"))
         if message.kind == "done" and rank in self._running() and self._started() and not known.finished:
-            known.stats = _plain(body["stats"])
+            known.stats = plain(body["stats"])
             if any(not self._ranks[other].finished for other in self._running()):
                 return []
             stats = {str(other): self._ranks[other].stats for other in self._running()}
             return self._to_all(Message("summary", {"stats": stats}))
         raise ValueError(message.kind)
 
-    def closed(self, connection: int, now: float) -> list[tuple[int, Message]]:
-        """A connection closed."""
+    def closed(self, connection: int, now: float, why: str = "") -> list[tuple[int, Message]]:
+        """A connection closed; ``why``, if it is known."""
         self._refused.discard(connection)
         rank = self._rank_of.pop(connection, None)
         if rank is None or self._ranks[rank].finished or not self._takes_part(rank):
             return []
-        return self._judge(f"{self.name(rank)} is gone: it was killed or lost its network", rank, now)
+        why = why or "it was killed or lost its network"
+        return self._judge(f"{self.name(rank)} is gone: {why}", rank, now)
+
+    def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
+        """The hub itself cannot go on, for a fault of ours."""
+        return self._judge(f"{self.name(0)} failed: internal error in its hub: {fault}", 0, now, EXIT_FAULT)
 
     def tick(self, now: float) -> list[tuple[int, Message]]:
         """Time has passed."""
@@ -283,8 +295,8 @@ class HubState:
         try:
             world = whole_number(body["world"])
             rank = whole_number(body["rank"])
-            host = _text(body["host"])
-        except (KeyError, TypeError, ValueError):
+            host = text(body["host"], _MAX_HOST)
+        except MALFORMED:
             return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
         disagrees = ""
         if world != self._world_size:
@@ -320,17 +332,17 @@ class HubState:
         work = {str(rank): status.work.to_body() for rank, status in statuses.items() if status.work}
         return [(data.connection, Message("work", {"work": work}))]
 
-    def _pass_on(self, rank: int, known: _Rank, text: object) -> list[tuple[int, Message]]:
+    def _pass_on(self, rank: int, known: _Rank, part: object) -> list[tuple[int, Message]]:
         """A part of what ``rank`` recorded goes to the data rank."""
-        if not isinstance(text, str):
-            raise TypeError(f"{type(text).__name__} where text was due")
-        known.recorded += len(text)
+        if not isinstance(part, str):
+            raise TypeError(f"{type(part).__name__} where text was due")
+        known.recorded += len(part)
         if known.recorded > _MAX_RECORD_CHARS:
             raise ValueError("a record without end")
         data = self._ranks.get(self._data_rank) if self._data_rank is not None else None
         if data is None:
             return []
-        return [(data.connection, Message("record", {"rank": rank, "text": text}))]
+        return [(data.connection, Message("record", {"rank": rank, "text": part}))]
 
     def _watch(self, now: float) -> list[tuple[int, Message]]:
         watched = [rank for rank in self._ranks if self._takes_part(rank) and not self._ranks[rank].finished]
@@ -394,29 +406,6 @@ class HubState:
 
     def _to_all(self, message: Message) -> list[tuple[int, Message]]:
         return [(connection, message) for connection in self._rank_of]
-
-
-def _text(value: object) -> str:
-    """Text of a peer, as it may be shown in a terminal: short, and on one line without control characters."""
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text was due")
-    return "".join(char if char.isprintable() else " " for char in value[:_MAX_LINE])
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} where a number was due")
-    return value
-
-
-def _plain(value: object) -> Mapping[str, Any]:
-    """A peer's object whose values are text and numbers, so that it can be compared, shown and sent on."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{type(value).__name__} where an object was due")
-    for entry in value.values():
-        if not isinstance(entry, str | int | float | None):
-            raise TypeError(f"{type(entry).__name__} where text or a number was due")
-    return {key: _text(entry) if isinstance(entry, str) else entry for key, entry in value.items()}
 
 
 def beat_interval_s(timeout_s: float) -> float:
@@ -495,7 +484,7 @@ class Hub:
             self._changed.wait_for(
                 lambda: self._ended or self._state.facts() is not None or self._state.verdict is not None
             )
-            if self._ended:
+            if self._ended and self._state.verdict is None:
                 raise PipeEdgeError("the hub has ended")
             return None if self._state.verdict is not None else self._state.facts()
 
@@ -543,6 +532,8 @@ class Hub:
                     self._queue(self._state.tick(self._clock()))
                     self._flush()
                     self._changed.notify_all()
+        except Exception as error:  # nobody may wait for ever because this thread has ended
+            self._give_up(error)
         finally:
             for connection in self._connections.values():
                 connection.socket.close()
@@ -553,6 +544,14 @@ class Hub:
                 self._waker.close()
                 self._wakened.close()
                 self._changed.notify_all()
+
+    def _give_up(self, error: Exception) -> None:
+        """Tell all ranks that the hub has failed, as far as they take it at once."""
+        with self._changed:
+            self._queue(self._state.failed(one_line(error), self._clock()))
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.socket.send(connection.outgoing)
 
     def _accept(self) -> None:
         try:
@@ -576,23 +575,26 @@ class Hub:
     def _exchange(self, connection: _Connection, mask: int) -> None:
         if connection.number not in self._connections or not mask & selectors.EVENT_READ:
             return
+        why = ""
         try:
             data = connection.socket.recv(1 << 16)
             messages = connection.decoder.feed(data) if data else []
         except BlockingIOError:
             return
-        except (OSError, PeerFailedError):
+        except OSError:
             data, messages = b"", []
+        except PeerFailedError as error:
+            data, messages, why = b"", [], one_line(error)
         for message in messages:
             now = self._clock()
             self._queue(self._state.received(connection.number, connection.peer, message, now))
         if not data:
-            self._drop(connection)
+            self._drop(connection, why)
 
     def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
-        for number, message in outgoing:
-            if number in self._connections:
-                self._connections[number].outgoing += encode(message)
+        for connection, message in outgoing:
+            if connection in self._connections:
+                self._connections[connection].outgoing += encode(message)
 
     def _flush(self) -> None:
         for connection in list(self._connections.values()):
@@ -610,8 +612,8 @@ class Hub:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _Connection, why: str = "") -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         del self._connections[connection.number]
-        self._queue(self._state.closed(connection.number, self._clock()))
+        self._queue(self._state.closed(connection.number, self._clock(), why))

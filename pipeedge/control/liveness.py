@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from pipeedge.fields import nonnegative, text, whole_number
+
 __all__ = [
     "Finding",
     "Limits",
@@ -22,22 +24,11 @@ __all__ = [
     "Stalled",
     "Stuck",
     "diagnose",
-    "whole_number",
 ]
 
 
 _MAX_WHAT = 200
-_MAX_COUNT = 1 << 63
 _MAX_BITS = 65
-
-
-def whole_number(value: object, below: int = _MAX_COUNT) -> int:
-    """``value`` of a peer's message, if it is a whole number from 0; else TypeError or ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} where a whole number was due")
-    if not 0 <= value < below:
-        raise ValueError(f"a number outside 0 to {below - 1}")
-    return value
 
 
 def _counts(value: Mapping[str, object]) -> dict[int, int]:
@@ -68,12 +59,15 @@ class StageWork:
     @classmethod
     def from_body(cls, body: object) -> StageWork:
         """From part of a message; what is malformed raises ValueError or TypeError."""
-        if not isinstance(body, list) or not all(isinstance(value, int | float) for value in body):
+        if not isinstance(body, list):
             raise TypeError(f"{type(body).__name__} where numbers were due")
         busy, wait_input, wait_link, bits = body
-        if not all(0 <= value < _MAX_COUNT for value in (busy, wait_input, wait_link)):
-            raise ValueError("times from 0 on were due")
-        return cls(float(busy), float(wait_input), float(wait_link), whole_number(bits, below=_MAX_BITS))
+        return cls(
+            nonnegative(busy),
+            nonnegative(wait_input),
+            nonnegative(wait_link),
+            whole_number(bits, below=_MAX_BITS),
+        )
 
 
 @dataclass(frozen=True)
@@ -112,19 +106,15 @@ class RankStatus:
         """From a message body; what is malformed raises ValueError, TypeError or KeyError."""
         busy = body["busy"]
         if busy is not None:
-            what, seconds = busy
-            if not isinstance(what, str) or not isinstance(seconds, int | float) or len(what) > _MAX_WHAT:
-                raise TypeError(f"{type(busy).__name__} where something to do and for how long was due")
-            busy = ("".join(char if char.isprintable() else " " for char in what), float(seconds))
+            what, busy_s = busy
+            busy = (text(what, _MAX_WHAT), nonnegative(busy_s))
         stage_s = body["stage_s"]
-        if stage_s is not None and not (isinstance(stage_s, float) and stage_s >= 0):
-            raise ValueError(f"{stage_s!r} where seconds were due")
         return cls(
             busy=busy,
             sent=_counts(body["sent"]),
             received=_counts(body["received"]),
             awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
-            stage_s=stage_s,
+            stage_s=None if stage_s is None else nonnegative(stage_s),
             work=None if body["work"] is None else StageWork.from_body(body["work"]),
             finished=whole_number(body["finished"]),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -14,7 +15,15 @@ from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Verdict, beat_interval_s
 from pipeedge.control.liveness import Limits, RankStatus, StageWork
 from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.errors import DeadlineError, PeerError, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.errors import (
+    DeadlineError,
+    PeerError,
+    PeerFailedError,
+    PipeEdgeError,
+    RequestError,
+    one_line,
+)
+from pipeedge.fields import MALFORMED, nonnegative, number, text, whole_number
 from pipeedge.wording import figure
 
 __all__ = ["Member"]
@@ -25,6 +34,9 @@ _RETRY_S = 0.2
 _CONNECT_S = 5.0
 _CLOCK_BURST = 8
 """Exchanges of clocks, one after the other, as soon as the hub knows this rank; later, one with each beat."""
+_MAX_LINE = 2000
+_MAX_NOTICE = 8000
+_MAX_KIND = 40
 _RECORD_CHARS = 24 << 10
 """Of one message. The hub takes 64 KiB, and what is quoted grows."""
 
@@ -79,7 +91,7 @@ class Member:
         self._slowest_s = 0.0
         self._abort: Callable[[], None] = lambda: None
         self._waker, self._wakened = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, name="member", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="member", daemon=True)
 
     @classmethod
     def dial(cls, addr: str, port: int, *, timeout_s: float) -> socket.socket:
@@ -152,7 +164,7 @@ class Member:
 
     def failed(self, line: str) -> None:
         """This rank failed, for the reason in ``line``."""
-        self._say(Message("failed", {"line": line}))
+        self._say(Message("failed", {"line": line[:_MAX_LINE]}))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """What the hub knows of the loss of ``rank`` that ``error`` reports, or ``error`` itself."""
@@ -216,6 +228,14 @@ class Member:
         except OSError:
             self._fail(self._hub_gone())
 
+    def _serve(self) -> None:
+        try:
+            self._listen()
+        except Exception as error:  # whoever waits for the hub must not wait for ever
+            line = f"internal error in the control connection of rank {self._rank}: {one_line(error)}"
+            self.failed(line)
+            self._fail(PipeEdgeError(line))
+
     def _listen(self) -> None:
         decoder = Decoder()
         heard_at = beat_at = self._clock()
@@ -258,7 +278,7 @@ class Member:
 
     def _know_the_time(self, body: Mapping[str, Any]) -> None:
         received = self._run_clock()
-        self.hub_clock.add(float(body["sent"]), float(body["there"]), received)
+        self.hub_clock.add(number(body["sent"]), number(body["there"]), received)
         self._clock_burst -= 1
         if self._clock_burst > 0:
             self._ask_the_time()
@@ -266,25 +286,28 @@ class Member:
     def _hear(self, message: Message) -> None:
         try:
             self._take(message)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {message.kind!r}"))
+        except MALFORMED:
+            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {message.kind[:_MAX_KIND]!r}"))
 
     def _take(self, message: Message) -> None:
         if message.kind == "verdict":
-            self._fail(Verdict.from_message(message).error())
+            self._fail(Verdict.from_message(message).error(self._rank))
         elif message.kind == "notice":
-            self._notify(str(message.body.get("line", "")))
+            self._show_notice(text(message.body["line"], _MAX_NOTICE))
         elif message.kind == "clock":
             self._know_the_time(message.body)
         elif message.kind == "work":
-            self._hear_work(
-                {int(rank): StageWork.from_body(work) for rank, work in message.body["work"].items()}
-            )
+            work = message.body["work"].items()
+            self._hear_work({whole_number(int(rank)): StageWork.from_body(told) for rank, told in work})
         elif message.kind == "record":
+            rank, part = whole_number(message.body["rank"]), message.body["text"]
+            if not isinstance(part, str):
+                raise TypeError(f"{type(part).__name__} where text was due")
             with self._changed:
-                self._records.setdefault(int(message.body["rank"]), []).append(str(message.body["text"]))
+                self._records.setdefault(rank, []).append(part)
         elif message.kind == "beat":
-            self._know_the_slowest(message.body.get("slowest_s"))
+            with self._changed:
+                self._slowest_s = nonnegative(message.body.get("slowest_s", 0.0))
         else:
             with self._changed:
                 self._heard[message.kind] = message.body
@@ -294,10 +317,10 @@ class Member:
     def _or_another(self) -> str:
         return "" if self._hub_heard else ", or another program listens on this --port"
 
-    def _know_the_slowest(self, seconds: object) -> None:
-        if isinstance(seconds, float) and seconds >= 0:
-            with self._changed:
-                self._slowest_s = seconds
+    def _show_notice(self, line: str) -> None:
+        # A notice that cannot be shown is lost; the run has no need of it.
+        with contextlib.suppress(OSError, ValueError):
+            self._notify(line)
 
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""

@@ -6,18 +6,18 @@
     +--------+---------------------------------+
 
 Nothing is unpickled and a length beyond the limit is refused before anything is allocated for it. Numbers
-are finite: NaN and infinity are neither written nor read.
+are finite, and whole ones fit 64 bits: others are not read, and NaN and infinity are not written.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
+from pipeedge import fields
 from pipeedge.errors import PeerFailedError
 
 __all__ = ["MAX_BYTES", "Decoder", "Message", "encode"]
@@ -81,21 +81,10 @@ class Decoder:
 
 def _parse(text: bytes) -> Message:
     try:
-        value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
+        value = fields.parse(text)
         kind = value.pop("kind")
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except fields.MALFORMED as error:
         raise PeerFailedError("what came is no message of this program") from error
     if not isinstance(kind, str):
         raise PeerFailedError("what came is no message of this program")
     return Message(kind, value)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is beyond the range of a number")
-    return number
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
