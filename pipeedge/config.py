@@ -26,6 +26,7 @@ __all__ = [
     "AUTO_DTYPE",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_CLAMP",
+    "DEFAULT_MAX_IMAGE_PIXELS",
     "DEFAULT_WINDOW_SIZE",
     "DEFAULT_WORKER_THREADS",
     "Environment",
@@ -43,6 +44,8 @@ __all__ = [
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
+DEFAULT_MAX_IMAGE_PIXELS = 89_478_485
+"""A gigabyte of memory is enough to decode a picture of this size."""
 DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
 AUTO_DTYPE = "auto"
@@ -236,6 +239,8 @@ class InputRequest:
     """At most this many items; None: all of ``paths``, all of ``dataset_indices_file``, or 64."""
     skip_bad_input: bool = False
     """Leave out images that cannot be read, and report them, instead of failing at the first."""
+    max_image_pixels: int | None = None
+    """Largest picture to decode; None: ``DEFAULT_MAX_IMAGE_PIXELS``."""
     companion_directory: Path | None = None
     """One more directory that may hold a tokenizer or image processor: that of the weights file."""
 
@@ -251,6 +256,8 @@ class InputRequest:
             self._refuse_without_dataset()
         if self.seed < 0:
             raise InputError(f"seed {self.seed}: must not be negative")
+        if self.max_image_pixels is not None and self.max_image_pixels < 1:
+            raise InputError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
 
     def _refuse_without_dataset(self) -> None:
         set_without_effect = {

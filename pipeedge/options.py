@@ -18,6 +18,7 @@ from pipeedge.config import (
     CSV_FILE_MODES,
     DATASET_NAMES,
     DEFAULT_CLAMP,
+    DEFAULT_MAX_IMAGE_PIXELS,
     DEFAULT_WINDOW_SIZE,
     CompressionRequest,
     Environment,
@@ -214,6 +215,7 @@ def _run_request(
             seed=arguments.seed,
             batch_size=arguments.batch_size,
             skip_bad_input=arguments.skip_bad_input,
+            max_image_pixels=arguments.max_image_pixels,
         ),
         schedule=ScheduleRequest(
             partition=arguments.partition,
@@ -469,6 +471,13 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--skip-bad-input", action="store_true", help="leave out and report images that cannot be read"
+    )
+    group.add_argument(
+        "--max-image-pixels",
+        type=int,
+        default=DEFAULT_MAX_IMAGE_PIXELS,
+        metavar="N",
+        help="refuse larger pictures, which would fill the memory (%(default)s)",
     )
     group.add_argument("--dataset-name", choices=DATASET_NAMES, help="run items of a data set")
     group.add_argument("--dataset-root", type=path, metavar="DIR", help="where its files are")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 from fake_models import FakeModel, vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
-from pipeedge.data import InputRequest, open_input
+from pipeedge.data import InputRequest, open_input, pictures
 from pipeedge.data.defaults import asset
 from pipeedge.data.images import default_recipe, find_images, image_transform, open_image
+from pipeedge.data.pictures import IMAGE_SUFFIXES, eight_bit, is_image
 from pipeedge.errors import InputError
 
 # Both sides do the same arithmetic in float32, in another order: a few units in the last place of 1.
@@ -127,12 +129,13 @@ class TestArithmetic:
         with pytest.raises(InputError, match="4 channels"):
             image_transform(vit(8, 4), ())
 
-    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16"])
     @pytest.mark.parametrize("channels", [1, 3])
     def test_every_kind_of_picture(self, mode: str, channels: int) -> None:
         if mode == "I;16":
             image = Image.fromarray(np.full((9, 9), 128 << 8, dtype=np.uint16))
             assert image.mode == mode
+            image = eight_bit(image)
         else:
             image = Image.new("L", (9, 9), 128).convert(mode)
         pixels = default_recipe(vit(8, channels))(image)
@@ -150,15 +153,29 @@ class TestFiles:
         image.save(tmp_path / "a.jpg", exif=exif)
         assert open_image(tmp_path / "a.jpg").size == (10, 30)
 
-    def test_folders_are_searched_sorted_and_hidden_files_left_out(self, tmp_path: Path) -> None:
+    def test_folders_are_searched_sorted_and_other_files_are_counted(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         names = ["b.png", "a/z.JPG", "a/b/c.webp", "c.gif", "a.bmp"]
         expected = sorted(saved(tmp_path, name) for name in names)
         saved(tmp_path, ".hidden.png")
         saved(tmp_path, ".thumbnails/x.png")
         (tmp_path / "readme.md").write_text("x")
         (tmp_path / "a" / "loop").symlink_to(tmp_path)
-        assert find_images(tmp_path) == expected
-        source = open_input(InputRequest(paths=(tmp_path,)), vit(8))
+        (tmp_path / "a" / "clip.MOV").write_text("x")
+        (tmp_path / "a" / "LICENSE").write_text("x")
+        found = find_images(tmp_path)
+        assert found.paths == tuple(expected)
+        assert found.skipped == {".md": 1, ".mov": 1, "": 1}
+        with caplog.at_level("WARNING"):
+            source = open_input(InputRequest(paths=(tmp_path,)), vit(8))
+        (line,) = caplog.messages
+        assert line.startswith(f"{tmp_path}: skipped 3 files of other types (")
+        assert set(line.partition("(")[2].rstrip(")").split(", ")) == {
+            "1 .md",
+            "1 without a suffix",
+            "1 .mov",
+        }
         sources = [path for one in source.microbatches(2) for path in one.sources]
         assert sources == list(map(str, expected))
         assert not source.has_labels
@@ -203,10 +220,91 @@ class TestFiles:
         list(source.microbatches(1))
         assert len(source.skipped) == 3
 
-    def test_a_picture_that_would_fill_the_memory(
+    def test_a_picture_that_would_fill_the_memory(self, tmp_path: Path) -> None:
+        saved(tmp_path, "a.png")
+        fits = open_input(InputRequest(paths=(tmp_path,), max_image_pixels=600), vit(8))
+        assert len(list(fits.microbatches(1))) == 1
+        too_large = open_input(InputRequest(paths=(tmp_path,), max_image_pixels=599), vit(8))
+        with pytest.raises(InputError, match=r"a\.png: 20 x 30 are 600 pixels, more than 599.*--max-image-"):
+            list(too_large.microbatches(1))
+
+    def test_the_default_limit_is_pillows(self, tmp_path: Path) -> None:
+        Image.new("1", (10_000, 8_949)).save(tmp_path / "a.png")
+        with pytest.raises(InputError, match=r"more than 89,478,485, and .* make it smaller"):
+            open_image(tmp_path / "a.png")
+
+    @pytest.mark.parametrize("suffix", [one for one in IMAGE_SUFFIXES if one not in (".heic", ".heif")])
+    def test_every_format_is_read(self, tmp_path: Path, suffix: str) -> None:
+        path = tmp_path / f"a{suffix.upper()}"
+        formats = {".jpe": "JPEG", ".jfif": "JPEG", ".pnm": "PPM"}
+        whole = picture(40, 30).convert("1" if suffix == ".pbm" else "L" if suffix == ".pgm" else "RGB")
+        whole.save(path, format=formats.get(suffix))
+        opened = open_image(path)
+        assert opened.size == (40, 30)
+        # The file is closed: everything that is needed must be in memory.
+        assert default_recipe(vit(8))(opened).shape == (3, 8, 8)
+        assert is_image(path.name)
+
+    def test_modern_formats_are_among_them(self) -> None:
+        assert {".jfif", ".jp2", ".png"} <= set(IMAGE_SUFFIXES)
+        assert features.check("avif") == (".avif" in IMAGE_SUFFIXES)
+
+    def test_other_formats_are_not_opened_under_a_known_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = saved(tmp_path, "a.png")
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-        with pytest.raises(InputError, match=r"a.png: cannot be read as an image"):
-            open_image(path)
+        def ghostscript(*_: object, **__: object) -> None:
+            raise AssertionError("Ghostscript was started")
+
+        monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", ghostscript)
+        picture(20, 20).save(tmp_path / "a.eps")
+        (tmp_path / "a.eps").rename(tmp_path / "a.png")
+        with pytest.raises(InputError, match=r"a\.png: cannot be read as an image"):
+            open_image(tmp_path / "a.png")
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a.png")
+        with pytest.raises(InputError, match=r"a\.png: is not a regular file"):
+            open_image(tmp_path / "a.png")
+
+    @pytest.mark.parametrize("name", ["a.pgm", "a.png", "a.tif", "a.jp2"])
+    def test_grey_of_16_bits_is_scaled(self, tmp_path: Path, name: str) -> None:
+        values = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+        Image.fromarray(values).save(tmp_path / name)
+        opened = np.asarray(open_image(tmp_path / name).convert("L"), dtype=int)
+        assert np.abs(opened - values / 257).max() <= 1
+
+    def test_a_pgm_of_another_maximum_is_scaled(self, tmp_path: Path) -> None:
+        values = np.array([[0, 1000], [2048, 4095]])
+        body = b"P5 2 2 4095\n" + values.astype(">u2").tobytes()
+        (tmp_path / "a.pgm").write_bytes(body)
+        opened = np.asarray(open_image(tmp_path / "a.pgm"), dtype=int)
+        assert np.abs(opened - values * 255 / 4095).max() <= 1
+
+    @pytest.mark.parametrize(
+        ("values", "kind"),
+        [(np.ones((8, 8), np.float32), "floating point"), (np.ones((8, 8), np.int32), "integers of 32 bits")],
+    )
+    def test_values_of_an_unknown_range_are_refused(
+        self, tmp_path: Path, values: np.ndarray, kind: str
+    ) -> None:
+        Image.fromarray(values).save(tmp_path / "a.tif")
+        with pytest.raises(InputError, match=rf"a\.tif: its values are {kind}.*range is not known"):
+            open_image(tmp_path / "a.tif")
+
+    def test_grey_pictures_give_the_same_values_as_their_colour_form(self) -> None:
+        grey = picture(301, 203, mode="L")
+        recipe = default_recipe(vit(16))
+        assert torch.equal(recipe(grey), recipe(grey.convert("RGB")))
+
+    def test_large_photos_are_decoded_at_a_fraction_of_their_size(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pictures, "_LARGE_PIXELS", 10_000)
+        monkeypatch.setattr(pictures, "_LEAST_SIDE", 64)
+        smooth = picture(32, 24).resize((640, 480), Image.Resampling.BICUBIC)
+        smooth.save(tmp_path / "a.jpg", quality=95)
+        reduced = open_image(tmp_path / "a.jpg")
+        assert reduced.size == (160, 120)  # an eighth would be smaller than the least side
+        monkeypatch.undo()
+        recipe = default_recipe(vit(16))
+        assert (recipe(reduced) - recipe(open_image(tmp_path / "a.jpg"))).abs().max() < 0.1

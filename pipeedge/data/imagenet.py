@@ -65,6 +65,8 @@ class ClassFolder:
     """Of the images, below ``folder``: ImageNet has 1.3 million, too many to keep a ``Path`` each."""
     label: int | None
     transform: ImageTransform
+    max_pixels: int | None = None
+    """Largest picture to decode."""
 
     max_tokens = None
 
@@ -82,7 +84,7 @@ class ClassFolder:
 
     def read(self, index: int) -> Item:
         """Decode image ``index``."""
-        image = open_image(self.folder / self.names[index])
+        image = open_image(self.folder / self.names[index], self.max_pixels)
         return Item((self.transform(image),), self.label, self.source(index))
 
 
@@ -169,7 +171,7 @@ def imagenet_items(request: InputRequest, model: ModelInputs) -> Items:
     transform = image_transform(model, companion_directories(request, model))
     return JoinedItems(
         tuple(
-            ClassFolder(folder / name, names, labels.get(name), transform)
+            ClassFolder(folder / name, names, labels.get(name), transform, request.max_image_pixels)
             for name, names in sorted(images.items())
         )
     )

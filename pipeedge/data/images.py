@@ -8,7 +8,7 @@ NumPy alone (``tests/test_data_images.py`` holds the two against each other).
 from __future__ import annotations
 
 import os
-import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +16,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from pipeedge.data.companions import companion_file
 from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
+from pipeedge.wording import count, figure, printable
 
 __all__ = [
     "IMAGE_SUFFIXES",
+    "FoundImages",
     "ImageFiles",
     "ImageRecipe",
     "ImageTransform",
@@ -33,11 +36,10 @@ __all__ = [
     "image_transform",
     "is_image",
     "open_image",
+    "skipped_line",
 ]
 
-IMAGE_SUFFIXES = (
-    ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
-)  # fmt: skip
+_LISTED_TYPES = 8
 PROCESSOR_FILE = "preprocessor_config.json"
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -67,7 +69,9 @@ class ImageRecipe:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """``image`` as float32 [channels, height, width]."""
         height, width = self.resize
-        resized = to_channels(image, self.channels).resize((width, height), self.resample)
+        if image.mode != "L":  # of grey, each channel is the same before resizing and after
+            image = to_channels(image, self.channels)
+        resized = to_channels(image.resize((width, height), self.resample), self.channels)
         top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
         cropped = resized.crop((left, top, left + self.crop[1], top + self.crop[0]))
         pixels = np.asarray(cropped, dtype=np.float32).reshape(*self.crop, self.channels) / np.float32(255)
@@ -155,35 +159,41 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
     """``image`` as 8 bit grey (1 channel) or RGB (3)."""
-    if image.mode.startswith("I;16"):
-        # Pillow clips 16 bit grey at 255 instead of scaling it.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
 
 
-def open_image(path: Path) -> Image.Image:
-    """The decoded picture, upright; ``InputError`` names the file if that cannot be done."""
-    try:
-        with warnings.catch_warnings():
-            # A very large picture is an error, not a warning: it would fill a small device's memory.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                return ImageOps.exif_transpose(image)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from error
+@dataclass(frozen=True)
+class FoundImages:
+    """What there is below a folder."""
+
+    paths: tuple[Path, ...]
+    """Pictures, sorted by path."""
+    skipped: Counter[str]
+    """Number of other files of each suffix; hidden files are not counted."""
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Every picture below ``folder``, sorted by path; hidden files are left out, links are followed."""
+def skipped_line(where: str, skipped: Counter[str]) -> str | None:
+    """Return a line about the files in folders that are no pictures, or None without any.
+
+    Args:
+        where: the folders.
+        skipped: number of files of each suffix.
+    """
+    if not skipped:
+        return None
+    listed = skipped.most_common(_LISTED_TYPES)
+    kinds = [f"{figure(number)} {printable(suffix) or 'without a suffix'}" for suffix, number in listed]
+    others = skipped.total() - sum(number for _, number in listed)
+    if others:
+        kinds.append(f"{figure(others)} others")
+    return f"{printable(where)}: skipped {count(skipped.total(), 'file')} of other types ({', '.join(kinds)})"
+
+
+def find_images(folder: Path) -> FoundImages:
+    """Find the pictures below ``folder``; hidden files are left out, links are followed."""
     found: list[Path] = []
+    skipped: Counter[str] = Counter()
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
@@ -193,12 +203,10 @@ def find_images(folder: Path) -> list[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(parent, name) for name in files if is_image(name)]
-    return sorted(found)
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of this name is a picture; hidden files are not."""
-    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+        skipped.update(
+            Path(name).suffix.lower() for name in files if not name.startswith(".") and not is_image(name)
+        )
+    return FoundImages(tuple(sorted(found)), skipped)
 
 
 @dataclass(frozen=True)
@@ -209,6 +217,8 @@ class ImageFiles:
     labels: tuple[int | None, ...]
     """The true class of each, where known."""
     transform: ImageTransform
+    max_pixels: int | None = None
+    """Largest picture to decode, as ``open_image`` takes it."""
 
     max_tokens = None
 
@@ -227,4 +237,4 @@ class ImageFiles:
     def read(self, index: int) -> Item:
         """Decode picture ``index``."""
         path = self.paths[index]
-        return Item((self.transform(open_image(path)),), self.labels[index], str(path))
+        return Item((self.transform(open_image(path, self.max_pixels)),), self.labels[index], str(path))

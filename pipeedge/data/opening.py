@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, is_digits
-from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform
+from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Items, JoinedItems, RepeatedItems
@@ -17,6 +19,8 @@ from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.errors import InputError
 
 __all__ = ["open_input"]
+
+log = logging.getLogger(__name__)
 
 IMAGES, TEXT, ARRAYS = "images", "text", "arrays"
 
@@ -97,8 +101,13 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
     if kind == TEXT:
         tokenizer = open_tokenizer(model, directories)
         return join([tokenizer.items(read_sentences(path)) for path in request.paths])
-    paths = tuple(image for path in request.paths for image in image_paths(path))
-    return ImageFiles(paths, (None,) * len(paths), image_transform(model, directories))
+    skipped: Counter[str] = Counter()
+    paths = tuple(image for path in request.paths for image in image_paths(path, skipped))
+    line = skipped_line(", ".join(str(path) for path in request.paths if path.is_dir()), skipped)
+    if line is not None:
+        log.warning("%s", line)
+    transform = image_transform(model, directories)
+    return ImageFiles(paths, (None,) * len(paths), transform, request.max_image_pixels)
 
 
 def kind_of(path: Path) -> str:
@@ -118,14 +127,15 @@ def kind_of(path: Path) -> str:
     raise InputError(f"{path}: unknown kind of input; known are folders, .txt, .npz and images ({known})")
 
 
-def image_paths(path: Path) -> list[Path]:
-    """``path`` itself, or the images below it."""
+def image_paths(path: Path, skipped: Counter[str]) -> tuple[Path, ...]:
+    """Return ``path`` itself, or the images below it, and count other files there in ``skipped``."""
     if not path.is_dir():
-        return [path]
+        return (path,)
     found = find_images(path)
-    if not found:
+    if not found.paths:
         raise InputError(f"{path}: no image below this folder (known: {' '.join(IMAGE_SUFFIXES)})")
-    return found
+    skipped += found.skipped
+    return found.paths
 
 
 def join(parts: Sequence[Items]) -> Items:

@@ -3,6 +3,8 @@ worker can have its part of it without the others, and a resumed run goes on whe
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeedge.data.images import ImageRecipe, find_images, open_image
+from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line
 from pipeedge.errors import InputError
 from pipeedge.training.networks import Network
 from pipeedge.training.request import DIGITS, RANDOM
@@ -22,6 +24,8 @@ __all__ = ["HeldOut", "Samples", "open_samples"]
 
 _DIGITS_FILE = Path(__file__).resolve().parent.parent / "assets" / "digits.npz"
 _INK_LEVELS = 16
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Sampl
     if not folder.is_dir():
         raise InputError(f"--data {folder}: no such folder; choose random, digits or a folder of classes")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found = [(path, label) for label, place in enumerate(classes) for path in find_images(place)]
+    pictures = [find_images(place) for place in classes]
+    found = [(path, label) for label, place in enumerate(pictures) for path in place.paths]
     if not found:
         raise InputError(f"--data {folder}: has no folders with pictures; each class is a folder")
     if len(classes) > network.classes:
@@ -143,6 +148,9 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Sampl
             f"--data {folder}: has {count(len(classes), 'class')}, {network.name} tells "
             f"{network.classes} apart"
         )
+    line = skipped_line(str(folder), sum((place.skipped for place in pictures), Counter()))
+    if line is not None:
+        log.warning("%s", line)
     channels, height, width = network.image_shape
     if channels not in (1, 3):
         raise InputError(f"{network.name} takes {channels} channels, pictures have 1 or 3")

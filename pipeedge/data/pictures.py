@@ -1,0 +1,142 @@
+"""Picture files to 8-bit pictures in memory: which formats, how large, and how their values are scaled.
+
+Formats are named to Pillow, which would otherwise try all it has and start other programs (Ghostscript)
+for some of them, whatever the file is called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from PIL import Image, ImageOps, features
+
+from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS
+from pipeedge.errors import InputError
+from pipeedge.wording import figure, printable
+
+__all__ = ["IMAGE_SUFFIXES", "eight_bit", "is_image", "open_image"]
+
+_SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "AVIF": (".avif",),
+        "BMP": (".bmp",),
+        "GIF": (".gif",),
+        "HEIF": (".heic", ".heif"),
+        "JPEG": (".jfif", ".jpe", ".jpeg", ".jpg"),
+        "JPEG2000": (".j2k", ".jp2", ".jpx"),
+        "PNG": (".png",),
+        "PPM": (".pbm", ".pgm", ".pnm", ".ppm"),
+        "TIFF": (".tif", ".tiff"),
+        "WEBP": (".webp",),
+    }
+)
+_FEATURES: Mapping[str, str] = MappingProxyType({"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"})
+"""What Pillow must be built with for a format; the others it always has, but for HEIF."""
+
+_LARGE_PIXELS = 32_000_000
+"""Pictures beyond this are decoded at a fraction of their size, where the format can do that."""
+_LEAST_SIDE = 1024
+"""Smaller than this no side becomes by that, in pixels."""
+
+# Pillow's own limit holds for a whole process, and ends in a warning whose filters all threads share. The
+# limit here is the caller's.
+Image.MAX_IMAGE_PIXELS = None
+
+
+def _known_formats() -> tuple[str, ...]:
+    """Return the formats that Pillow opens here. HEIF is a plug-in's, if that is installed."""
+    if importlib.util.find_spec("pillow_heif") is not None:
+        importlib.import_module("pillow_heif").register_heif_opener()
+    Image.init()
+    return tuple(
+        name
+        for name in _SUFFIXES
+        if name in Image.OPEN and (name not in _FEATURES or features.check(_FEATURES[name]))
+    )
+
+
+_FORMATS = _known_formats()
+IMAGE_SUFFIXES = tuple(sorted(suffix for name in _FORMATS for suffix in _SUFFIXES[name]))
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is a picture; hidden files are not."""
+    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:
+    """Decode a picture: upright, with 8 bits a value.
+
+    Args:
+        path: the file.
+        max_pixels: largest picture to decode (``--max-image-pixels``); None: the default, which the caller
+            gives the user no way to change.
+
+    Raises:
+        InputError: the file is no picture, is too large, or has values of an unknown range.
+    """
+    name = printable(path)
+    try:
+        # Opening a pipe would wait for somebody to write into it.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"{name}: is not a regular file")
+        with Image.open(path, formats=_FORMATS) as image:
+            _check_size(image, name, max_pixels)
+            _reduce(image)
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return eight_bit(image, name)
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except MemoryError:
+        raise InputError(f"{name}: there is not enough memory for this picture") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read as an image ({error})") from error
+
+
+def _check_size(image: Image.Image, name: str, max_pixels: int | None) -> None:
+    limit = DEFAULT_MAX_IMAGE_PIXELS if max_pixels is None else max_pixels
+    if image.width * image.height > limit:
+        what_to_do = "make it smaller" if max_pixels is None else "--max-image-pixels allows more"
+        raise InputError(
+            f"{name}: {image.width} x {image.height} are {figure(image.width * image.height)} pixels, more "
+            f"than {figure(limit)}, and would fill the memory; {what_to_do}"
+        )
+
+
+def _reduce(image: Image.Image) -> None:
+    """Have a large JPEG decoded at a half, a quarter or an eighth of its size."""
+    factor = 1
+    while (
+        factor < 8
+        and image.width * image.height > _LARGE_PIXELS * factor**2
+        and min(image.size) >= 2 * factor * _LEAST_SIDE
+    ):
+        factor *= 2
+    if factor > 1:
+        image.draft(image.mode, (image.width // factor, image.height // factor))
+
+
+def eight_bit(image: Image.Image, name: str = "the picture") -> Image.Image:
+    """Scale grey values of 16 bits to 8; Pillow would clip them at 255.
+
+    Raises:
+        InputError: the range of the values is not known: 32-bit integers, floating point.
+    """
+    if image.mode.startswith("I;16"):
+        bits = image.tag_v2.get(258, (16,))[0] if image.format == "TIFF" else 16  # type: ignore[attr-defined]
+        return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    if image.mode == "I" and image.format in ("PNG", "PPM"):  # which have 16 bits at most
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "integers of 32 bits" if image.mode == "I" else "floating point numbers"
+        raise InputError(
+            f"{name}: its values are {kind}, whose range is not known; save it with 8 or 16 bits a value, or "
+            "give .npz arrays"
+        )
+    return image
