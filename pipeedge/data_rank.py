@@ -6,11 +6,11 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from pipeedge.data import Group, InputSource, Microbatch
+from pipeedge.data import Group, InputSource, Microbatch, Reading
 from pipeedge.payload import TensorSpec
 from pipeedge.recording import COLLECT, FEED, Lane
 from pipeedge.results import Accuracy, ResultWriter
@@ -22,7 +22,19 @@ __all__ = ["Collector", "Feeder"]
 
 
 class Feeder:
-    """Reads the input and sends it to the first stage, in the number type in which that one computes."""
+    """Sends the input to the first stage, in the number type in which that one computes.
+
+    Args:
+        source: the input.
+        ubatch_size: items of a microbatch.
+        outgoing: the link to the first stage.
+        activity: of this rank.
+        clock: seconds.
+        lane: records what the thread does.
+        dtype: type of the values that are sent.
+        readings: the items, where other threads read them ahead; None: this thread reads each when it is
+            due.
+    """
 
     def __init__(
         self,
@@ -34,33 +46,36 @@ class Feeder:
         *,
         lane: Lane | None = None,
         dtype: torch.dtype = torch.float32,
+        readings: Iterable[Reading] | None = None,
     ) -> None:
         self.lane = lane or Lane("feed", FEED, clock)
         self._dtype = dtype
-        self._groups = source.groups(ubatch_size)
+        self._groups = source.groups(ubatch_size, readings)
+        self._fetching = Doing.READ if readings is None else Doing.WAIT_INPUT
         self._outgoing = outgoing
         self._activity = activity
         self._lock = threading.Lock()
         self._under_way: deque[tuple[Microbatch, float]] = deque()
         self.started_at: float | None = None
+        """When reading began."""
 
     def run(self) -> None:
         """Read and send until the input ends."""
         number = 0
         self.lane.begin()
+        self.started_at = self.lane.enter(self._fetching)
         while (group := self._read(number)) is not None:
             self.lane.enter(Doing.WAIT_LINK)
             reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(Doing.READ)
             batch = group.collate(reserved.payload)
             now = self.lane.enter(Doing.WAIT_LINK)
-            if self.started_at is None:
-                self.started_at = now
             with self._lock:
                 # What is known of the items waits here for the result; their values need not.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
+            self.lane.enter(self._fetching)
             number += 1
         self._outgoing.finish()
 
@@ -75,6 +90,11 @@ class Feeder:
         """The oldest microbatch without a result, and when it was sent."""
         with self._lock:
             return self._under_way.popleft()
+
+    def waited_for_input_s(self) -> float:
+        """Seconds until now in which nothing was sent because the input was being read; from any thread."""
+        totals = self.lane.totals()
+        return totals[Doing.READ] + totals[Doing.WAIT_INPUT]
 
     def _read(self, number: int) -> Group | None:
         with self._activity.busy(f"reading microbatch {number}"):
@@ -115,7 +135,7 @@ class Collector:
         self.not_finite = 0
         """Items whose outputs hold NaN or infinity."""
         self.elapsed_s = 0.0
-        """From the first microbatch in to the last result out."""
+        """From the beginning of reading to the last result out."""
         self._first_at: float | None = None
         self._last_at = 0.0
         self._items_after_first = 0

@@ -1,7 +1,7 @@
 """What the data rank shows while it runs: a small table that renews itself, or a line now and then.
 
-items done, beats of the stages ──Progress (pure)──> Shown ──┬─ a terminal: a table, once a second
-                                                             └─ none: a line every few seconds
+items done, waits, beats of the stages ──Progress (pure)──> Shown ──┬─ a terminal: a table, once a second
+                                                                    └─ none: a line every few seconds
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _NOW_S = 5.0
 _BEATS = 6
 """Over which a stage's parts are taken; a beat is a second, and a microbatch may take longer."""
 _BAR = 24
+_FELT = 0.05
+"""Waiting for input for less than this part is not worth a word."""
 _BUSY, _INPUT, _LINK = "█", "░", "▒"
 
 
@@ -56,6 +58,8 @@ class Shown:
     items_per_s: float | None
     """Now; None before there is a result."""
     mean_items_per_s: float | None
+    wait_input: float
+    """Part of the time of late in which the pipeline could not be fed because the input was being read."""
     stages: tuple[StageShown, ...]
 
     @property
@@ -78,7 +82,8 @@ class Progress:
         self._total = total
         self._ranks = tuple(ranks)
         self._began_s = began_s
-        self._items: deque[tuple[float, int]] = deque([(began_s, 0)])
+        self._past: deque[tuple[float, int, float]] = deque([(began_s, 0, 0.0)])
+        """Moments of late, the items that were done by then, and the seconds waited for input."""
         self._work: dict[int, deque[StageWork]] = {}
         self._shown: dict[int, StageShown] = {}
 
@@ -101,17 +106,18 @@ class Progress:
                 now.bits,
             )
 
-    def at(self, now_s: float, items: int) -> Shown:
-        """``items`` are done at ``now_s``."""
-        self._items.append((now_s, items))
-        while len(self._items) > 2 and self._items[1][0] <= now_s - _NOW_S:
-            self._items.popleft()
-        then_s, then = self._items[0]
+    def at(self, now_s: float, items: int, waited_s: float = 0.0) -> Shown:
+        """``items`` are done at ``now_s``, and ``waited_s`` seconds were waited for input until then."""
+        self._past.append((now_s, items, waited_s))
+        while len(self._past) > 2 and self._past[1][0] <= now_s - _NOW_S:
+            self._past.popleft()
+        then_s, then, waited_then_s = self._past[0]
         return Shown(
             items,
             self._total,
             (items - then) / (now_s - then_s) if items and now_s > then_s else None,
             items / (now_s - self._began_s) if items and now_s > self._began_s else None,
+            min(1.0, (waited_s - waited_then_s) / (now_s - then_s)) if now_s > then_s else 0.0,
             tuple(self._shown[rank] for rank in self._ranks if rank in self._shown),
         )
 
@@ -124,15 +130,22 @@ class Display:
         console: where it is shown.
         items: how many are done.
         clock: seconds, as those of ``progress``.
+        waited_s: how many of them the pipeline waited for input.
     """
 
     def __init__(
-        self, progress: Progress, console: Console, items: Callable[[], int], clock: Callable[[], float]
+        self,
+        progress: Progress,
+        console: Console,
+        items: Callable[[], int],
+        clock: Callable[[], float],
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._progress = progress
         self._console = console
         self._items = items
         self._clock = clock
+        self._waited_s = waited_s
         self._lock = threading.Lock()
         self._ending = threading.Event()
         show = self._show_table if console.is_terminal else self._show_lines
@@ -172,7 +185,7 @@ class Display:
 
     def _now(self) -> Shown:
         with self._lock:
-            return self._progress.at(self._clock(), self._items())
+            return self._progress.at(self._clock(), self._items(), self._waited_s())
 
 
 def _table(shown: Shown) -> RenderableType:
@@ -181,6 +194,7 @@ def _table(shown: Shown) -> RenderableType:
         ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
         Text(f"{figure(shown.items)} of {count(shown.total, 'item')}"),
         Text(_paces(shown)),
+        Text(_input(shown)),
     )
     stages = Table.grid(padding=(0, 2))
     for stage in shown.stages:
@@ -204,6 +218,8 @@ def _line(shown: Shown) -> str:
     parts = [f"{figure(shown.items)} of {count(shown.total, 'item')}"]
     if shown.items_per_s is not None:
         parts.append(_paces(shown))
+    if waits := _input(shown):
+        parts.append(waits)
     parts += [f"stage {stage.stage} {_parts(stage)}, {_bits(stage)}" for stage in shown.stages]
     return "; ".join(parts)
 
@@ -213,6 +229,10 @@ def _paces(shown: Shown) -> str:
         return "no result yet"
     left = f", {_duration(shown.left_s)} left" if shown.left_s is not None else ""
     return f"{figure(shown.items_per_s)} items/s now, {figure(shown.mean_items_per_s)} on average{left}"
+
+
+def _input(shown: Shown) -> str:
+    return f"waits {shown.wait_input:.0%} for input" if shown.wait_input >= _FELT else ""
 
 
 def _parts(stage: StageShown) -> str:

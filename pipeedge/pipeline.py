@@ -36,7 +36,7 @@ from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.control.meeting import meet, telling
 from pipeedge.control.member import Member
-from pipeedge.data import InputSource, open_input
+from pipeedge.data import InputSource, ReadAhead, open_input, read_threads
 from pipeedge.data_rank import Collector, Feeder
 from pipeedge.energy import EnergyMeter, open_source
 from pipeedge.errors import (
@@ -293,7 +293,13 @@ class _Rank:
             yield
             return
         progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
-        with Display(progress, self._console, lambda: data_end.writer.items, time.monotonic) as display:
+        with Display(
+            progress,
+            self._console,
+            lambda: data_end.writer.items,
+            time.monotonic,
+            data_end.waited_for_input_s,
+        ) as display:
             self._display = display
             try:
                 yield
@@ -687,6 +693,7 @@ class _DataEnd:
         self.source: InputSource = open_input(_with_companions(request), model)
         self.link: LinkLane
         self._outgoing: Outgoing
+        self._reading: ReadAhead | None = None
         self._feeder: Feeder
         self._collector: Collector
 
@@ -705,6 +712,10 @@ class _DataEnd:
         self.link = LinkLane("feed link", peer, plan.record_rows)
         self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
         crew.on_stop(self._outgoing.close)
+        if not self.source.in_memory:
+            self._reading = ReadAhead(
+                self.source, plan.ubatch_size, threads=read_threads(), rows=plan.record_rows
+            )
         self._feeder = Feeder(
             self.source,
             plan.ubatch_size,
@@ -712,6 +723,7 @@ class _DataEnd:
             activity,
             lane=Lane("feed", FEED, time.perf_counter, plan.record_rows),
             dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
+            readings=None if self._reading is None else self._reading.readings(),
         )
         self._collector = Collector(
             self._feeder,
@@ -733,6 +745,8 @@ class _DataEnd:
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
         crew.start("feed", self._feeder.run)
+        if self._reading is not None:
+            self._reading.start(crew)
         crew.start("watch", self._outgoing.run)
         crew.start("collect", self._collector.run)
 
@@ -754,7 +768,12 @@ class _DataEnd:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What its threads were at."""
-        return (self._feeder.lane, self._collector.lane)
+        ahead = () if self._reading is None else self._reading.lanes
+        return (*ahead, self._feeder.lane, self._collector.lane)
+
+    def waited_for_input_s(self) -> float:
+        """Seconds until now in which the pipeline could not be fed because the input was being read."""
+        return self._feeder.waited_for_input_s()
 
     @property
     def not_finite(self) -> int:

@@ -138,7 +138,7 @@ def compare(
         prediction: what was promised.
         stages: what each of them measured, in order.
         items: of the run.
-        run_items_per_s: measured, from the first microbatch in to the last result out.
+        run_items_per_s: measured, from the beginning of reading to the last result out.
         steady_items_per_s: measured, from the first result to the last; None of one microbatch.
     """
     promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)

@@ -26,6 +26,7 @@ from pipeedge.timeline import Doing, Span, Timeline
 __all__ = [
     "AS_THEY_ARE_BITS",
     "FEED",
+    "READ_AHEAD",
     "COLLECT",
     "STAGE",
     "DEFAULT_ROWS",
@@ -41,7 +42,8 @@ __all__ = [
 ]
 
 STAGE = (Doing.WAIT_INPUT, Doing.DECODE, Doing.COMPUTE, Doing.ENCODE, Doing.WAIT_LINK)
-FEED = (Doing.READ, Doing.WAIT_LINK)
+FEED = (Doing.READ, Doing.WAIT_INPUT, Doing.WAIT_LINK)
+READ_AHEAD = (Doing.WAIT_LINK, Doing.READ)
 COLLECT = (Doing.WAIT_INPUT, Doing.DECODE, Doing.WRITE)
 """What the lanes do for a microbatch, in order."""
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from pipeedge.checking import Agreement
 from pipeedge.files import check_writable, named_output, write_whole
 from pipeedge.metrics import Latency, StageStats
-from pipeedge.page import read_run, render_run
+from pipeedge.page import Part, find_bottleneck, read_run, render_run
 from pipeedge.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.results import Accuracy
 from pipeedge.schedule import Schedule
@@ -36,9 +36,9 @@ class RunReport:
     microbatches: int
     ubatch_size: int
     startup_s: float
-    """From the start of the data rank's process to the first microbatch."""
+    """From the start of the data rank's process to the beginning of reading the input."""
     elapsed_s: float
-    """From the first microbatch in to the last result out."""
+    """From the beginning of reading the input to the last result out."""
     latency: Latency | None
     accuracy: Accuracy | None
     stages: Sequence[StageStats]
@@ -245,6 +245,9 @@ def print_report(
     if comparison is not None:
         console.print(_comparison_table(comparison), highlight=False)
         lines += _comparison_lines(comparison)
+    bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
+    if bottleneck is not None and bottleneck.part is Part.INPUT:
+        lines.append(f"bottleneck  {bottleneck.line}")
     if report.latency:
         lines.append(
             f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "

@@ -3,7 +3,7 @@
     rank 1, compute   |--wait input--|decode|----compute----|encode|--wait link--|...
                       0                                                          run length
 
-Times are seconds on one clock for all ranks, 0 at the first microbatch. On the lane of a stage the
+Times are seconds on one clock for all ranks, 0 when the data rank begins to read. On the lane of a stage the
 spans leave no gap from 0 to the end of the run: what is no work is a wait, and a wait has a cause.
 """
 
@@ -40,7 +40,7 @@ class Doing(str, Enum):
     """The last one has gone; others still work."""
     WAIT_INPUT = "wait input"
     WAIT_LINK = "wait link"
-    """The outgoing link is full."""
+    """The outgoing link, or whatever takes the results of this thread, is full."""
 
     @property
     def is_wait(self) -> bool:

@@ -1,6 +1,6 @@
 """A timeline in the trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show. Pure.
 
-    process = rank, thread = lane        "X" event = span, times in microseconds from the first microbatch
+    process = rank, thread = lane        "X" event = span, times in microseconds from the start of the run
     rank 1 (stage 1, layers 25-48)
         stage 1          wait input | compute 0 | wait link | wait input | compute 1 | ...
         stage 1 link          send 0 |                send 1 | ...

@@ -85,6 +85,7 @@ class Sequences:
     lengths: tuple[int, ...]
     bad: frozenset[int] = frozenset()
     has_labels = True
+    in_memory = True
 
     @property
     def max_tokens(self) -> int:
@@ -117,7 +118,7 @@ class TestMicrobatches:
         source = InputSource(Sequences(tuple(lengths), bad), skip_bad=True)
         assert len(source) == len(lengths)
         if not good:
-            with pytest.raises(InputError, match=f"none of the {len(lengths)} items can be read"):
+            with pytest.raises(InputError, match=f"none of the {len(lengths)} items? can be read"):
                 list(source.microbatches(ubatch))
             return
         microbatches = list(source.microbatches(ubatch))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
 from pipeedge.config import InputRequest
-from pipeedge.data import open_input
+from pipeedge.data import InputSource, ReadAhead, open_input
+from pipeedge.data.source import Item
 from pipeedge.data_rank import Collector, Feeder
 from pipeedge.models import find_model
 from pipeedge.results import ResultWriter
+from pipeedge.timeline import Doing
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.worker import Activity, Crew, Outgoing
@@ -41,3 +45,67 @@ def test_outputs_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
     assert collector.not_finite == 2
     assert writer.items == 6
     assert len(collector.latencies) == 2
+
+
+class Clock:
+    """Seconds that pass only while an item is read or computed."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class SlowItems:
+    """Items that take two seconds each to read."""
+
+    clock: Clock
+    count: int
+    has_labels = False
+    max_tokens = None
+    in_memory = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def source(self, index: int) -> str:
+        return f"item {index}"
+
+    def read(self, index: int) -> Item:
+        self.clock.now += 2
+        return Item((torch.full((2,), float(index)),), None, self.source(index))
+
+
+@pytest.mark.parametrize("ubatch", [1, 4, 12])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatch: int, ahead: bool) -> None:
+    """Twelve items take 24 s to read and nothing to compute."""
+    clock = Clock()
+    source = InputSource(SlowItems(clock, 12))
+    inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
+    outgoing = Outgoing(inwards, None, activity)
+    reading = ReadAhead(source, ubatch, threads=1, clock=clock) if ahead else None
+    readings = None if reading is None else reading.readings()
+    feeder = Feeder(source, ubatch, outgoing, activity, clock, readings=readings)
+    with ResultWriter(None, find_model("vit-digits"), None) as writer:
+        collector = Collector(feeder, outwards, None, writer, activity, counts_accuracy=False, clock=clock)
+        collector.lane.begin()
+        crew.start("feed", feeder.run)
+        crew.start("collect", collector.run)
+        while feeder.started_at is None:
+            pass
+        if reading is not None:
+            reading.start(crew)
+        while (packet := inwards.receive()) is not None:
+            outwards.post(Packet(packet.number, packet.items, (torch.zeros(packet.items, 10),)))
+        outwards.finish()
+        assert crew.wait(30)
+    assert collector.elapsed_s == pytest.approx(24)
+    if reading is None:
+        assert feeder.waited_for_input_s() == pytest.approx(24)
+    else:
+        (lane,) = reading.lanes
+        assert lane.tally(Doing.READ).total == pytest.approx(24)
+        assert [row.number for row in lane.rows] == [number // ubatch for number in range(12)]

@@ -24,6 +24,18 @@ def test_paces_are_those_of_now_and_of_the_run() -> None:
     assert shown.left_s == pytest.approx(700 / 40)
 
 
+def test_waiting_for_input_is_that_of_late() -> None:
+    progress = Progress(1000, [0], 0.0)
+    assert progress.at(0.0, 0).wait_input == 0
+    assert progress.at(4.0, 0, 4.0).wait_input == 1
+    for second in range(5, 15):
+        shown = progress.at(second, 10, 4.0 + 0.2 * (second - 4))
+    assert shown.wait_input == pytest.approx(0.2)
+    assert live._line(shown).startswith("10 of 1,000 items; 0 items/s now, ")
+    assert "waits 20% for input" in live._line(shown)
+    assert "for input" not in live._line(progress.at(100.0, 20, 6.0))
+
+
 def test_parts_are_those_of_the_last_beats() -> None:
     progress = Progress(10, [1, 0], 0.0)
     progress.heard({0: StageWork(1.0, 1.0, 0.0, 8)})

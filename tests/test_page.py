@@ -161,6 +161,38 @@ def test_ends_that_are_on_the_data_rank_are_named_by_what_is_done_there() -> Non
     assert "Writing the results on rank 0" in bottleneck(body_of(seconds(compute=4, wait_link=6)))[2]
 
 
+def reading_body(length_s: float, **feed_s: float) -> dict[str, Any]:
+    """A run of two stages that compute for 4 s each, and where the time of its feeding thread went."""
+    spans, at = [], 0.0
+    for doing, length in seconds(**feed_s).items():
+        spans.append(Span(0, "feed", Doing(doing), at, at + length))
+        at += length
+    busy = length_s - 4
+    body = body_of(seconds(compute=4, wait_input=busy), seconds(compute=4, wait_input=busy))
+    return {**body, "data_rank": None, "timeline": Timeline(length_s, tuple(spans)).to_body()}
+
+
+def test_reading_is_named_where_it_takes_longer_than_any_stage() -> None:
+    slow = reading_body(10, read=0.5, wait_input=8.5, drain=1)
+    assert bottleneck(slow) == (
+        Part.INPUT,
+        0,
+        "Reading the input on rank 0: the pipeline waits for it 90% of the time",
+    )
+    assert bottleneck(reading_body(10, read=0.5, wait_input=0.5, wait_link=9))[:2] == (Part.LINK, 0)
+    assert bottleneck(reading_body(10, read=2, wait_input=1, wait_link=1, drain=6))[0] is Part.INPUT
+    page = Page(render_run(read_run(through_json(slow), "run.json")))
+    assert "the pipeline waits for it 90% of the time" in page.sections[None]
+
+
+def test_one_microbatch_that_was_read_longer_than_computed_waited_for_input() -> None:
+    """The stages say that they filled; only the feeding thread knows why."""
+    body = reading_body(4.01, wait_input=4, read=0.01)
+    for stage in body["stages"]:
+        stage["seconds"] = seconds(compute=0.005, fill=4.0)
+    assert bottleneck(body)[0] is Part.INPUT
+
+
 def test_nobody_is_named_where_nothing_is_known() -> None:
     body = {"model": "m", "schedule": [{"rank": 0, "layers": [1, 4]}]}
     assert find_bottleneck(read_run(body, "r")) is None

@@ -117,13 +117,20 @@ def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
     clock = Clock()
     lane = Lane("feed", FEED, clock)
     lane.begin()
+    clock.now = 0.75
+    lane.enter(Doing.WAIT_INPUT)
     clock.now = 1.0
     lane.enter(Doing.WAIT_LINK)
     clock.now = 3.0
     lane.finish(0, 8)
     assert lane.fill_s == 0
     timeline = assemble([recording(lane.record(lambda ours: ours))], 0.5, 4.0)
-    assert timeline.seconds(0, "feed") == {Doing.READ: 0.5, Doing.WAIT_LINK: 2.0, Doing.DRAIN: 1.5}
+    assert timeline.seconds(0, "feed") == {
+        Doing.READ: 0.25,
+        Doing.WAIT_INPUT: 0.25,
+        Doing.WAIT_LINK: 2.0,
+        Doing.DRAIN: 1.5,
+    }
 
 
 def test_what_is_under_way_counts_in_the_totals() -> None:

@@ -2,6 +2,7 @@
 
 model_inputs.py what a model says of its inputs (what the user asked for: pipeedge.config.InputRequest)
 source.py       Items -> InputSource -> Microbatch
+reading.py      items read ahead, in threads of their own
 images.py       pictures; text.py sentences; arrays.py ``.npz``
 datasets        cola.py and imagenet.py
 defaults.py     what is shipped, for runs that name no input
@@ -11,7 +12,8 @@ opening.py      InputRequest + model -> InputSource
 from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input
-from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
+from pipeedge.data.reading import ReadAhead, read_threads
+from pipeedge.data.source import Group, InputSource, Microbatch, Reading, SkippedItem
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -20,6 +22,9 @@ __all__ = [
     "InputSource",
     "Microbatch",
     "ModelInputs",
+    "ReadAhead",
+    "Reading",
     "SkippedItem",
     "open_input",
+    "read_threads",
 ]

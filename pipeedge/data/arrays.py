@@ -33,6 +33,8 @@ class ArrayItems:
     labels: tuple[int | None, ...]
     max_tokens: int | None
 
+    in_memory = True
+
     @property
     def has_labels(self) -> bool:
         """Whether some row has a label."""

@@ -69,6 +69,7 @@ class ClassFolder:
     """Largest picture to decode."""
 
     max_tokens = None
+    in_memory = False
 
     @property
     def has_labels(self) -> bool:

@@ -221,6 +221,7 @@ class ImageFiles:
     """Largest picture to decode, as ``open_image`` takes it."""
 
     max_tokens = None
+    in_memory = False
 
     @property
     def has_labels(self) -> bool:

@@ -2,18 +2,18 @@
 
     Items (decode one by its index)  ->  InputSource (order, skip)  ->  Group (pad, stack)  ->  Microbatch
 
-Items are decoded when their microbatch is asked for, so the memory in use is that of one microbatch,
-however long the input is.
+Items are decoded when their microbatch is asked for, or a few ahead of it (``reading.py``), so the memory
+in use is that of a few microbatches, however long the input is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -29,6 +29,7 @@ __all__ = [
     "JoinedItems",
     "MemoryItems",
     "Microbatch",
+    "Reading",
     "RepeatedItems",
     "SkippedItem",
 ]
@@ -46,6 +47,10 @@ class Item:
     """Where it came from, for the results: a file, a line of a file, an entry of a data set."""
 
 
+Reading: TypeAlias = Item | InputError
+"""An item, or why it cannot be read."""
+
+
 class Items(Protocol):
     """A sequence of items that decodes one when it is asked for."""
 
@@ -56,6 +61,10 @@ class Items(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """Tokens of the longest item; None where items are not sequences of tokens."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the items are decoded already, so that reading one takes next to no time."""
 
     def __len__(self) -> int:
         """How many items there are."""
@@ -73,6 +82,8 @@ class MemoryItems:
 
     items: tuple[Item, ...]
     max_tokens: int | None = None
+
+    in_memory = True
 
     @property
     def has_labels(self) -> bool:
@@ -108,6 +119,11 @@ class RepeatedItems:
         """Tokens of the longest item."""
         return self.items.max_tokens
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the items are decoded already."""
+        return self.items.in_memory
+
     def __len__(self) -> int:
         return self.count
 
@@ -141,6 +157,11 @@ class JoinedItems:
         """Tokens of the longest item."""
         lengths = [part.max_tokens for part in self.parts]
         return max((length for length in lengths if length is not None), default=None)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the items are decoded already."""
+        return all(part.in_memory for part in self.parts)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -243,6 +264,11 @@ class InputSource:
         return self._items.max_tokens
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the items are decoded already, so that reading them ahead gains nothing."""
+        return self._items.in_memory
+
+    @property
     def skipped(self) -> tuple[SkippedItem, ...]:
         """Items left out by the last pass over ``microbatches``, so far."""
         return tuple(self._skipped)
@@ -256,19 +282,34 @@ class InputSource:
         groups = self.groups(ubatch_size)
         return (group.collate(tuple(spec.empty() for spec in group.specs)) for group in groups)
 
-    def groups(self, ubatch_size: int) -> Iterator[Group]:
+    def attempt(self, number: int) -> Reading:
+        """Read the item at place ``number`` of the input; ``groups`` says whether an error ends the run."""
+        try:
+            return self._items.read(self._order[number])
+        except InputError as error:
+            return error
+
+    def groups(self, ubatch_size: int, readings: Iterable[Reading] | None = None) -> Iterator[Group]:
         """Groups of ``ubatch_size`` items in input order; only the last may be smaller.
 
-        ``InputError``: an item cannot be read (unless bad items are skipped), or no item could.
+        Args:
+            ubatch_size: items of a group.
+            readings: of all items, in order, where something else reads them; None: each is read when it
+                is due.
+
+        Raises:
+            InputError: an item cannot be read (unless bad items are skipped), or no item could.
         """
         if ubatch_size < 1:
             raise InputError(f"microbatch size {ubatch_size}: must be at least 1")
-        return self._groups(ubatch_size)
+        return self._groups(
+            ubatch_size, map(self.attempt, range(len(self))) if readings is None else readings
+        )
 
-    def _groups(self, ubatch_size: int) -> Iterator[Group]:
+    def _groups(self, ubatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
         self._skipped.clear()
         waiting: list[tuple[int, Item]] = []
-        for numbered in self._readable_items():
+        for numbered in self._readable_items(readings):
             waiting.append(numbered)
             if len(waiting) == ubatch_size:
                 yield Group(waiting)
@@ -279,16 +320,14 @@ class InputSource:
             first = self._skipped[0]
             raise InputError(f"none of the {count(len(self), 'item')} can be read; the first: {first.reason}")
 
-    def _readable_items(self) -> Iterator[tuple[int, Item]]:
-        for number, index in enumerate(self._order):
-            try:
-                item = self._items.read(index)
-            except InputError as error:
-                if not self._skip_bad:
-                    raise
-                self._skipped.append(SkippedItem(self._items.source(index), str(error)))
+    def _readable_items(self, readings: Iterable[Reading]) -> Iterator[tuple[int, Item]]:
+        for number, (index, reading) in enumerate(zip(self._order, readings, strict=True)):
+            if isinstance(reading, Item):
+                yield number, reading
+            elif self._skip_bad:
+                self._skipped.append(SkippedItem(self._items.source(index), str(reading)))
             else:
-                yield number, item
+                raise reading
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> TensorSpec:

@@ -45,6 +45,8 @@ class TokenItems:
     input_names: tuple[str, ...]
     """The model's inputs, out of those that ``read`` makes."""
 
+    in_memory = True
+
     @property
     def has_labels(self) -> bool:
         """Whether some sentence has a label."""

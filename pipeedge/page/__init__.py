@@ -9,12 +9,13 @@
 A part of the report that is not there leaves its section out.
 """
 
-from pipeedge.page.bottleneck import find_bottleneck
+from pipeedge.page.bottleneck import Part, find_bottleneck
 from pipeedge.page.comparison import compare_lines, summary_lines
 from pipeedge.page.render import render_comparison, render_run
 from pipeedge.page.saved import SavedRun, read_run
 
 __all__ = [
+    "Part",
     "SavedRun",
     "compare_lines",
     "find_bottleneck",

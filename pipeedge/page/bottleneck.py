@@ -1,11 +1,12 @@
 """Who holds the others back. Pure.
 
     before the bottleneck     everybody waits for the link to be taken from
-    the bottleneck            a stage that is busy all the time, or a link
+    the bottleneck            a stage that is busy all the time, or a link, or the reading of the input
     behind it                 everybody waits for input
 
 So where waiting for the link turns into waiting for input, there it is: inside a stage that hardly waits,
-or, where no stage is busy throughout, on the link between the two. Filling and draining are not counted.
+or, where no stage is busy throughout, on the link between the two. Filling and draining are not counted;
+reading the input is, from the beginning, because the pipeline stands still until the first of it is there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Part(str, Enum):
     STAGE = "stage"
     LINK = "link"
     """Into the stage of that number; after the last stage: back to the data rank."""
+    INPUT = "input"
+    """Reading it, on the data rank; its number is 0."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,17 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
     busiest = max(range(len(known)), key=lambda stage: known[stage].working_s)
     busy = known[busiest].working_s / paced_s
     link, occupied = _most_occupied_link(run, paced_s)
+    reading_s = _reading_s(run)
+    if reading_s > max(known[busiest].working_s, occupied * paced_s) and reading_s >= FELT * (
+        run.length_s or 0.0
+    ):
+        return _input(run, reading_s)
     if occupied >= max(BUSY, busy):
         return _link(run, link, f"it is occupied {occupied:.0%} of the time")
     turn, waiting = max(_turns(known), key=lambda found: found[1])
     if busy < BUSY and waiting >= FELT:
+        if turn == 0 and reading_s > (run.feed_s or {}).get(Doing.WAIT_LINK.value, 0.0):
+            return _input(run, reading_s)
         return _link(run, turn, _who_waits(run, turn, known))
     return _stage(run, busiest, busy)
 
@@ -100,6 +110,12 @@ def _most_occupied_link(run: SavedRun, paced_s: float) -> tuple[int, float]:
     ]
     most = max(range(len(occupied)), key=lambda stage: occupied[stage])
     return most + 1, min(1.0, occupied[most])
+
+
+def _reading_s(run: SavedRun) -> float:
+    """Seconds that the pipeline could not be fed because the input was still being read; 0 if not known."""
+    feed = run.feed_s or {}
+    return sum(feed.get(doing.value, 0.0) for doing in (Doing.WAIT_INPUT, Doing.READ))
 
 
 def _turns(known: list[Shares]) -> Iterator[tuple[int, float]]:
@@ -124,6 +140,14 @@ def _stage(run: SavedRun, number: int, busy: float) -> Bottleneck:
             else f"at work {busy:.0%} of the time"
         )
     return Bottleneck(Part.STAGE, number, line)
+
+
+def _input(run: SavedRun, reading_s: float) -> Bottleneck:
+    where = "" if run.data_rank is None else f" on rank {run.data_rank}"
+    part = min(1.0, reading_s / run.length_s) if run.length_s else 1.0
+    return Bottleneck(
+        Part.INPUT, 0, f"Reading the input{where}: the pipeline waits for it {part:.0%} of the time"
+    )
 
 
 def _link(run: SavedRun, number: int, why: str) -> Bottleneck:

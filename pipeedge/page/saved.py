@@ -192,6 +192,8 @@ class SavedRun:
     command: str | None
     versions: Mapping[str, str]
     data_rank: int | None
+    feed_s: Mapping[str, float] | None
+    """Where the time of the thread that feeds the pipeline went, by the values of ``Doing``."""
 
     @property
     def length_s(self) -> float | None:
@@ -236,7 +238,8 @@ def read_run(body: Any, name: str) -> SavedRun:
         energy=_energy(root.find("energy")),
         command=_command(root.find("command")),
         versions=_versions(root.find("versions")),
-        data_rank=_whole(root.find("data_rank")),
+        data_rank=_data_rank(root, timeline),
+        feed_s=_feed_seconds(timeline),
     )
 
 
@@ -291,6 +294,25 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
         seconds=_seconds(stats, timeline, rank, number),
         memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),
     )
+
+
+_FEED = "feed"
+"""The lane of the thread that feeds the pipeline."""
+
+
+def _data_rank(root: _Value, timeline: Timeline | None) -> int | None:
+    """What the report says itself, else the rank that the pipeline was fed from."""
+    said = _whole(root.find("data_rank"))
+    if said is not None or timeline is None:
+        return said
+    return next((rank for rank, lane in timeline.lanes if lane == _FEED), None)
+
+
+def _feed_seconds(timeline: Timeline | None) -> dict[str, float] | None:
+    if timeline is None:
+        return None
+    found = (timeline.seconds(rank, lane) for rank, lane in timeline.lanes if lane == _FEED)
+    return {doing.value: seconds for doing, seconds in next(found, {}).items()} or None
 
 
 def _seconds(

@@ -1,0 +1,130 @@
+"""Items that are read in threads of their own, a bounded number ahead of whoever takes them.
+
+    items, in order ──┬─> [read 0] ─┐
+                      ├─> [read 1] ─┼─> at most ``ahead`` read or being read ──> take, in order
+                      └─> [read 2] ─┘
+
+Decoding a picture takes longer than many a stage, and needs no result of the pipeline: so it goes on
+while microbatches are computed. An item that cannot be read is a value like any other, which is judged
+when its turn comes, so the same item fails first however many threads there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from pipeedge.data.source import InputSource, Reading
+from pipeedge.recording import DEFAULT_ROWS, READ_AHEAD, Lane
+from pipeedge.timeline import Doing
+from pipeedge.transport.channel import Closed
+from pipeedge.worker import Crew
+
+__all__ = ["ReadAhead", "read_threads"]
+
+_MOST_THREADS = 4
+"""More would take the processor from a stage on the same rank, and memory for a picture each."""
+
+
+def read_threads() -> int:
+    """Number of threads that read the input: as many as this rank computes with, up to four."""
+    return min(_MOST_THREADS, torch.get_num_threads())
+
+
+class ReadAhead:
+    """Reads the items of ``source`` once, in order.
+
+    Args:
+        source: the input.
+        ubatch_size: items of a microbatch; so many are read ahead of those that were taken.
+        threads: that read.
+        clock: seconds.
+        rows: that each thread keeps of what it was at.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        ubatch_size: int,
+        *,
+        threads: int,
+        clock: Callable[[], float] = time.perf_counter,
+        rows: int = DEFAULT_ROWS,
+    ) -> None:
+        self._source = source
+        self._ubatch_size = ubatch_size
+        self._ahead = max(ubatch_size, threads)
+        self._changed = threading.Condition()
+        self._next_read = 0
+        self._next_taken = 0
+        self._read: dict[int, Reading] = {}
+        self._closed = False
+        self.lanes = tuple(
+            Lane(f"read {number}", READ_AHEAD, clock, rows) for number in range(min(threads, len(source)))
+        )
+        """What each thread was at. An item counts to the microbatch it belongs to where none is skipped."""
+
+    def start(self, crew: Crew) -> None:
+        """Begin to read, in threads of ``crew``."""
+        crew.on_stop(self.close)
+        for lane in self.lanes:
+            crew.start(lane.name, functools.partial(self.run, lane))
+
+    def readings(self) -> Iterator[Reading]:
+        """Every item, or why it cannot be read; in order. Waits for the next one to be read.
+
+        Raises:
+            Closed: the threads were told to stop.
+        """
+        for number in range(len(self._source)):
+            with self._changed:
+                self._changed.wait_for(lambda number=number: self._closed or number in self._read)  # type: ignore[misc]
+                if self._closed:
+                    raise Closed
+                reading = self._read.pop(number)
+                self._next_taken = number + 1
+                self._changed.notify_all()
+            yield reading
+
+    def run(self, lane: Lane) -> None:
+        """Read items, in the calling thread, until there are none left.
+
+        Raises:
+            Closed: the threads were told to stop.
+        """
+        lane.begin()
+        while (number := self._claim()) is not None:
+            lane.enter(Doing.READ)
+            reading = self._source.attempt(number)
+            with self._changed:
+                self._read[number] = reading
+                self._changed.notify_all()
+            lane.finish(number // self._ubatch_size, 1)
+
+    def close(self) -> None:
+        """Stop reading, and wake whoever waits here."""
+        with self._changed:
+            self._closed = True
+            self._read.clear()
+            self._changed.notify_all()
+
+    def _claim(self) -> int | None:
+        """The next item to read, once there is room for it; None after the last."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or self._next_read == len(self._source)
+                    or self._next_read < self._next_taken + self._ahead
+                )
+            )
+            if self._closed:
+                raise Closed
+            if self._next_read == len(self._source):
+                return None
+            self._next_read += 1
+            return self._next_read - 1
