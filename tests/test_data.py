@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pipeedge.data import InputRequest, open_input
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.defaults import asset, hashed_ids
 from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.text import Sentence, find_tokenizer, read_sentences
 from pipeedge.errors import InputError
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]
@@ -314,6 +316,51 @@ class TestText:
         assert source.max_tokens == 6
         (microbatch,) = source.microbatches(8)
         assert microbatch.payload[0].tolist() == [[2, 5, 6, 3, 0, 0], [2, 6, 6, 6, 6, 3], [2, 7, 7, 7, 7, 3]]
+
+    def test_only_newlines_end_a_sentence(self, tmp_path: Path, vocabulary: Path) -> None:
+        path = tmp_path / "input.txt"
+        path.write_bytes("the \x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029 cat\r\nsat".encode())
+        source = open_input(InputRequest(paths=(path,)), bert(10, directory=vocabulary))
+        (microbatch,) = source.microbatches(8)
+        assert microbatch.sources == (f"{path}:1", f"{path}:2")
+        assert microbatch.payload[0][0].tolist()[:2] == [2, 5]
+        assert microbatch.payload[0][1].tolist()[:3] == [2, 7, 3]
+
+    @pytest.mark.parametrize("word", ["cat ", "x" * 99 + " ", "cat" + " " * 2000, "\u4e2d", "xy" * 500 + " "])
+    def test_of_a_long_line_only_the_beginning_is_tokenised(
+        self, tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch, word: str
+    ) -> None:
+        limit = 16
+        path = file_with(tmp_path, "the " + word * (1_000_000 // len(word)) + "\nthe sat\n")
+        tokenizer = find_tokenizer(bert(10, limit, directory=vocabulary), (vocabulary,))
+        assert tokenizer is not None
+        backend, lengths = tokenizer.backend, []
+
+        def counting(texts: list[str], **options: object) -> object:
+            lengths.append(sum(map(len, texts)))
+            return backend(texts, **options)
+
+        limited = dataclasses.replace(tokenizer, backend=counting)
+        items = limited.items(read_sentences(path))
+        assert sum(lengths) < 500_000
+        # The beginning decides alone: the same ids as of a text that is just long enough.
+        expected = backend([("the " + word * 40)[:400_000], "the sat"], truncation=True, max_length=limit)
+        assert [list(ids) for ids in items.ids] == expected["input_ids"]
+
+    def test_tokenizers_are_called_with_few_characters_at_a_time(
+        self, tmp_path: Path, vocabulary: Path
+    ) -> None:
+        tokenizer = find_tokenizer(bert(10, 512, directory=vocabulary), (vocabulary,))
+        assert tokenizer is not None
+        backend, lengths = tokenizer.backend, []
+
+        def counting(texts: list[str], **options: object) -> object:
+            lengths.append(sum(map(len, texts)))
+            return backend(texts, **options)
+
+        lines = [Sentence("cat " * 4_999 + "sat", str(number)) for number in range(20)]
+        dataclasses.replace(tokenizer, backend=counting).items(lines)
+        assert max(lengths) <= 1 << 18
 
     def test_all_files_in_order_and_a_limit(self, tmp_path: Path, vocabulary: Path) -> None:
         first, second = file_with(tmp_path, "the\ncat\n", "z.txt"), file_with(tmp_path, "sat\n", "a.txt")

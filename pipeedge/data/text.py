@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,15 @@ __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokeni
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 CHUNK = 4096
-"""Sentences that are tokenised in one call."""
+"""Most sentences that are tokenised in one call."""
+_CHUNK_CHARACTERS = 1 << 18
+"""Most characters that are tokenised in one call, unless one sentence has more: a tokenizer takes nearly 200
+bytes for each."""
+_TOKEN_CHARACTERS = 64
+"""Only so many characters for each token that the model takes are tokenised; words are shorter."""
+_LONGEST_WORD = 200
+_MOST_CHARACTERS = 1 << 20
+"""Of a sentence whose words are not, as many as this are tokenised."""
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +97,19 @@ class Tokenizer:
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
         """Tokenise ``sentences``; those beyond the model's longest sequence are cut, with a warning."""
         limit = self.model.config.max_positions
-        ids = self._encode([sentence.text for sentence in sentences])
-        too_long = [number for number, encoded in enumerate(ids) if len(encoded) > limit]
+        texts = [_beginning(sentence.text, limit * _TOKEN_CHARACTERS) for sentence in sentences]
+        ids = self._encode(texts)
+        for number, sentence in enumerate(sentences):
+            characters = limit * _TOKEN_CHARACTERS
+            while len(ids[number]) < limit and characters < min(len(sentence.text), _MOST_CHARACTERS):
+                characters *= 8
+                texts[number] = _beginning(sentence.text, min(characters, _MOST_CHARACTERS))
+                (ids[number],) = self._encode([texts[number]])
+        too_long = [
+            number
+            for number, (encoded, sentence) in enumerate(zip(ids, sentences, strict=True))
+            if len(encoded) > limit or len(texts[number]) < len(sentence.text)
+        ]
         if too_long:
             log.warning(
                 "%d of %d sentences are longer than the %d tokens of %s and are cut; the first: %s",
@@ -100,7 +119,7 @@ class Tokenizer:
                 self.model.name,
                 sentences[too_long[0]].source,
             )
-            shorter = self._encode([sentences[number].text for number in too_long], limit)
+            shorter = self._encode([texts[number] for number in too_long], limit)
             replaced = dict(zip(too_long, shorter, strict=True))
             ids = [replaced.get(number, encoded) for number, encoded in enumerate(ids)]
         empty = next((number for number, encoded in enumerate(ids) if not encoded), None)
@@ -122,13 +141,35 @@ class Tokenizer:
     def _encode(self, texts: list[str], limit: int | None = None) -> list[array[int]]:
         """The ids of each text, cut to ``limit``; packed, as there may be a million of them."""
         encoded: list[array[int]] = []
-        for start in range(0, len(texts), CHUNK):
+        for some in _chunks(texts):
             # Not verbose: the warning about long sentences is ours.
-            chunk = self.backend(
-                texts[start : start + CHUNK], truncation=limit is not None, max_length=limit, verbose=False
-            )
+            chunk = self.backend(some, truncation=limit is not None, max_length=limit, verbose=False)
             encoded += [array("i", ids) for ids in chunk["input_ids"]]
         return encoded
+
+
+def _beginning(text: str, characters: int) -> str:
+    """Return ``text`` if it has so many characters, or else whole words of its beginning."""
+    if len(text) <= characters:
+        return text
+    cut = text[:characters]
+    words = cut.rsplit(maxsplit=1)[0]  # the last word may go on, so its tokens are not those of the text
+    # Chinese has no blanks, and a character is a token; a word of thousands of letters is one unknown token.
+    return words if len(words) >= characters - _LONGEST_WORD else cut
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield ``texts`` in parts that a tokenizer can take in one call."""
+    part: list[str] = []
+    characters = 0
+    for text in texts:
+        if part and (len(part) == CHUNK or characters + len(text) > _CHUNK_CHARACTERS):
+            yield part
+            part, characters = [], 0
+        part.append(text)
+        characters += len(text)
+    if part:
+        yield part
 
 
 def find_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer | None:
@@ -193,11 +234,13 @@ def download_tokenizer(model_name: str) -> Path | None:
 def read_sentences(path: Path) -> list[Sentence]:
     """The sentences in ``path``, one a line; blank lines are left out.
 
+    Lines end with LF or CR LF. Other characters that Unicode counts as ends of lines are part of a sentence.
+
     Raises:
         InputError: the file cannot be read as UTF-8 text, or holds no sentence.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     sentences = [
