@@ -9,6 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -51,6 +52,7 @@ __all__ = [
     "parse_doctor",
     "parse_runtime",
     "path",
+    "say",
 ]
 
 _INTERRUPTED = 130
@@ -105,6 +107,17 @@ class DoctorCommand:
         self.neighbors_file = neighbors_file
 
 
+def say(program: str, line: str) -> None:
+    """Print a line for the user on standard error, after the name of the program.
+
+    A line that cannot be printed, because the stream is closed or its disk is full, is dropped: whatever it
+    was about goes on.
+    """
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"{program}: {printable(line)}", file=sys.stderr, flush=True)
+
+
 def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     """Run ``main`` and return the exit status; a failure is one line on standard error.
 
@@ -125,7 +138,7 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
             line = "standard output cannot be written: no space left on the device"
         elif not isinstance(error, PipeEdgeError) and not verbose:
             line = f"internal error: {line} (run again with --verbose to see where)"
-        print(f"{program}: {line}", file=sys.stderr, flush=True)
+        say(program, line)
         return exit_code(error)
     return 0
 
@@ -354,7 +367,7 @@ def integers(text: str) -> tuple[int, ...]:
 def names(text: str) -> tuple[str, ...]:
     """A list of names, as the type of an option."""
     found = tuple(part.strip() for part in text.split(","))
-    if not all(found):
+    if not all(found) or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names like pi1,pi2")
     return found
 

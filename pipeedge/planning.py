@@ -151,19 +151,17 @@ def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:
 
 def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:
     """The stages of ``partition`` on the ranks and hosts that were named for it."""
-    wanted, hosts = request.schedule, None
-    if wanted.hosts is not None:
-        order = wanted.rank_order or range(len(partition) // 2)
-        outside = [rank for rank in order if not 0 <= rank < len(wanted.hosts)]
-        if outside:
-            raise ScheduleError(
-                f"rank {outside[0]} is outside the world: ranks are 0 to {request.world.size - 1}"
-            )
-        hosts = [wanted.hosts[rank] for rank in order]
+    wanted = request.schedule
     try:
-        return PlannedSchedule(Schedule.from_partition(partition, ranks=wanted.rank_order, hosts=hosts))
+        schedule = Schedule.from_partition(partition)
     except ScheduleError as error:
         raise ScheduleError(f"-pt: {error} (the layers of {model.name} are 1 to {model.n_layers})") from None
+    if wanted.rank_order is not None:
+        schedule = schedule.with_rank_order(wanted.rank_order, world_size=request.world.size)
+    if wanted.hosts is not None:
+        schedule.check(n_layers=model.n_layers, world_size=request.world.size)
+        schedule = schedule.with_hosts(wanted.hosts)
+    return PlannedSchedule(schedule)
 
 
 def _even_partition(n_layers: int, stages: int) -> list[int]:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeedge.config import Environment
-from pipeedge.options import guard, parse_runtime
+from pipeedge.options import guard, parse_runtime, say
 
 __all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]
 
@@ -52,7 +52,7 @@ def _run() -> None:
         from pipeedge.pipeline import run, show_schedule
 
     def warn(line: str) -> None:
-        print(f"{PROGRAM}: rank {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
+        say(PROGRAM, f"rank {command.request.world.rank}: {line}")
 
     console = StandardOutput()
     if command.dry_run:

@@ -214,6 +214,35 @@ class Schedule:
         )
         return schedule if quant_bits is None else schedule.with_quant_bits(quant_bits)
 
+    def with_rank_order(self, order: Sequence[int], *, world_size: int) -> Schedule:
+        """Return the same stages on these ranks (``-r``).
+
+        Raises:
+            ScheduleError: not one for each stage, a rank twice, or one outside the world.
+        """
+        given = f"-r/--rank-order {','.join(map(str, order))}"
+        stages = len(self.stages)
+        if len(order) != stages:
+            raise ScheduleError(
+                f"{given}: {count(len(order), 'rank')} for {count(stages, 'stage')}; give one each"
+            )
+        for rank in order:
+            if order.count(rank) > 1:
+                raise ScheduleError(
+                    f"{given}: rank {rank} is given {order.count(rank)} stages; a rank runs one"
+                )
+            if not 0 <= rank < world_size:
+                raise ScheduleError(
+                    f"{given}: rank {rank} is outside the world: ranks are 0 to {world_size - 1}"
+                )
+        return Schedule(
+            tuple(replace(plan, rank=rank) for plan, rank in zip(self.stages, order, strict=True))
+        )
+
+    def with_hosts(self, hosts: Sequence[str]) -> Schedule:
+        """Return the same stages with the host of each rank."""
+        return Schedule(tuple(replace(plan, host=hosts[plan.rank]) for plan in self.stages))
+
     def with_quant_bits(self, quant_bits: Sequence[int]) -> Schedule:
         """The same stages with these bits on their outgoing links (``-q``).
 

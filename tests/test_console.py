@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from processes import RUNTIME, environment, free_port
 from saved_reports import simulated_body
 
 from pipeedge.console import StandardOutput
+from pipeedge.options import say
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("75", 75), ("200", 200)])
@@ -23,6 +26,27 @@ def test_what_is_no_terminal_is_wide_enough_for_figures(
         monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(sys, "__stdout__", None)  # the terminal of whoever runs the tests
     assert StandardOutput().width == width
+
+
+def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    StandardOutput().print("report  a\x1b[2J.html\nand more", highlight=False, markup=False)
+    say("runtime.py", "a\x1b[2J.csv: there already")
+    out, err = capsys.readouterr()
+    assert out == "report  a\\x1b[2J.html\nand more\n"
+    assert err == "runtime.py: a\\x1b[2J.csv: there already\n"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_a_notice_that_cannot_be_printed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (FullDisk(), closed, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        say("runtime.py", "a notice")
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:

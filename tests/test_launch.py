@@ -214,6 +214,14 @@ def test_print_shows_commands_that_a_shell_takes() -> None:
     assert len(ports) == 1
 
 
+def test_a_shown_command_does_not_steer_the_terminal() -> None:
+    word = "a\x1b[2J'b\\é c"
+    shown = RankCommand(0, ("printf", "%s", word)).shown()
+    assert shown.isprintable()
+    printed = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True, timeout=10)
+    assert printed.stdout == word
+
+
 # --- the supervisor ---------------------------------------------------------------------------------
 
 
@@ -252,9 +260,14 @@ class Output:
     def __call__(self, text: str, *, error: bool) -> None:
         self.lines.append((text, error))
 
-    def supervise(self, *commands: RankCommand, **limits: float) -> int:
+    def supervise(self, *commands: RankCommand, program: str | None = None, **limits: float) -> int:
         return Supervisor(
-            commands, environment=dict(os.environ), lines=self, say=self.said.append, **limits
+            commands,
+            environment=dict(os.environ),
+            lines=self,
+            say=self.said.append,
+            program=program,
+            **limits,
         ).run()
 
 
@@ -272,6 +285,16 @@ def test_output_is_forwarded_by_rank_and_stream() -> None:
         )
     )
     assert output.said == []
+
+
+def test_a_message_of_several_ranks_is_shown_once() -> None:
+    output = Output()
+    words = ("prog: wrong", "prog: rank {0}", "other", "prog: wrong")
+    program = "; ".join(["import sys", *(f"print({word!r}, file=sys.stderr)" for word in words)])
+    assert output.supervise(*(python(rank, program.format(rank)) for rank in range(3)), program="prog") == 0
+    shown = sorted(text.partition(" ")[2].rstrip() for text, _ in output.lines)
+    # The rank that was first may say it again.
+    assert shown == sorted(["prog: wrong"] * 2 + [f"prog: rank {rank}" for rank in range(3)] + ["other"] * 3)
 
 
 def test_when_one_fails_all_end_and_its_status_is_the_one() -> None:
@@ -361,6 +384,16 @@ def test_two_local_ranks_run_the_shipped_model() -> None:
     done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360", *TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert "[0] accuracy    0.9889 (356/360)" in done.stdout
+
+
+def test_a_wrong_partition_is_told_once() -> None:
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-pt", "1,8", *TIMEOUT)
+    assert done.returncode == 2
+    message, ending = done.stderr.splitlines()
+    assert message[3:] == (
+        " runtime.py: layers 9 to 16 are covered by no stage: the model's layers are 1 to 16"
+    )
+    assert ending.endswith("ended with exit status 2")
 
 
 def test_the_cause_decides_and_nothing_is_left(tmp_path: Path) -> None:

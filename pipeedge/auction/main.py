@@ -17,7 +17,7 @@ from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.errors import RequestError
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
-from pipeedge.options import guard
+from pipeedge.options import guard, say
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.scheduler import format_schedule, save_schedule
 from pipeedge.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
@@ -239,4 +239,4 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+    say(PROGRAM, line)

@@ -11,6 +11,7 @@ from typing import NoReturn
 from pipeedge.config import Environment
 from pipeedge.doctor.examine import examine
 from pipeedge.options import guard, parse_doctor
+from pipeedge.wording import printable
 
 __all__ = ["PROGRAM", "main"]
 
@@ -24,7 +25,9 @@ def main() -> NoReturn:
 
     def run() -> None:
         nonlocal found
-        found = examine(parse_doctor(sys.argv[1:], Environment.read()), lambda line: print(line, flush=True))
+        found = examine(
+            parse_doctor(sys.argv[1:], Environment.read()), lambda line: print(printable(line), flush=True)
+        )
 
     status = guard(PROGRAM, run, verbose="--verbose" in sys.argv) or found
     sys.stdout.flush()

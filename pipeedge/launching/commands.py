@@ -52,8 +52,23 @@ class RankCommand:
 
     def shown(self) -> str:
         """The command as one can paste it into a shell."""
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*assignments, shlex.join(self.argv)])
+        assignments = [f"{name}={_quoted(value)}" for name, value in self.environment.items()]
+        return " ".join([*assignments, *map(_quoted, self.argv)])
+
+
+def _quoted(word: str) -> str:
+    """Return ``word`` as a shell reads it; what a terminal would act upon is written in escapes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    letters = (
+        f"\\{letter}"
+        if letter in "\\'"
+        else letter
+        if letter.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in letter.encode(errors="surrogateescape"))
+        for letter in word
+    )
+    return f"$'{''.join(letters)}'"
 
 
 @dataclass(frozen=True)

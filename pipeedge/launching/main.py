@@ -28,7 +28,7 @@ from pipeedge.launching.commands import (
     remote_commands,
 )
 from pipeedge.launching.supervisor import Supervisor
-from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime
+from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime, say
 from pipeedge.profiling.machine import processors
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
@@ -95,15 +95,18 @@ def _launch(argv: Sequence[str]) -> int:
         stream.write(text)
         stream.flush()
 
-    def say(line: str) -> None:
-        print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
-
     environment = inherited_environment()
     if sys.stdout.isatty():
         # The ranks write to a pipe; tables are to fit the terminal behind it, beside the prefix.
         width = shutil.get_terminal_size().columns - len("[00] ")
         environment.setdefault("COLUMNS", str(max(40, width)))
-    return Supervisor(commands, environment=environment, lines=lines, say=say).run()
+    return Supervisor(
+        commands,
+        environment=environment,
+        lines=lines,
+        say=lambda line: say(PROGRAM, line),
+        program="runtime.py" if request.module == RUNTIME_MODULE else "pipeedge-doctor",
+    ).run()
 
 
 def plan_launch(request: LaunchRequest) -> list[RankCommand]:
@@ -140,7 +143,9 @@ def _check(request: LaunchRequest) -> RunRequest:
     parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
     asked = parse(argv, environment).request
     if asked.schedule.partition is not None:
-        Schedule.from_partition(asked.schedule.partition, ranks=asked.schedule.rank_order)
+        schedule = Schedule.from_partition(asked.schedule.partition)
+        if asked.schedule.rank_order is not None:
+            schedule.with_rank_order(asked.schedule.rank_order, world_size=request.world_size)
     return asked
 
 

@@ -162,6 +162,7 @@ class Supervisor:
         lines: where output goes.
         say: called with a line of the launcher's own.
         mark: what stands before a line of a rank.
+        program: whose messages, which begin with its name, are shown once if several ranks print the same.
         settle_s: how long the others may take to end by themselves after one has failed.
         grace_s: how long they may take after they were asked to.
     """
@@ -174,6 +175,7 @@ class Supervisor:
         lines: Lines,
         say: Callable[[str], None],
         mark: Callable[[int], str] = "[{}] ".format,
+        program: str | None = None,
         settle_s: float = 3.0,
         grace_s: float = 5.0,
     ) -> None:
@@ -182,6 +184,8 @@ class Supervisor:
         self._lines = lines
         self._say = say
         self._mark = mark
+        self._message = None if program is None else f"{program}: "
+        self._told_by: dict[str, int] = {}
         self._settle_s = settle_s
         self._grace_s = grace_s
         self._events: queue.Queue[Ending | None] = queue.Queue()
@@ -257,10 +261,16 @@ class Supervisor:
 
     def _forward(self, rank: int, text: str, is_error: bool) -> None:
         with self._write:
-            if self._quiet:
+            if self._quiet or (is_error and self._was_told(rank, text)):
                 return
             try:
                 self._lines(f"{self._mark(rank)}{text}", error=is_error)
             except OSError:  # whoever read our output has gone: as good as Ctrl-C
                 self._quiet = True
                 self._events.put(None)
+
+    def _was_told(self, rank: int, text: str) -> bool:
+        """Whether another rank has printed this message: one mistake in the options is made on all ranks."""
+        if self._message is None or not text.startswith(self._message):
+            return False
+        return self._told_by.setdefault(text, rank) != rank

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from pipeedge.options import guard
+from pipeedge.options import guard, say
 from pipeedge.profiling.options import (
     LinkCommand,
     ServeCommand,
@@ -15,6 +15,7 @@ from pipeedge.profiling.options import (
     parse_models,
     parse_profiler,
 )
+from pipeedge.wording import printable
 
 __all__ = ["main", "main_device_types", "main_models"]
 
@@ -53,11 +54,11 @@ def main_device_types() -> NoReturn:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print("\n".join(map(printable, line.split("\n"))), flush=True)
 
 
 def _warn(line: str) -> None:
-    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+    say(PROGRAM, line)
 
 
 def _profiler() -> None:

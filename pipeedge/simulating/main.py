@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from pipeedge.options import guard
+from pipeedge.options import guard, say
 from pipeedge.simulating.options import parse_simulate
 
 __all__ = ["PROGRAM", "main"]
@@ -25,6 +25,6 @@ def _simulate() -> None:
     from pipeedge.simulating.session import run
 
     def warn(line: str) -> None:
-        print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+        say(PROGRAM, line)
 
     run(request, sys.argv, StandardOutput(), warn)

@@ -18,7 +18,7 @@ from pipeedge.errors import EXIT_PEER
 from pipeedge.launching.commands import RankCommand
 from pipeedge.launching.main import free_port
 from pipeedge.launching.supervisor import INTERRUPTED, Supervisor
-from pipeedge.options import guard
+from pipeedge.options import guard, say
 from pipeedge.profiling.machine import processors
 from pipeedge.runtime import share_one_heap, signals_end_at_once, terminated
 from pipeedge.training.heap import keep_freed_memory
@@ -70,7 +70,7 @@ def _work(command: TrainCommand) -> None:
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
 
     def warn(line: str) -> None:
-        print(f"{PROGRAM}: worker {command.request.world.rank}: {line}", file=sys.stderr, flush=True)
+        say(PROGRAM, f"worker {command.request.world.rank}: {line}")
 
     if command.dry_run:
         show(command.request, StandardOutput())
