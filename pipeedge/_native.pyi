@@ -48,6 +48,16 @@ class ScheduleResult:
     def elapsed_s(self) -> float:
         """Seconds the solver took."""
 
+def at_length(lengths: list[float], values: list[float], wanted: float, layer: int) -> float:
+    """Return what a layer takes for sentences of ``wanted`` tokens (``src-native/core/lengths.hpp``).
+
+    Args:
+        lengths: tokens of a sentence at which it was measured, ascending.
+        values: what was measured at each of them.
+        wanted: tokens of a sentence.
+        layer: from 0, which says whether it holds attention; -1: a quantity that grows as bytes do.
+    """
+
 def schedule(
     *,
     mem_bytes: npt.ArrayLike,

@@ -102,7 +102,7 @@ def choose_dtype(
         )
     plans: dict[str, scheduler.Plan] = {}
     refusal: InfeasibleError | None = None
-    for mixture in mixtures(allowed):
+    for mixture in mixtures(allowed, request.tokens):
         try:
             plans[str(mixture)] = _plan_mixture(request, model, mixture, profiles, kinds, hosts)
         except InfeasibleError as error:
@@ -128,19 +128,28 @@ def permitted(
     }
 
 
-def mixtures(allowed: Mapping[str, Mapping[str, ModelProfile]]) -> list[Mixture]:
-    """What is worth asking for: each type on all kinds that know it, and each kind's own fastest."""
+def mixtures(allowed: Mapping[str, Mapping[str, ModelProfile]], tokens: int | None = None) -> list[Mixture]:
+    """Return what is worth asking for: each type on all kinds that know it, and each kind's own fastest.
+
+    Args:
+        allowed: profiles of each kind of device, by number type.
+        tokens: of the longest sentence, for which types are compared; None: as profiled.
+    """
     uniform = [
         Mixture({kind: dtype for kind, each in allowed.items() if dtype in each})
         for dtype in DTYPES
         if any(dtype in each for each in allowed.values())
     ]
-    fastest = Mixture({kind: _fastest(each) for kind, each in allowed.items() if each})
+    fastest = Mixture({kind: _fastest(each, tokens) for kind, each in allowed.items() if each})
     return uniform if fastest in uniform else [*uniform, fastest]
 
 
-def _fastest(each: Mapping[str, ModelProfile]) -> str:
-    return min(each, key=lambda dtype: sum(each[dtype].time_s))
+def _fastest(each: Mapping[str, ModelProfile], tokens: int | None) -> str:
+    def seconds(dtype: str) -> float:
+        profile = each[dtype]
+        return sum((profile if tokens is None else profile.at_tokens(tokens)).time_s)
+
+    return min(each, key=seconds)
 
 
 def _by_dtype(kind: DeviceType, model: str, batch_size: int) -> dict[str, ModelProfile]:

@@ -105,12 +105,22 @@ def show_schedule(request: RunRequest, console: Console) -> None:
         PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
     """
     model = find_model(request.model.name)
-    planned = plan_schedule(request, model)
+    planned = plan_schedule(request, model, _tokens_here(request, model))
     for line in planned.schedule.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
     if predicted is not None:
         console.print(f"predicted throughput: {figure(predicted)} items/s", highlight=False)
+    for note in planned.notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tokens_here(request: RunRequest, model: Model) -> int | None:
+    """Tokens of the longest sentence, where this rank has the input and its length counts."""
+    counts = request.schedule.automatic and model.family == "bert"
+    if not counts or request.world.rank != request.schedule.data_rank:
+        return None
+    return open_input(_with_companions(request), model).max_tokens
 
 
 def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
@@ -366,11 +376,11 @@ class _Rank:
         if quarrel is not None:
             hub.refuse(quarrel, EXIT_REQUEST)
             return
+        data = facts[self._request.schedule.data_rank]
         with self.activity.busy("scheduling"):
-            planned = plan_schedule(self._request, self._model)
+            planned = plan_schedule(self._request, self._model, data["max_tokens"])
         for note in planned.notes:
             self._warn(note)
-        data = facts[self._request.schedule.data_rank]
         plan = Plan(
             schedule=planned.schedule,
             data_rank=self._request.schedule.data_rank,

@@ -30,6 +30,7 @@ from pipeedge.recording import DEFAULT_ROWS
 from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.transport.base import Link
 from pipeedge.transport.frame import frame_capacity
+from pipeedge.wording import count
 
 __all__ = ["Plan", "PlannedSchedule", "disagreement", "disagreements", "plan_schedule", "rank_facts"]
 
@@ -47,14 +48,19 @@ class PlannedSchedule:
     notes: tuple[str, ...] = ()
 
 
-def plan_schedule(request: RunRequest, model: Model) -> PlannedSchedule:
-    """The schedule that ``request`` asks for.
+def plan_schedule(request: RunRequest, model: Model, tokens: int | None = None) -> PlannedSchedule:
+    """Return the schedule that ``request`` asks for.
+
+    Args:
+        request: of rank 0.
+        model: the model to cut.
+        tokens: of the longest sentence of the input; None for images, and where it is not known.
 
     Raises:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    planned = _requested_schedule(request, model)
+    planned = _requested_schedule(request, model, tokens)
     if planned is None:
         order = request.schedule.rank_order
         ranks = request.world.size if order is None else len(order)
@@ -117,7 +123,7 @@ def _on_link(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]
     return wire_specs(specs, bits) if bits else specs
 
 
-def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | None:
+def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
         return _partitioned(request, model, wanted.partition)
@@ -133,6 +139,7 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
         model_name=model.name,
         batch_size=request.ubatch_size,
         link_bits=wanted.link_bits or "0",
+        tokens=tokens,
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)
@@ -140,13 +147,24 @@ def _requested_schedule(request: RunRequest, model: Model) -> PlannedSchedule | 
     else:
         found = plan_for_dtype(asked, model, (wanted.dtypes or ("float32",))[0], wanted.hosts)
         notes = found.warnings
-    return PlannedSchedule(found.schedule, _prediction(found, request), notes)
+    prediction = _prediction(found, request, tokens)
+    scaled = sorted({length for stage in found.stages for length in stage.tokens})
+    if tokens is not None and prediction.scaled and scaled != [tokens]:
+        profiled = ", ".join(map(str, scaled))
+        notes += (
+            f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
+            f"{profiled})",
+        )
+    return PlannedSchedule(found.schedule, prediction, notes)
 
 
-def _prediction(found: scheduler.Plan, request: RunRequest) -> Prediction:
+def _prediction(found: scheduler.Plan, request: RunRequest, tokens: int | None) -> Prediction:
     """What the scheduler promises."""
-    stages = (StagePrediction(stage.compute_s, stage.link_out_s, stage.threads) for stage in found.stages)
-    return Prediction(tuple(stages), request.ubatch_size)
+    stages = (
+        StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens)
+        for stage in found.stages
+    )
+    return Prediction(tuple(stages), request.ubatch_size, tokens)
 
 
 def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:

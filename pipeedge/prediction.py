@@ -37,6 +37,12 @@ class StagePrediction:
     """Of its outgoing link; 0 where nothing is counted."""
     threads: int | None
     """That its device was profiled with; None where the profile does not say."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths its device was profiled with; empty for images, and where the profile does not say."""
+
+    def fits_tokens(self, tokens: int | None) -> bool:
+        """Whether the profile tells what sentences of ``tokens`` take; None: of images."""
+        return tokens is None or len(self.tokens) > 1 or self.tokens == (tokens,)
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,13 @@ class Prediction:
 
     stages: tuple[StagePrediction, ...]
     ubatch_size: int
+    tokens: int | None = None
+    """Tokens of the longest sentence; None for images."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the times of all stages are those of the sentences of the run."""
+        return all(stage.fits_tokens(self.tokens) for stage in self.stages)
 
     @property
     def period_s(self) -> float:
@@ -70,7 +83,10 @@ class Prediction:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Prediction:
         """From a message."""
-        return cls(tuple(StagePrediction(**stage) for stage in body["stages"]), body["ubatch_size"])
+        stages = tuple(
+            StagePrediction(**{**stage, "tokens": tuple(stage["tokens"])}) for stage in body["stages"]
+        )
+        return cls(stages, body["ubatch_size"], body["tokens"])
 
 
 @dataclass(frozen=True)
@@ -148,20 +164,22 @@ def compare(
         else Beside(promised, steady_items_per_s),
         run=None if whole is None else Beside(whole, run_items_per_s),
         stages=tuple(
-            _compare_stage(predicted, stats, prediction.period_s)
+            _compare_stage(predicted, stats, prediction.period_s, prediction.tokens)
             for predicted, stats in zip(prediction.stages, stages, strict=True)
         ),
     )
 
 
-def _compare_stage(predicted: StagePrediction, stats: StageStats, period_s: float) -> StageComparison:
+def _compare_stage(
+    predicted: StagePrediction, stats: StageStats, period_s: float, tokens: int | None
+) -> StageComparison:
     compute = Beside(predicted.busy_s, stats.compute_s_mean)
     measured_s = stats.link_s
     link = Beside(predicted.link_s, measured_s) if predicted.link_s > 0 and measured_s is not None else None
     remark = None
     if compute.error is not None and abs(compute.error) > REMARKABLE:
         remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(
-            predicted, stats, slower=compute.error > 0
+            predicted, stats, tokens, slower=compute.error > 0
         )
     elif link is not None and link.measured - link.predicted > REMARKABLE * max(link.predicted, period_s):
         # A link that is fast enough not to be felt may be as slow as it likes.
@@ -172,7 +190,15 @@ def _compare_stage(predicted: StagePrediction, stats: StageStats, period_s: floa
     return StageComparison(stats.stage, stats.rank, compute, link, remark)
 
 
-def _why(predicted: StagePrediction, stats: StageStats, *, slower: bool) -> str:
+def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, slower: bool) -> str:
+    if tokens is not None and not predicted.fits_tokens(tokens):
+        known = (
+            f"with {predicted.tokens[0]} tokens" if predicted.tokens else "with an unknown number of tokens"
+        )
+        return (
+            f"it was profiled {known} and the longest sentence here has {tokens}: profile several lengths "
+            "(profiler.py --tokens)"
+        )
     if predicted.threads is not None and predicted.threads != stats.threads:
         return (
             f"it computes with {count(stats.threads, 'thread')} and was profiled with "

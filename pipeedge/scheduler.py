@@ -74,6 +74,8 @@ class SchedulerRequest:
     dev_neighbors_file: Path | None = None
     link_bits: str = "0"
     """Bits a value on links between stages, or ``auto``."""
+    tokens: int | None = None
+    """Tokens of the longest sentence, to which times and sizes are scaled; None: as profiled."""
     objective: str = "throughput"
     time_limit_s: float = 10.0
 
@@ -100,6 +102,7 @@ class SchedulerRequest:
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
             "--link-bits": self.link_bits,
+            "--tokens": self.tokens,
             "--objective": self.objective,
             "--time-limit": self.time_limit_s,
             "--data-host": self.data_host,
@@ -118,6 +121,8 @@ class PromisedStage:
     """Of its outgoing link; 0 where nothing is counted."""
     threads: int | None = None
     """That its device was profiled with, where the profile says it."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths its device was profiled with, shortest first, where the profile says it."""
 
 
 @dataclass(frozen=True)
@@ -243,18 +248,19 @@ def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tu
     promised = []
     for stage in stages:
         profiles = types[stage["type"]].profiles[request.model_name]
-        extra = next(
-            profile.extra
+        profile = next(
+            profile
             for profile in profiles
             if profile.batch_size == request.batch_size
             and short_dtype(profile.dtype) == short_dtype(request.dtype)
         )
-        threads = extra.get("threads")
+        threads = profile.extra.get("threads")
         promised.append(
             PromisedStage(
                 compute_s=stage["compute_s"],
                 link_out_s=stage["link_out_s"],
                 threads=threads if isinstance(threads, int) else None,
+                tokens=profile.known_tokens,
             )
         )
     return tuple(promised)

@@ -1,8 +1,10 @@
 """The scheduler's YAML files as data: models, device types, devices, and links between neighbours.
 
-    models.yml                  model -> layers, mem_MB, parameters_in, parameters_out
+    models.yml                  model -> layers, mem_MB, parameters_in, parameters_out; for text
+                                         tokens, parameters_in_per_token, parameters_out_per_token
     device_types.yml            type  -> bw_Mbps, mem_MB, model_profiles:
-                                         model -> [batch_size, dtype, time_s]
+                                         model -> [batch_size, dtype, time_s; for text tokens and
+                                                   lengths: [tokens, time_s]]
     devices.yml                 type  -> [host]
     device_neighbors_world.yml  host  -> neighbour -> bw_Mbps, latency_s
 
@@ -15,11 +17,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeedge import _native
 from pipeedge.errors import SpecError
 from pipeedge.wording import count
 from pipeedge.yamlfile import Field, read_document, write_document
@@ -28,6 +31,7 @@ __all__ = [
     "BYTES_PER_MB",
     "BYTES_PER_SECOND_PER_MBPS",
     "DeviceType",
+    "LengthProfile",
     "Link",
     "ModelProfile",
     "ModelSpec",
@@ -70,11 +74,22 @@ class ModelSpec:
     elements_out: tuple[int, ...]
     """Elements of one item that leave each layer."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
+    """Tokens of the sentences of which the elements are; None where unknown, and for images."""
+    elements_in_per_token: int = 0
+    """Elements that one more token adds to ``elements_in``."""
+    elements_out_per_token: tuple[int, ...] = ()
+    """Elements that one more token adds behind each layer; empty without ``tokens``."""
 
     def __post_init__(self) -> None:
         _check_numbers("mem_bytes", self.mem_bytes)
-        _check_numbers("elements_in", [self.elements_in])
-        _check_numbers("elements_out", self.elements_out)
+        _check_numbers("elements_in", [self.elements_in, self.elements_in_per_token])
+        _check_numbers("elements_out", [*self.elements_out, *self.elements_out_per_token])
+        if self.tokens is not None and len(self.elements_out_per_token) != len(self.elements_out):
+            raise SpecError(
+                f"elements_out_per_token has {len(self.elements_out_per_token)} layers, elements_out "
+                f"{len(self.elements_out)}: give both one value a layer"
+            )
         if len(self.mem_bytes) != len(self.elements_out):
             raise SpecError(
                 f"mem_bytes has {len(self.mem_bytes)} layers, elements_out {len(self.elements_out)}: "
@@ -85,6 +100,35 @@ class ModelSpec:
     def layers(self) -> int:
         """Number of layers."""
         return len(self.mem_bytes)
+
+    def at_tokens(self, tokens: int) -> ModelSpec:
+        """Return the model with the sizes of sentences of ``tokens``; as it is where that is unknown."""
+        if self.tokens is None:
+            return self
+        more = tokens - self.tokens
+        return replace(
+            self,
+            tokens=tokens,
+            elements_in=max(0, self.elements_in + more * self.elements_in_per_token),
+            elements_out=tuple(
+                max(0, elements + more * each)
+                for elements, each in zip(self.elements_out, self.elements_out_per_token, strict=True)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class LengthProfile:
+    """What a profile says of sentences of another length."""
+
+    tokens: int
+    """Tokens of each sentence."""
+    time_s: tuple[float, ...]
+    """Seconds of each layer for one microbatch."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_numbers("time_s", self.time_s)
 
 
 @dataclass(frozen=True)
@@ -98,11 +142,42 @@ class ModelProfile:
     time_s: tuple[float, ...]
     """Of each layer, for one microbatch."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
+    """Tokens of each sentence; None where unknown, and for images."""
+    lengths: tuple[LengthProfile, ...] = ()
+    """The same for sentences of other lengths."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"a profile's batch_size is {self.batch_size}; it must be at least 1")
         _check_numbers("time_s", self.time_s)
+        if self.lengths and self.tokens is None:
+            raise SpecError("a profile with lengths needs tokens, the length of time_s")
+
+    @property
+    def known_tokens(self) -> tuple[int, ...]:
+        """Sentence lengths that were measured, shortest first; empty where unknown, and for images."""
+        first = () if self.tokens is None else (self.tokens,)
+        return tuple(sorted((*first, *(other.tokens for other in self.lengths))))
+
+    def fits_tokens(self, tokens: int) -> bool:
+        """Whether the profile tells what sentences of ``tokens`` take."""
+        return len(self.known_tokens) > 1 or self.known_tokens == (tokens,)
+
+    def at_tokens(self, tokens: int) -> ModelProfile:
+        """Return what sentences of ``tokens`` take; the profile as it is where only one length is known."""
+        if not self.lengths or self.tokens is None:
+            return self
+        extra = dict(self.extra)
+        for key in LENGTH_KEYS:
+            lists = {other.tokens: other.extra.get(key) for other in self.lengths}
+            lists[self.tokens] = extra.get(key)
+            if all(_numbers(each, len(self.time_s)) for each in lists.values()):
+                of_link = key in ("receive_s", "send_s")
+                extra[key] = list(_at_length(lists, tokens, attention=not of_link))
+        times = {self.tokens: self.time_s, **{other.tokens: other.time_s for other in self.lengths}}
+        time_s = tuple(_at_length(times, tokens, attention=True))
+        return replace(self, time_s=time_s, extra=extra, tokens=tokens, lengths=())
 
     @property
     def agreement(self) -> float | None:
@@ -143,6 +218,27 @@ class Link:
         _check_numbers("latency_s", [self.latency_s])
 
 
+LENGTH_KEYS = ("receive_s", "send_s", "activations_MB")
+"""What is measured at each length beside times, a number a layer."""
+
+
+def _numbers(values: Any, layers: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == layers
+        and all(isinstance(value, int | float) for value in values)
+    )
+
+
+def _at_length(lists: Mapping[int, Any], tokens: int, *, attention: bool) -> Iterator[float]:
+    """Numbers of each layer at a length, from those at others; ``attention``: some layers grow faster."""
+    known = sorted(lists)
+    for layer, values in enumerate(zip(*(lists[each] for each in known), strict=True)):
+        yield _native.at_length(
+            [float(each) for each in known], list(values), float(tokens), layer if attention else -1
+        )
+
+
 def _check_numbers(name: str, values: Iterable[float]) -> None:
     for value in values:
         if not (math.isfinite(value) and value >= 0):
@@ -173,11 +269,29 @@ def _read_model(entry: Field) -> ModelSpec:
             "block of layers that "
             "repeats a whole number of times"
         )
+    tokens = entry.find("tokens")
+    per_token: tuple[int, ...] = ()
+    if tokens is not None:
+        listed = entry.at("parameters_out_per_token")
+        per_token = tuple(value.whole_number() for value in listed.items())
+        if len(per_token) != layers:
+            listed.fail(f"has {count(len(per_token), 'value')} for {count(layers, 'layer')}")
     return ModelSpec(
         mem_bytes=tuple(value * BYTES_PER_MB for value in memory),
         elements_in=entry.at("parameters_in").whole_number(),
         elements_out=tuple(block * (layers // len(block))) if block else (),
-        extra=_extra(entry, {"layers", "mem_MB", "parameters_in", "parameters_out"}),
+        tokens=None if tokens is None else tokens.whole_number(least=1),
+        elements_in_per_token=0 if tokens is None else entry.at("parameters_in_per_token").whole_number(),
+        elements_out_per_token=per_token,
+        extra=_extra(
+            entry,
+            {"layers", "mem_MB", "parameters_in", "parameters_out"}
+            | (
+                {"tokens", "parameters_in_per_token", "parameters_out_per_token"}
+                if tokens is not None
+                else set()
+            ),
+        ),
     )
 
 
@@ -195,11 +309,22 @@ def save_models(path: _PathLike, models: Mapping[str, ModelSpec]) -> None:
                 "mem_MB": [_tidy(value / BYTES_PER_MB) for value in model.mem_bytes],
                 "parameters_in": model.elements_in,
                 "parameters_out": list(model.elements_out),
+                **_tokens_of(model),
                 **model.extra,
             }
             for name, model in models.items()
         },
     )
+
+
+def _tokens_of(model: ModelSpec) -> dict[str, Any]:
+    if model.tokens is None:
+        return {}
+    return {
+        "tokens": model.tokens,
+        "parameters_in_per_token": model.elements_in_per_token,
+        "parameters_out_per_token": list(model.elements_out_per_token),
+    }
 
 
 def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool = False) -> None:
@@ -253,12 +378,54 @@ def _read_device_type(entry: Field) -> DeviceType:
 
 
 def _read_profile(entry: Field) -> ModelProfile:
+    batch_size, dtype = entry.at("batch_size").whole_number(least=1), entry.at("dtype").text()
+    time_s = tuple(value.number() for value in entry.at("time_s").items())
+    tokens, lengths = entry.find("tokens"), entry.find("lengths")
+    length = None if tokens is None else tokens.whole_number(least=1)
+    if lengths is not None and length is None:
+        lengths.fail("needs tokens beside it, the length of time_s")
+    others: list[LengthProfile] = []
+    for item in () if lengths is None else lengths.items():
+        other = _read_length(item)
+        if other.tokens in {length, *(known.tokens for known in others)}:
+            item.fail(f"is a second entry for {other.tokens} tokens; keep one")
+        if len(other.time_s) != len(time_s):
+            item.at("time_s").fail(
+                f"has {count(len(other.time_s), 'value')}, that of {length} tokens has {len(time_s)}"
+            )
+        others.append(other)
     return ModelProfile(
-        batch_size=entry.at("batch_size").whole_number(least=1),
-        dtype=entry.at("dtype").text(),
-        time_s=tuple(value.number() for value in entry.at("time_s").items()),
-        extra=_extra(entry, {"batch_size", "dtype", "time_s"}),
+        batch_size=batch_size,
+        dtype=dtype,
+        time_s=time_s,
+        tokens=length,
+        lengths=tuple(others),
+        extra=_extra(entry, {"batch_size", "dtype", "time_s", "tokens", "lengths"}),
     )
+
+
+def _read_length(entry: Field) -> LengthProfile:
+    return LengthProfile(
+        tokens=entry.at("tokens").whole_number(least=1),
+        time_s=tuple(value.number() for value in entry.at("time_s").items()),
+        extra=_extra(entry, {"tokens", "time_s"}),
+    )
+
+
+def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "batch_size": profile.batch_size,
+        "dtype": profile.dtype,
+        "time_s": list(profile.time_s),
+        **profile.extra,
+    }
+    if profile.tokens is not None:
+        entry["tokens"] = profile.tokens
+    if profile.lengths:
+        entry["lengths"] = [
+            {"tokens": other.tokens, "time_s": list(other.time_s), **other.extra} for other in profile.lengths
+        ]
+    return entry
 
 
 def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
@@ -274,15 +441,7 @@ def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
                 "bw_Mbps": _tidy(type_.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS),
                 "mem_MB": _tidy(type_.mem_bytes / BYTES_PER_MB),
                 "model_profiles": {
-                    model: [
-                        {
-                            "batch_size": profile.batch_size,
-                            "dtype": profile.dtype,
-                            "time_s": list(profile.time_s),
-                            **profile.extra,
-                        }
-                        for profile in profiles
-                    ]
+                    model: [_profile_entry(profile) for profile in profiles]
                     for model, profiles in type_.profiles.items()
                 },
                 **type_.extra,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,27 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from pipeedge.config import CLAMPS, CompressionRequest, Environment, RunRequest
+from pipeedge.data.defaults import shipped_sentences
 from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
 from pipeedge.models import MODEL_NAMES, Model, find_model
 from pipeedge.options import parse_runtime
 from pipeedge.payload import specs_bytes
+from pipeedge.pipeline import show_schedule
 from pipeedge.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
 from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.specs import (
+    DeviceType,
+    LengthProfile,
+    ModelProfile,
+    ModelSpec,
+    save_device_types,
+    save_models,
+)
 from pipeedge.transport.frame import frame_capacity
 
 DIGITS = find_model("vit-digits")
@@ -128,6 +141,69 @@ def test_a_measured_link_takes_part_in_automatic_scheduling(tmp_path: Path) -> N
 
     assert cut("") == "1-2"
     assert cut(f"-sdn {tmp_path}/links.yml") == "1-3"
+
+
+def write_text_cluster(folder: Path, lengths: tuple[int, ...]) -> str:
+    """Two hosts and BERT-Base, profiled at ``lengths``; the options that name the files.
+
+    A product takes 1 ms a token, an attention 0.01 ms a token squared.
+    """
+    model = find_model("bert-base-uncased")
+
+    def times(tokens: int) -> tuple[float, ...]:
+        return tuple(1e-5 * tokens**2 if layer % 4 == 0 else 1e-3 * tokens for layer in range(48))
+
+    def elements(tokens: int) -> list[int]:
+        cuts = [model.payload_specs(cut, 1, tokens) for cut in range(49)]
+        return [sum(math.prod(spec.shape) for spec in cut) for cut in cuts]
+
+    first, *others = lengths
+    now, more = elements(first), elements(first - 1)
+    added = [a - b for a, b in zip(now, more, strict=True)]
+    sizes = ModelSpec((1.0,) * 48, now[0], tuple(now[1:]), {}, first, added[0], tuple(added[1:]))
+    measured = tuple(LengthProfile(each, times(each)) for each in others)
+    profile = ModelProfile(8, "torch.float32", times(first), {}, first, measured)
+    board = DeviceType(1e12, 1e9, {model.name: (profile,)})
+    save_models(folder / "m.yml", {model.name: sizes})
+    save_device_types(folder / "t.yml", {"board": board})
+    (folder / "d.yml").write_text("board: [a, b]\n")
+    return f"-m {model.name} -sm {folder}/m.yml -sdt {folder}/t.yml -sd {folder}/d.yml -H a,b"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_text_is_scheduled_for_the_length_of_the_input(tmp_path: Path, dtype: str) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512, 128))} --dtype {dtype}"
+    model = find_model("bert-base-uncased")
+    for tokens in (16, 128, 200):
+        found = plan_schedule(request(line), model, tokens)
+        assert found.prediction is not None
+        assert sum(stage.busy_s for stage in found.prediction.stages) == pytest.approx(
+            12 * 1e-5 * tokens**2 + 36 * 1e-3 * tokens
+        )
+        sent = model.payload_specs(found.schedule.stages[0].layers.stop, 8, tokens)
+        values = sum(math.prod(spec.shape) for spec in sent)
+        assert found.prediction.stages[0].link_s == pytest.approx(4 * values / 1e9)
+        assert found.notes[-1] == (
+            f"scheduled for sentences of {tokens} tokens, the longest of the input (profiled with 128, 512)"
+        )
+
+
+def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512,))}"
+    model = find_model("bert-base-uncased")
+    found = plan_schedule(request(line), model, 128)
+    assert "board was profiled with 512 tokens only; its times are not scaled to 128" in found.notes[0]
+    assert found.prediction is not None
+    assert (found.prediction.tokens, found.prediction.stages[0].tokens) == (128, (512,))
+    assert plan_schedule(request(line), model, 512).notes == ()
+
+
+def test_a_dry_run_knows_the_sentences(tmp_path: Path) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512, 32))} --dry-run"
+    shown = io.StringIO()
+    show_schedule(request(line), Console(file=shown, width=200))
+    longest = max(len(entry.bert_uncased_ids) for entry in shipped_sentences())
+    assert f"scheduled for sentences of {longest} tokens" in shown.getvalue()
 
 
 def test_a_schedule_from_a_file(tmp_path: Path) -> None:

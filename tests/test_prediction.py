@@ -18,9 +18,13 @@ stages = st.builds(
     busy_s=seconds,
     link_s=st.floats(0, 10),
     threads=st.none() | st.integers(1, 64),
+    tokens=st.lists(st.integers(1, 512), max_size=3, unique=True).map(sorted).map(tuple),
 )
 predictions = st.builds(
-    Prediction, stages=st.lists(stages, min_size=1, max_size=4).map(tuple), ubatch_size=st.integers(1, 16)
+    Prediction,
+    stages=st.lists(stages, min_size=1, max_size=4).map(tuple),
+    ubatch_size=st.integers(1, 16),
+    tokens=st.none() | st.integers(1, 512),
 )
 
 
@@ -123,6 +127,30 @@ def test_what_is_off_gets_one_line_that_says_why(measured: dict[str, float], why
     assert why in line
     assert "rank 3" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("profiled", "tokens", "named"),
+    [
+        ((512,), 128, "with 512 tokens and the longest sentence here has 128"),
+        ((), 128, "with an unknown number of tokens and the longest sentence here has 128"),
+        ((512,), 512, None),
+        ((32, 512), 128, None),
+        ((), None, None),
+    ],
+)
+def test_a_profile_of_another_length_is_named(
+    profiled: tuple[int, ...], tokens: int | None, named: str | None
+) -> None:
+    stage = dataclasses.replace(PROMISE.stages[0], tokens=profiled)
+    promise = dataclasses.replace(PROMISE, stages=(stage,), tokens=tokens)
+    (line,) = remarks(stats(compute_s_mean=0.25, compute_cpu_s_mean=0.25), promise)
+    assert promise.scaled == (named is None)
+    if named is None:
+        assert "tokens" not in line
+    else:
+        assert named in line
+        assert "hardware" not in line
 
 
 @pytest.mark.parametrize("compute_s", [0.86, 1.14])

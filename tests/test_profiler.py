@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +46,7 @@ from pipeedge.profiling.options import (
 )
 from pipeedge.profiling.results import (
     LayerResult,
+    LengthResult,
     ProfileResults,
     load_results,
     ranges_text,
@@ -70,6 +73,24 @@ maybe = st.none() | amounts
 def results(draw: st.DrawFn) -> ProfileResults:
     layers = draw(st.integers(1, 12))
     numbers = sorted(draw(st.sets(st.integers(1, layers))))
+    tokens = draw(st.none() | st.integers(100, 999))
+    shorter = () if tokens is None else tuple(draw(st.sets(st.integers(1, 99), max_size=2)))
+    lengths = st.tuples(
+        *(
+            st.builds(
+                LengthResult,
+                tokens=st.just(length),
+                shape_in=shapes,
+                shape_out=shapes,
+                time_s=amounts,
+                time_spread_s=maybe,
+                activations_bytes=st.none() | amounts.map(lambda value: value * MIB),
+                receive_s=maybe,
+                send_s=maybe,
+            )
+            for length in shorter
+        )
+    )
     return ProfileResults(
         model_name=draw(st.sampled_from(["google/vit-base-patch16-224", "my model", "yes"])),
         dtype=draw(st.sampled_from(["torch.float32", "torch.int8"])),
@@ -86,6 +107,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
                 activations_bytes=draw(st.none() | amounts.map(lambda value: value * MIB)),
                 receive_s=draw(maybe),
                 send_s=draw(maybe),
+                lengths=draw(lengths),
                 extra=draw(st.sampled_from([{}, {"note": "kept"}])),
             )
             for number in numbers
@@ -93,6 +115,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
         device=draw(st.none() | st.just("cpu")),
         threads=draw(st.none() | st.integers(1, 64)),
         process_bytes=draw(st.none() | st.integers(1, 999).map(lambda value: value * MIB)),
+        tokens=tokens,
         extra=draw(st.sampled_from([{}, {"board": [1, 2]}])),
     )
 
@@ -465,6 +488,57 @@ def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: 
     assert "999 tokens" in longest
 
 
+def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, Path]) -> None:
+    model = str(model_dirs["bert"])
+    options = ("-m", model, "-i", 1, "-b", 2)
+    told = profiled(*options, "--tokens", "4,16,8", "-dt", "here", "--bw-Mbps", 100)
+    assert any(re.search(r"sentences of 16 tokens, .* s of 8, .* s of 4$", line) for line in told)
+    (name,) = specs.load_models(here / "models.yml")
+    spec = specs.load_models(here / "models.yml")[name]
+    (profile,) = specs.load_device_types(here / "device_types.yml")["here"].profiles[name]
+    assert profile.known_tokens == (4, 8, 16)
+    assert profile.tokens == 16
+    found = find_model(model)
+    for tokens in (1, 8, 13):  # sizes are the model's own at any length
+        cuts = [found.payload_specs(cut, 1, tokens) for cut in range(found.n_layers + 1)]
+        sizes = [sum(math.prod(each.shape) for each in cut) for cut in cuts]
+        assert [spec.at_tokens(tokens).elements_in, *spec.at_tokens(tokens).elements_out] == sizes
+    for other in profile.lengths:
+        at = profile.at_tokens(other.tokens)
+        assert at.time_s == other.time_s
+        assert at.extra["activations_MB"] == other.extra["activations_MB"]
+    # A slower board, measured at other lengths, joins the same model.
+    profiled(*options, "--tokens", "3,6", "-dt", "board", "--bw-Mbps", 100, "-o", "board.yml")
+    assert specs.load_models(here / "models.yml") == {name: spec}
+    profiled("--synthetic", "2", "--from", "here", "-dt", "half")
+    (half,) = specs.load_device_types(here / "device_types.yml")["half"].profiles[name]
+    assert half.at_tokens(6).time_s == pytest.approx([2 * time_s for time_s in profile.at_tokens(6).time_s])
+    assert "another sentence length: 4, 8, 16 tokens, now it is 16 tokens" in refused(
+        here, *options, "-s", 16
+    )
+
+
+def test_a_model_of_text_is_profiled_at_three_lengths_by_default(
+    here: Path, model_dirs: dict[str, Path]
+) -> None:
+    model = str(model_dirs["bert"])
+    profiled("-m", model, "-i", 1, "-L", 1)
+    longest = find_model(model).max_tokens
+    results = load_results(here / "profiler_results.yml")
+    assert (results.tokens, *results.other_tokens) == (longest, longest // 4, longest // 16)
+    assert f"--tokens 999: {model} takes 1 to {longest}" in refused(here, "-m", model, "--tokens", "999")
+
+
+def test_a_models_entry_without_lengths_gets_them(here: Path, model_dirs: dict[str, Path]) -> None:
+    options = ("-m", str(model_dirs["bert"]), "-i", 1, "-dt", "here", "--bw-Mbps", 100)
+    profiled(*options, "-s", 16)
+    (before,) = specs.load_models(here / "models.yml").values()
+    assert before.tokens is None
+    profiled(*options, "--tokens", "16,4", "-o", "new.yml", "--overwrite")
+    (after,) = specs.load_models(here / "models.yml").values()
+    assert (after.tokens, after.elements_out) == (16, before.elements_out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -477,6 +551,10 @@ def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: 
         ((*DIGITS, "-s", "3,224,224"), "does not fit layer 1 of vit-digits, which takes 1,8,8"),
         ((*DIGITS, "-l", "2", "-s", "17,64"), "takes 17,64 and 17,64"),
         ((*DIGITS, "-s", "1,x"), "no shape"),
+        ((*DIGITS, "--tokens", "8,16"), "--tokens is for models of text"),
+        ((*DIGITS, "--tokens", "0,16"), "--tokens 0: a sentence has at least 1 token"),
+        ((*DIGITS, "--tokens", "16,16"), "--tokens 16,16: names a length twice"),
+        ((*DIGITS, "-s", "8", "--tokens", "16"), "either -s/--shape-input or --tokens"),
         ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),
         ((*DIGITS, "-d", "tpu"), "-d/--device tpu"),
         ((*DIGITS, "-o", "no/where.yml"), "does not exist"),

@@ -272,6 +272,59 @@ def test_what_if_answers_in_one_line_each_beside_today(cluster: Cluster) -> None
     assert lines[2].endswith("2.667 items/s, today 2.667 items/s (+0.00 %)")
 
 
+def _text(cluster: Cluster, **changes: object) -> None:
+    """One host, 4 layers; times are 3n + n^2 for the attention, 10 + 2n for the others."""
+
+    def at(tokens: int) -> dict[str, object]:
+        other = 10 + 2 * tokens
+        return {
+            "tokens": tokens,
+            "time_s": [3 * tokens + tokens**2, other, other, other],
+            "activations_MB": [tokens, 1, 1, 1],
+        }
+
+    profile = {"batch_size": 8, "dtype": "float32", **at(16), "lengths": [at(4), at(32)], **changes}
+    cluster.write("device_types.yml", {"fast": {**TYPES["fast"], "model_profiles": {"m": [profile]}}})
+    cluster.write("devices.yml", {"fast": ["f0"]})
+    tokens = {"tokens": 16, "parameters_in_per_token": 10, "parameters_out_per_token": [20, 20, 20, 0]}
+    sizes = {"parameters_in": 160, "parameters_out": [330, 330, 330, 7]}
+    cluster.write("models.yml", {"m": {**MODELS["m"], **sizes, **tokens}})
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 8, 16, 24, 32, 64])
+def test_times_and_memory_are_scaled_to_the_length(cluster: Cluster, tokens: int) -> None:
+    _text(cluster)
+    done = cluster.run("--tokens", str(tokens), "--format", "json")
+    assert done.err == ""
+    (stage,) = json.loads(done.out)["schedule"]
+    assert stage["compute_s"] == pytest.approx(3 * tokens + tokens**2 + 3 * (10 + 2 * tokens))
+    buffers = 2 * 8 * 4 * (10 * tokens + 7)
+    assert stage["mem_bytes"] == pytest.approx((6 + tokens) * MIB + buffers)
+
+
+def test_without_a_length_it_is_as_profiled(cluster: Cluster) -> None:
+    _text(cluster)
+    one, other = (json.loads(cluster.run("--format", "json", *given).out) for given in (("--tokens=16",), ()))
+    assert one | {"elapsed_s": 0} == other | {"elapsed_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"lengths": []}, "fast was profiled with 16 tokens only; its times are not scaled to 8"),
+        ({"lengths": None, "tokens": None}, "does not say with how many tokens it was profiled"),
+    ],
+)
+def test_what_cannot_be_scaled_is_said(cluster: Cluster, changes: dict[str, object], says: str) -> None:
+    _text(cluster, **changes)
+    text = (cluster.folder / "device_types.yml").read_text().replace("tokens: null", "")
+    cluster.write("device_types.yml", text.replace("lengths: null", ""))
+    done = cluster.run("--tokens", "8")
+    assert done.code == 0
+    assert says in done.err
+    assert cluster.run("--tokens", "16").code == 0
+
+
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_what_if_equals_the_changed_files(cluster: Cluster, objective: str) -> None:
     arguments = ["--format", "json", "--objective", objective]

@@ -196,3 +196,28 @@ def test_the_program_prints_the_table_and_writes_the_report(suffix: str, cluster
     assert ended.stdout.startswith("simulated, not run:")
     assert "throughput" in ended.stdout
     assert ("<!doctype html>" in report.read_text()) == (suffix == "html")
+
+
+def test_sentences_of_another_length_take_other_times(cluster: Path) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    for kind in types.values():
+        (profile,) = kind["model_profiles"]["m"]
+        profile |= {"tokens": 10, "lengths": [{"tokens": 20, "time_s": [0.6, 0.3, 0.5, 0.7]}]}
+    write(cluster / "device_types.yml", types)
+    models = yaml.safe_load((cluster / "models.yml").read_text())
+    models["m"] |= {"tokens": 10, "parameters_in_per_token": 10, "parameters_out_per_token": [50, 25, 100, 0]}
+    write(cluster / "models.yml", models)
+    found = simulate_request(request("--schedule-file", "cut.yml", "--tokens", "30"))
+    _, fast = found.outcome.model.stages
+    assert fast.compute_s == pytest.approx((0.5 + 0.2) + (0.7 + 0.3))  # both layers are products
+    assert found.outcome.model.links[1].wire_s == pytest.approx(1000 * 8 * 4 / MB)
+    assert found.notes == ()
+    best = simulate_request(request("--tokens", "30"))
+    assert best.schedule.stages
+    with pytest.raises(RequestError, match="--tokens 0"):
+        request("--tokens", "0")
+
+
+def test_a_simulation_names_a_profile_of_another_length(cluster: Path) -> None:
+    found = simulate_request(request("--schedule-file", "cut.yml", "--tokens", "30"))
+    assert "b was profiled with an unknown number of tokens only" in found.notes[0]

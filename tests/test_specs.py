@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeedge import specs
 from pipeedge.errors import SpecError
-from pipeedge.specs import DeviceType, Link, ModelProfile, ModelSpec
+from pipeedge.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
 from pipeedge.yamlfile import parse_document, yaml_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,12 @@ extras = st.dictionaries(
 def model_specs(draw: st.DrawFn) -> ModelSpec:
     layers = draw(st.integers(0, 5))
     counts = st.integers(0, 10**9)
+    tokens = draw(st.none() | st.integers(1, 512))
+    per_layer = st.lists(counts, min_size=layers, max_size=layers)
     return ModelSpec(
+        tokens=tokens,
+        elements_in_per_token=0 if tokens is None else draw(counts),
+        elements_out_per_token=() if tokens is None else tuple(draw(per_layer)),
         mem_bytes=tuple(draw(st.lists(amounts, min_size=layers, max_size=layers))),
         elements_in=draw(counts),
         elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
@@ -41,12 +46,21 @@ def model_specs(draw: st.DrawFn) -> ModelSpec:
 
 @st.composite
 def device_types(draw: st.DrawFn) -> DeviceType:
-    profiles = st.builds(
+    layers = draw(st.integers(0, 4))
+    times = st.lists(st.floats(0, 1e6), min_size=layers, max_size=layers).map(tuple)
+    other = st.builds(LengthProfile, tokens=st.integers(1, 99), time_s=times, extra=extras)
+    lengths = st.lists(other, max_size=2, unique_by=lambda one: one.tokens).map(tuple)
+    kept = {
+        "batch_size": st.integers(1, 99),
+        "dtype": st.sampled_from(["torch.float32", "int8"]),
+        "time_s": times,
+        "extra": extras,
+    }
+    profiles = st.builds(ModelProfile, **kept) | st.builds(  # type: ignore[arg-type]
         ModelProfile,
-        batch_size=st.integers(1, 99),
-        dtype=st.sampled_from(["torch.float32", "int8"]),
-        time_s=st.lists(st.floats(0, 1e6), max_size=4).map(tuple),
-        extra=extras,
+        **kept,  # type: ignore[arg-type]
+        tokens=st.integers(100, 512),
+        lengths=lengths,
     )
     listed = st.lists(profiles, max_size=3, unique_by=lambda p: (p.batch_size, p.dtype)).map(tuple)
     return DeviceType(
@@ -105,6 +119,50 @@ def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
 def test_a_name_reads_back_from_yaml(name: str) -> None:
     ((read, _),) = yaml.safe_load(f"- {yaml_name(name)}: [1, 2]")[0].items()
     assert str(read) == name
+
+
+# --- sentence lengths -------------------------------------------------------------------------------
+
+products = st.tuples(st.floats(0, 1), st.floats(0, 1e-2), st.just(0.0))
+attention = st.tuples(st.just(0.0), st.floats(0, 1e-2), st.floats(0, 1e-4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.lists(st.tuples(attention, products, products, products), min_size=1, max_size=2),
+    lengths=st.lists(st.integers(1, 512), min_size=2, max_size=3, unique=True),
+    wanted=st.integers(1, 512),
+)
+def test_times_follow_from_those_at_other_lengths(
+    blocks: list[tuple[tuple[float, float, float], ...]], lengths: list[int], wanted: int
+) -> None:
+    layers = [layer for block in blocks for layer in block]
+
+    def times(tokens: int) -> tuple[float, ...]:
+        return tuple(a + b * tokens + c * tokens**2 for a, b, c in layers)
+
+    first, *others = lengths
+    measured = ModelProfile(
+        8, "float32", times(first), {}, first, tuple(LengthProfile(each, times(each)) for each in others)
+    )
+    assert measured.fits_tokens(wanted)
+    assert measured.at_tokens(wanted).time_s == pytest.approx(times(wanted), rel=1e-6, abs=1e-9)
+
+
+def test_a_single_length_is_not_scaled() -> None:
+    one = ModelProfile(8, "float32", (1.0,), {}, 512)
+    assert one.at_tokens(128) == one
+    assert (one.fits_tokens(512), one.fits_tokens(128)) == (True, False)
+    assert not ModelProfile(8, "float32", (1.0,)).fits_tokens(128)
+
+
+def test_noisy_times_never_leave_what_is_possible() -> None:
+    # Falling times, which only noise gives, do not become negative further on.
+    noisy = ModelProfile(8, "float32", (2.0, 2.0), {}, 100, (LengthProfile(200, (1.0, 1.0)),))
+    assert noisy.at_tokens(1000).time_s == (1.0, 1.0)
+    assert noisy.at_tokens(10).time_s == (pytest.approx(0.335), 2.0)
+    steep = ModelProfile(8, "float32", (0.0, 1.0), {}, 100, (LengthProfile(200, (0.0, 9.0)),))
+    assert steep.at_tokens(10).time_s == (0.0, pytest.approx(0.1))
 
 
 # --- the files of the repository --------------------------------------------------------------------

@@ -88,10 +88,10 @@ def _read_files(wanted: ScheduleRequest) -> SchedulerFiles | None:
 def _plan(
     request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]], found: list[Finding]
 ) -> Plan | None:
-    planned = plan_schedule(request, model)
+    data = facts[request.schedule.data_rank]
+    planned = plan_schedule(request, model, data.get("max_tokens"))
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
-    data = facts[request.schedule.data_rank]
     if data.get("items") is None:
         return None  # the input cannot be read, which the data rank says
     # As far as it says who sends what to whom: no store is served yet, and nothing is predicted.

@@ -9,7 +9,7 @@ Every decision can be asked for before anything is measured, and is taken again 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,19 @@ from typing import Any
 
 from pipeedge import specs
 from pipeedge.errors import SpecError
-from pipeedge.profiling.results import ProfileResults, elements, ranges_text
+from pipeedge.profiling.results import (
+    LayerResult,
+    LengthResult,
+    ProfileResults,
+    Shapes,
+    elements,
+    ranges_text,
+)
 from pipeedge.specs import (
     BYTES_PER_MB,
     BYTES_PER_SECOND_PER_MBPS,
     DeviceType,
+    LengthProfile,
     ModelProfile,
     ModelSpec,
     short_dtype,
@@ -64,14 +72,29 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
                 f"{source}: what leaves layer {before.layer} has shapes {_text(before.shape_out)}, what "
                 f"enters layer {after.layer} has {_text(after.shape_in)}; give -s alike for all of them"
             )
+    first = layers[0]
     return ModelSpec(
         # models.yml counts weights in float32; what they take in another type follows from the model.
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
-        elements_in=elements(layers[0].shape_in),
+        elements_in=elements(first.shape_in),
         elements_out=tuple(elements(layer.shape_out) for layer in layers),
+        tokens=results.tokens if first.lengths else None,
+        elements_in_per_token=_per_token(results, first.shape_in, [each.shape_in for each in first.lengths]),
+        elements_out_per_token=tuple(
+            _per_token(results, layer.shape_out, [each.shape_out for each in layer.lengths])
+            for layer in layers
+            if layer.lengths
+        ),
     )
+
+
+def _per_token(results: ProfileResults, shapes: Shapes, others: Sequence[Shapes]) -> int:
+    """Elements that one more token adds, by the length that differs first; 0 where there is none."""
+    if not others or results.tokens is None:
+        return 0
+    return (elements(shapes) - elements(others[0])) // (results.tokens - results.other_tokens[0])
 
 
 def _text(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -99,6 +122,26 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         extra["process_MB"] = round(results.process_bytes / BYTES_PER_MB, 1)
     if results.agreement is not None:
         extra["agreement"] = results.agreement
+    return ModelProfile(
+        batch_size=results.batch_size,
+        dtype=results.dtype,
+        time_s=tuple(layer.time_s for layer in layers),
+        tokens=results.tokens,
+        lengths=tuple(
+            LengthProfile(
+                tokens=tokens,
+                time_s=tuple(layer.lengths[number].time_s for layer in layers),
+                extra=_lists([layer.lengths[number] for layer in layers]),
+            )
+            for number, tokens in enumerate(results.other_tokens)
+        ),
+        extra=extra | _lists(layers),
+    )
+
+
+def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, list[float]]:
+    """What all of ``layers`` have beside times, a number a layer."""
+    found = {}
     for key, name, unit in (
         ("spread_s", "time_spread_s", 1),
         ("receive_s", "receive_s", 1),
@@ -107,23 +150,29 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     ):
         values = [getattr(layer, name) for layer in layers]
         if None not in values:
-            extra[key] = [value / unit for value in values]
-    return ModelProfile(
-        batch_size=results.batch_size,
-        dtype=results.dtype,
-        time_s=tuple(layer.time_s for layer in layers),
-        extra=extra,
-    )
+            found[key] = [value / unit for value in values]
+    return found
 
 
 def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
     """``profile`` of a device that takes ``factor`` times as long, for planning."""
-    extra = dict(profile.extra)
-    for key in ("receive_s", "send_s", "spread_s"):
-        if isinstance(extra.get(key), list):
-            extra[key] = [factor * value for value in extra[key]]
-    extra["synthetic"] = {"from": source, "factor": factor}
-    return replace(profile, time_s=tuple(factor * value for value in profile.time_s), extra=extra)
+
+    def times(extra: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(extra)
+        for key in ("receive_s", "send_s", "spread_s"):
+            if isinstance(found.get(key), list):
+                found[key] = [factor * value for value in found[key]]
+        return found
+
+    return replace(
+        profile,
+        time_s=tuple(factor * value for value in profile.time_s),
+        lengths=tuple(
+            replace(other, time_s=tuple(factor * value for value in other.time_s), extra=times(other.extra))
+            for other in profile.lengths
+        ),
+        extra=times(profile.extra) | {"synthetic": {"from": source, "factor": factor}},
+    )
 
 
 # --- models.yml -------------------------------------------------------------------------------------
@@ -145,6 +194,8 @@ def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, leni
     old = specs.load_models(path).get(name) if path.exists() else None
     if old is None or overwrite:
         return None
+    if spec.tokens is not None:
+        old = old.at_tokens(spec.tokens)
     shape = _differences(
         ("layers", [old.layers], [spec.layers]),
         ("parameters_in", [old.elements_in], [spec.elements_in]),
@@ -168,8 +219,13 @@ def add_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenien
         SpecError: as ``check_model``; or the file cannot be written.
     """
     check_model(path, name, spec, overwrite=overwrite, lenient=lenient)
-    if path.exists() and name in specs.load_models(path) and not overwrite:
-        return False
+    old = specs.load_models(path).get(name) if path.exists() else None
+    if old is not None and not overwrite:
+        if old.tokens is not None or spec.tokens is None:
+            return False
+        # The same sizes, which say now for which length they are.
+        spec = replace(spec, mem_bytes=old.mem_bytes, extra=old.extra)
+        overwrite = True
     specs.add_model(path, name, spec, overwrite=overwrite)
     return True
 

@@ -11,7 +11,15 @@ from typing import TypeAlias
 
 from pipeedge.config import ModelRequest
 from pipeedge.errors import RequestError
-from pipeedge.options import Group, OneLineParser, add_common, add_model, add_scheduler_files, path
+from pipeedge.options import (
+    Group,
+    OneLineParser,
+    add_common,
+    add_model,
+    add_scheduler_files,
+    integers,
+    path,
+)
 from pipeedge.schedule import DTYPES
 
 __all__ = [
@@ -47,6 +55,8 @@ class MeasureRequest:
     """Inclusive; None: the model's last."""
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of one item of what enters layer ``first``; empty: as the model has it."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths to measure (text only); empty: the longest, a quarter and a sixteenth of it."""
     batch_size: int = 8
     warmup: bool = True
     iterations: int | None = None
@@ -66,6 +76,7 @@ class MeasureRequest:
         if self.iterations is not None and self.iterations < 1:
             raise RequestError(f"-i/--iterations {self.iterations}: must be at least 1")
         self._check_agreement()
+        self._check_tokens()
         if self.first < 1:
             raise RequestError(f"-l/--layer-start {self.first}: layers are counted from 1")
         if self.last is not None and self.last < self.first:
@@ -74,6 +85,14 @@ class MeasureRequest:
             )
         if self.random_weights and self.model.weights is not None:
             raise RequestError("give either -M/--model-file or --random-weights, not both")
+
+    def _check_tokens(self) -> None:
+        if self.tokens and self.shapes:
+            raise RequestError("give either -s/--shape-input or --tokens, not both")
+        if any(tokens < 1 for tokens in self.tokens):
+            raise RequestError(f"--tokens {min(self.tokens)}: a sentence has at least 1 token")
+        if len(set(self.tokens)) < len(self.tokens):
+            raise RequestError(f"--tokens {','.join(map(str, self.tokens))}: names a length twice")
 
     def _check_agreement(self) -> None:
         if self.agreement_items < 0:
@@ -234,6 +253,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         first=1 if given.layer_start is None else given.layer_start,
         last=given.layer_end,
         shapes=tuple(given.shape_input or ()),
+        tokens=given.tokens or (),
         batch_size=8 if given.batch_size is None else given.batch_size,
         warmup=given.warmup is not False,
         iterations=given.iterations,
@@ -371,7 +391,14 @@ def _add_measuring(measure: Group) -> None:
         action="append",
         metavar="SHAPE",
         help="shape of one item of what enters the first layer, e.g. 197,768; once for each tensor (the "
-        "model's; for text the longest sentence: '-s 128' means 128 tokens)",
+        "model's; for text '-s 128' means sentences of 128 tokens only)",
+    )
+    measure.add_argument(
+        "--tokens",
+        type=integers,
+        metavar="LIST",
+        help="sentence lengths to measure, for models of text; runs of other lengths are scaled from them "
+        "(the longest, a quarter and a sixteenth of it: 512,128,32)",
     )
     measure.add_argument("--dtype", choices=DTYPES, help="number type of weights and computation (float32)")
     measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")

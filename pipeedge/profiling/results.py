@@ -15,12 +15,15 @@
       receive: 0.001                        # seconds: taking its input from a link, were it the first
       send: 0.003                           # seconds: passing its output on, were it the last
 
+Models of text have ``tokens`` at the top, the sentence length of all that, and in each layer ``lengths``:
+the same of shorter sentences, with ``tokens``, shapes, times and activations.
+
 In another number type than float32 there is ``memory_float32`` too, and ``agreement`` at the top where it
 was measured: the part of items, of 1, whose class was that of float32.
 
-``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process`` and ``agreement`` at the
-top are this tool's own; a file without them loads. Other keys are kept. A file is extended by layers that it
-has not; nothing in it is ever replaced.
+``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process``, ``agreement`` and
+``tokens`` at the top are this tool's own; a file without them loads. Other keys are kept. A file is extended
+by layers that it has not; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from pipeedge.yamlfile import Field, read_document, write_document
 
 __all__ = [
     "LayerResult",
+    "LengthResult",
     "ProfileResults",
     "Shapes",
     "elements",
@@ -53,6 +57,43 @@ Shapes = tuple[tuple[int, ...], ...]
 def elements(shapes: Shapes) -> int:
     """Values of one item in a payload of these ``shapes``."""
     return sum(math.prod(shape) for shape in shapes)
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """One layer with sentences of another length."""
+
+    tokens: int
+    """Tokens of each sentence."""
+    shape_in: Shapes
+    """Of one item of what enters."""
+    shape_out: Shapes
+    """Of one item of what leaves."""
+    time_s: float
+    """Seconds for one microbatch; the median."""
+    time_spread_s: float | None = None
+    """Between the quartiles of the repetitions."""
+    activations_bytes: float | None = None
+    """The most that lives beside weights and input while it runs."""
+    receive_s: float | None = None
+    """Of taking the layer's input from a link."""
+    send_s: float | None = None
+    """Of passing the layer's output on to a link."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise SpecError(f"{self.tokens} tokens: a sentence has at least 1")
+        _check_numbers(self, f"{self.tokens} tokens", _LENGTH_NUMBERS)
+
+
+_LENGTH_NUMBERS = ("time_s", "time_spread_s", "activations_bytes", "receive_s", "send_s")
+
+
+def _check_numbers(owner: object, what: str, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise SpecError(f"{what}: {name} is {value}; it must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -79,23 +120,15 @@ class LayerResult:
     """Of passing the layer's output on to a link."""
     float32_bytes: float | None = None
     """Parameters and buffers where they are float32, as ``models.yml`` counts them; None: as measured."""
+    lengths: tuple[LengthResult, ...] = ()
+    """The same with sentences of other lengths."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise SpecError(f"layer {self.layer}: layers are counted from 1")
-        for name in (
-            "memory_bytes",
-            "time_s",
-            "time_spread_s",
-            "activations_bytes",
-            "receive_s",
-            "send_s",
-            "float32_bytes",
-        ):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise SpecError(f"layer {self.layer}: {name} is {value}; it must be finite and not negative")
+        numbers = ("memory_bytes", *_LENGTH_NUMBERS, "float32_bytes")
+        _check_numbers(self, f"layer {self.layer}", numbers)
 
 
 @dataclass(frozen=True)
@@ -122,6 +155,8 @@ class ProfileResults:
     """Memory of a rank before it holds a shard."""
     agreement: float | None = None
     """The part of items, of 1, whose class was that of float32; None where nobody compared."""
+    tokens: int | None = None
+    """Tokens of each sentence; None for images, and where the file does not say."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,6 +168,20 @@ class ProfileResults:
                 raise SpecError(f"layer {after} comes after layer {before}; they must be sorted")
         if numbers and numbers[-1] > self.layers:
             raise SpecError(f"layer {numbers[-1]} is beyond the model's {count(self.layers, 'layer')}")
+        for result in self.profile_data:
+            other = tuple(length.tokens for length in result.lengths)
+            if other and (self.tokens is None or self.tokens in other or len(set(other)) < len(other)):
+                raise SpecError(f"layer {result.layer}: lengths need tokens at the top, and each length once")
+            if other != self.other_tokens:
+                raise SpecError(
+                    f"layer {result.layer} has lengths of {_listed(other)} tokens, layer {numbers[0]} of "
+                    f"{_listed(self.other_tokens)}"
+                )
+
+    @property
+    def other_tokens(self) -> tuple[int, ...]:
+        """Sentence lengths that were measured beside ``tokens``, alike for all layers."""
+        return tuple(length.tokens for length in self.profile_data[0].lengths) if self.profile_data else ()
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -158,6 +207,7 @@ class ProfileResults:
             "number of layers": self.layers,
             "device": self.device,
             "thread count": self.threads,
+            "sentence length": self._lengths_text,
         }
         there = {
             "model": old.model_name,
@@ -166,6 +216,7 @@ class ProfileResults:
             "number of layers": old.layers,
             "device": old.device,
             "thread count": old.threads,
+            "sentence length": old._lengths_text,
         }
         for what, value in here.items():
             if there[what] is not None and value is not None and there[what] != value:
@@ -180,6 +231,14 @@ class ProfileResults:
                 f"{source} has layers {ranges_text(twice)} already, and results are never replaced; choose "
                 "other layers (-l, -L) or another file (-o), or use them as they are (--from-results)"
             )
+
+    @property
+    def _lengths_text(self) -> str | None:
+        if not self.profile_data:
+            return None
+        if self.tokens is None:
+            return "none is known"
+        return f"{_listed(sorted((self.tokens, *self.other_tokens)))} tokens"
 
     def joined(self, old: ProfileResults, source: str) -> ProfileResults:
         """The layers of ``old``, the content of ``source``, and those here.
@@ -197,6 +256,10 @@ class ProfileResults:
             process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
             agreement=old.agreement if self.agreement is None else self.agreement,
         )
+
+
+def _listed(tokens: Sequence[int]) -> str:
+    return ", ".join(map(str, tokens)) or "no other"
 
 
 def ranges_text(layers: Sequence[int]) -> str:
@@ -220,6 +283,7 @@ _LAYER_KEYS = {
     "send": ("send_s", 1),
 }
 _NEEDED = {"memory", "time"}
+_LENGTH_KEYS = {key: _LAYER_KEYS[key] for key in _LAYER_KEYS if _LAYER_KEYS[key][0] in _LENGTH_NUMBERS}
 _TOP_KEYS = {
     "model_name",
     "dtype",
@@ -230,6 +294,7 @@ _TOP_KEYS = {
     "threads",
     "memory_process",
     "agreement",
+    "tokens",
 }
 
 
@@ -241,7 +306,7 @@ def load_results(path: Path) -> ProfileResults:
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
-    agreement = document.find("agreement")
+    agreement, tokens = document.find("agreement"), document.find("tokens")
     try:
         return ProfileResults(
             model_name=document.at("model_name").text(),
@@ -253,6 +318,7 @@ def load_results(path: Path) -> ProfileResults:
             threads=None if threads is None else threads.whole_number(least=1),
             process_bytes=None if process is None else process.number() * BYTES_PER_MB,
             agreement=None if agreement is None else agreement.number(),
+            tokens=None if tokens is None else tokens.whole_number(least=1),
             extra=_rest(document, _TOP_KEYS),
         )
     except SpecError as error:
@@ -261,17 +327,32 @@ def load_results(path: Path) -> ProfileResults:
 
 
 def _read_layer(entry: Field) -> LayerResult:
-    numbers = {}
-    for key, (name, unit) in _LAYER_KEYS.items():
-        value = entry.at(key) if key in _NEEDED else entry.find(key)
-        numbers[name] = None if value is None else value.number() * unit
+    lengths = entry.find("lengths")
     return LayerResult(
         layer=entry.at("layer").whole_number(least=1),
         shape_in=_read_shapes(entry.at("shape_in")),
         shape_out=_read_shapes(entry.at("shape_out")),
-        extra=_rest(entry, {"layer", "shape_in", "shape_out", *_LAYER_KEYS}),
-        **numbers,  # type: ignore[arg-type]  # the two that are needed are there
+        lengths=() if lengths is None else tuple(_read_length(length) for length in lengths.items()),
+        extra=_rest(entry, {"layer", "shape_in", "shape_out", "lengths", *_LAYER_KEYS}),
+        **_read_numbers(entry, _LAYER_KEYS),
     )
+
+
+def _read_length(entry: Field) -> LengthResult:
+    return LengthResult(
+        tokens=entry.at("tokens").whole_number(least=1),
+        shape_in=_read_shapes(entry.at("shape_in")),
+        shape_out=_read_shapes(entry.at("shape_out")),
+        **_read_numbers(entry, _LENGTH_KEYS),
+    )
+
+
+def _read_numbers(entry: Field, keys: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+    numbers = {}
+    for key, (name, unit) in keys.items():
+        value = entry.at(key) if key in _NEEDED else entry.find(key)
+        numbers[name] = None if value is None else value.number() * unit
+    return numbers
 
 
 def _read_shapes(entry: Field) -> Shapes:
@@ -297,6 +378,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "threads": results.threads,
         "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
         "agreement": results.agreement,
+        "tokens": results.tokens,
     }
     document = {key: value for key, value in top.items() if value is not None}
     write_document(
@@ -305,14 +387,29 @@ def save_results(path: Path, results: ProfileResults) -> None:
 
 
 def _layer(result: LayerResult) -> dict[str, Any]:
-    numbers = {key: (getattr(result, name), unit) for key, (name, unit) in _LAYER_KEYS.items()}
-    known = {key: value / unit for key, (value, unit) in numbers.items() if value is not None}
-    return {
+    known = _known(result, _LAYER_KEYS)
+    entry = {
         "layer": result.layer,
         "memory": known.pop("memory"),
-        "shape_in": [list(shape) for shape in result.shape_in],
-        "shape_out": [list(shape) for shape in result.shape_out],
+        **_shapes(result),
         "time": known.pop("time"),
         **known,
-        **result.extra,
+    }
+    if result.lengths:
+        entry["lengths"] = [
+            {"tokens": length.tokens, **_shapes(length), **_known(length, _LENGTH_KEYS)}
+            for length in result.lengths
+        ]
+    return {**entry, **result.extra}
+
+
+def _known(result: LayerResult | LengthResult, keys: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+    numbers = {key: (getattr(result, name), unit) for key, (name, unit) in keys.items()}
+    return {key: value / unit for key, (value, unit) in numbers.items() if value is not None}
+
+
+def _shapes(result: LayerResult | LengthResult) -> dict[str, Any]:
+    return {
+        "shape_in": [list(shape) for shape in result.shape_in],
+        "shape_out": [list(shape) for shape in result.shape_out],
     }

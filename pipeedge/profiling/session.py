@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -57,7 +58,7 @@ from pipeedge.profiling.options import (
     SyntheticCommand,
 )
 from pipeedge.profiling.plotting import check_plot, save_plot
-from pipeedge.profiling.results import LayerResult, ProfileResults, load_results, save_results
+from pipeedge.profiling.results import LayerResult, LengthResult, ProfileResults, load_results, save_results
 from pipeedge.schedule import LayerRange
 from pipeedge.specs import BYTES_PER_MB, ModelProfile, load_device_types
 from pipeedge.stage import resolve_device
@@ -196,6 +197,16 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
 # --- what is measured -------------------------------------------------------------------------------
 
 
+@dataclass
+class _Measured:
+    """What was measured with sentences of one length, a layer after the other."""
+
+    times: list[tuple[float, float | None]] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+    handling: list[Handling] = field(default_factory=list)
+    """Of the cut before each layer, and of the one after the last."""
+
+
 @dataclass(frozen=True)
 class _Job:
     """A request that was found to be possible."""
@@ -204,8 +215,8 @@ class _Job:
     model: Model
     device: torch.device
     layers: LayerRange
-    tokens: int | None
-    """Sentence length (text only)."""
+    tokens: tuple[int | None, ...]
+    """Sentence lengths, longest first; one of None for images."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,14 +235,15 @@ class _Job:
         layers = LayerRange.inclusive(request.first, last)
         return cls(request, model, device, layers, _tokens(request, model, layers.start))
 
-    def specs(self, after_layer: int) -> tuple[TensorSpec, ...]:
-        """What crosses the cut after ``after_layer`` layers."""
-        return self.model.payload_specs(after_layer, self.request.batch_size, self.tokens, self.dtype)
+    def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
+        """What crosses the cut after ``after_layer`` layers, with sentences of ``tokens``."""
+        return self.model.payload_specs(after_layer, self.request.batch_size, tokens, self.dtype)
 
     def expected(self) -> ProfileResults:
         """What the results will be, but for times."""
+        nothing = _Measured(times=[(0.0, None)] * len(self.layers))
         return self._results(
-            _bytes_of(self.model.build(self.layers, self.dtype)), [(0.0, None)] * len(self.layers)
+            _bytes_of(self.model.build(self.layers, self.dtype)), dict.fromkeys(self.tokens, nothing)
         )
 
     def measure(self, advance: Callable[[str, float], None]) -> ProfileResults:
@@ -241,38 +253,44 @@ class _Job:
             advance: called with what is done and the part, of 1, that has been done.
         """
         request = self.request
-        handling = self._handling(advance)
+        found = {tokens: _Measured(handling=self._handling(tokens, advance)) for tokens in self.tokens}
         pacing = Pacing(request.iterations, request.warmup)
         groups = self._groups()
         work_clock = None if self._quota() is None else time.process_time
-        payload = made_up_payload(
-            self.specs(self.layers.start), self.device, torch.Generator().manual_seed(SEED)
-        )
+        start = self.layers.start
+        payloads = {
+            tokens: made_up_payload(
+                self.specs(start, tokens), self.device, torch.Generator().manual_seed(SEED)
+            )
+            for tokens in self.tokens
+        }
         sizes: list[int] = []
-        peaks: list[int] = []
-        times: list[tuple[float, float]] = []
+        turns = len(groups) * len(self.tokens)
         for number, group in enumerate(groups):
-
-            def progress(part: float, before: int = number) -> None:
-                advance("timing layers", (before + part) / len(groups))
-
             advance(f"loading layers {group}", number / len(groups))
             shard = self._load(group)
             sizes += _bytes_of(shard)
-            # The pass that looks at memory warms the shard up too.
-            if pacing.warmup:
-                peaks += activation_peaks(shard, payload)[0]
-            timed, output = time_layers(
-                shard, payload, replace(pacing, warmup=False), progress, work_clock=work_clock
-            )
-            if not pacing.warmup:
-                peaks += activation_peaks(shard, payload)[0]
-            times += summaries(timed)
-            payload = output
-            del shard, output  # before the next group comes
-        return self._results(sizes, times, peaks, handling)
+            for turn, tokens in enumerate(self.tokens, start=number * len(self.tokens)):
 
-    def _handling(self, advance: Callable[[str, float], None]) -> list[Handling]:
+                def progress(part: float, before: int = turn) -> None:
+                    advance("timing layers", (before + part) / turns)
+
+                measured, payload = found[tokens], payloads[tokens]
+                # The pass that looks at memory warms the shard up too.
+                if pacing.warmup:
+                    measured.peaks += activation_peaks(shard, payload)[0]
+                timed, output = time_layers(
+                    shard, payload, replace(pacing, warmup=False), progress, work_clock=work_clock
+                )
+                if not pacing.warmup:
+                    measured.peaks += activation_peaks(shard, payload)[0]
+                measured.times += summaries(timed)
+                payloads[tokens] = output
+                del output
+            del shard  # before the next group comes
+        return self._results(sizes, found)
+
+    def _handling(self, tokens: int | None, advance: Callable[[str, float], None]) -> list[Handling]:
         """Of the cut before each layer, and of the one after the last."""
         advance("measuring what links cost", 0.0)
         quota = self._quota()
@@ -281,7 +299,7 @@ class _Job:
         # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
         spare = on_cpu and quota is None and processors() > torch.get_num_threads()
         wire = Wire() if spare else measure_wire(stretch)
-        cuts = [self.specs(cut) for cut in range(self.layers.start, self.layers.stop + 1)]
+        cuts = [self.specs(cut, tokens) for cut in range(self.layers.start, self.layers.stop + 1)]
         measure = functools.partial(measure_handling, device=self.device, wire=wire)
         if quota is not None and on_cpu:  # copies to a GPU are waited for, not worked for
             measure = functools.partial(measure, clock=time.thread_time, stretch=stretch)
@@ -317,29 +335,23 @@ class _Job:
         except WeightsError as error:
             raise WeightsError(f"{error}; times need no real weights: --random-weights") from error
 
-    def _results(
-        self,
-        sizes: list[int],
-        times: Sequence[tuple[float, float | None]],
-        peaks: list[int] | None = None,
-        handling: list[Handling] | None = None,
-    ) -> ProfileResults:
+    def _results(self, sizes: list[int], found: Mapping[int | None, _Measured]) -> ProfileResults:
         data = []
         reduced = self.dtype is not torch.float32
         full = _bytes_of(self.model.build(self.layers)) if reduced else []
+        longest, *shorter = self.tokens
         for index, layer in enumerate(range(self.layers.start, self.layers.stop)):
             data.append(
                 LayerResult(
                     layer=layer + 1,
                     memory_bytes=sizes[index],
-                    shape_in=_shapes(self.specs(layer)),
-                    shape_out=_shapes(self.specs(layer + 1)),
-                    time_s=times[index][0],
-                    time_spread_s=times[index][1],
-                    activations_bytes=None if peaks is None else peaks[index],
-                    receive_s=None if handling is None else handling[index].receive_s,
-                    send_s=None if handling is None else handling[index + 1].send_s,
                     float32_bytes=full[index] if reduced else None,
+                    lengths=tuple(
+                        LengthResult(tokens=tokens, **self._numbers(index, tokens, found[tokens]))
+                        for tokens in shorter
+                        if tokens is not None
+                    ),
+                    **self._numbers(index, longest, found[longest]),
                 )
             )
         return ProfileResults(
@@ -350,7 +362,22 @@ class _Job:
             profile_data=tuple(data),
             device=str(self.device),
             threads=torch.get_num_threads(),
+            tokens=longest,
         )
+
+    def _numbers(self, index: int, tokens: int | None, measured: _Measured) -> dict[str, Any]:
+        """What was measured of a layer with sentences of ``tokens``."""
+        layer = self.layers.start + index
+        time_s, spread_s = measured.times[index]
+        return {
+            "shape_in": _shapes(self.specs(layer, tokens)),
+            "shape_out": _shapes(self.specs(layer + 1, tokens)),
+            "time_s": time_s,
+            "time_spread_s": spread_s,
+            "activations_bytes": measured.peaks[index] if measured.peaks else None,
+            "receive_s": measured.handling[index].receive_s if measured.handling else None,
+            "send_s": measured.handling[index + 1].send_s if measured.handling else None,
+        }
 
 
 def _agreement(job: _Job, tell: Tell) -> float | None:
@@ -382,15 +409,25 @@ def _agreement(job: _Job, tell: Tell) -> float | None:
     return found.part
 
 
-def _tokens(request: MeasureRequest, model: Model, start: int) -> int | None:
-    """The sentence length that the request means; for images None.
+def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | None, ...]:
+    """The sentence lengths that the request means, longest first; for images None.
 
     Raises:
-        InputError: shapes that do not fit the layer.
+        InputError: lengths beyond the model, or shapes that do not fit the layer.
     """
     given = request.shapes
+    if model.family != "bert" and request.tokens:
+        raise InputError(
+            f"--tokens is for models of text; an image has {model.max_tokens} tokens for {model.name}"
+        )
     if not given:
-        return model.max_tokens if model.family == "bert" else None
+        if model.family != "bert":
+            return (None,)
+        longest = model.max_tokens
+        lengths = request.tokens or {max(1, longest // part) for part in (1, 4, 16)}
+        if max(lengths) > longest:
+            raise InputError(f"--tokens {max(lengths)}: {model.name} takes 1 to {longest}")
+        return tuple(sorted(lengths, reverse=True))
     tokens = given[0][0] if model.family == "bert" else None
     wanted = _shapes(model.payload_specs(start, 1, tokens))
     enough = [wanted]
@@ -402,7 +439,7 @@ def _tokens(request: MeasureRequest, model: Model, start: int) -> int | None:
             f"-s/--shape-input {_shape_text(given)} does not fit layer {start + 1} of {model.name}, which "
             f"takes {_shape_text(wanted)}"
         )
-    return tokens
+    return (tokens,)
 
 
 def _shapes(specs: Iterable[TensorSpec]) -> tuple[tuple[int, ...], ...]:
@@ -455,6 +492,15 @@ def _table(results: ProfileResults) -> Iterator[str]:
         f"time         {figure(total)} s a microbatch ({figure(results.batch_size / total)} items/s); "
         f"the slowest is layer {slowest.layer}, {figure(1e3 * slowest.time_s)} ms"
     )
+    if results.tokens is not None:
+        shorter = [
+            sum(layer.lengths[number].time_s for layer in data) for number in range(len(results.other_tokens))
+        ]
+        others = "".join(
+            f", {figure(time_s)} s of {tokens}"
+            for tokens, time_s in zip(results.other_tokens, shorter, strict=True)
+        )
+        yield f"length       that is for sentences of {count(results.tokens, 'token')}{others}"
     yield (
         f"memory       {weights:.1f} MB of weights; activations up to "
         f"{(peak.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); a process "

@@ -36,6 +36,8 @@ class Workload:
     model: ModelSpec
     ubatch_size: int
     items: int
+    tokens: int | None = None
+    """Tokens of the longest sentence, for which ``model`` is; None: as profiled."""
     codec_bytes_per_s: float | None = None
     read_s: float = 0.0
     write_s: float = 0.0
@@ -135,7 +137,7 @@ class Cluster:
                         f"{count(len(profile.time_s), 'layer')}, the "
                         f"model has {load.model.layers}"
                     )
-                return profile
+                return profile if load.tokens is None else profile.at_tokens(load.tokens)
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
             f"{name} (host {host}) has no profile of {load.model_name} for microbatches of "

@@ -37,6 +37,8 @@ class SimulationRequest:
     model_name: str = ModelRequest.name
     items: int = DEFAULT_BATCH_SIZE
     ubatch_size: int = 8
+    tokens: int | None = None
+    """Tokens of the longest sentence; None: as profiled."""
     dtypes: tuple[str, ...] | None = None
     """Number type of all stages, or of each; None: as the schedule file says, else float32."""
     quant_bits: tuple[int, ...] | None = None
@@ -57,6 +59,8 @@ class SimulationRequest:
             raise RequestError(f"-b/--batch-size {self.items}: must be at least 1")
         if self.ubatch_size < 1:
             raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
+        if self.tokens is not None and self.tokens < 1:
+            raise RequestError(f"--tokens {self.tokens}: a sentence has at least 1 token")
         if self.microbatches > MAX_MICROBATCHES:
             raise RequestError(
                 f"-b/--batch-size {self.items}: that is {count(self.microbatches, 'microbatch')}; up to "
@@ -103,6 +107,7 @@ def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
         model_name=arguments.model_name,
         items=arguments.batch_size,
         ubatch_size=arguments.ubatch_size,
+        tokens=arguments.tokens,
         dtypes=arguments.dtype,
         quant_bits=arguments.quant,
         hosts=arguments.hosts,
@@ -161,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
+    )
+    run.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="tokens of the longest sentence, for models of text (as profiled)",
     )
     run.add_argument(
         "--dtype",

@@ -174,9 +174,11 @@ def _workload(request: SimulationRequest) -> Workload:
         raise RequestError(
             f"{request.models_file} does not have the model {request.model_name}; it has {', '.join(models)}"
         )
+    model = models[request.model_name]
     return Workload(
         model_name=request.model_name,
-        model=models[request.model_name],
+        model=model if request.tokens is None else model.at_tokens(request.tokens),
+        tokens=request.tokens,
         ubatch_size=request.ubatch_size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
@@ -207,6 +209,7 @@ def _schedule(
             batch_size=load.ubatch_size,
             dtype=(request.dtypes or ("float32",))[0],
             data_host=request.data_host,
+            tokens=request.tokens,
         ),
         hosts=hosts,
     )
@@ -231,6 +234,15 @@ def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -
                 f"and buffers, {host_of(found.schedule.stages[stage])} has "
                 f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
             )
+    if request.tokens is not None and request.schedule_file is not None:  # else the scheduler says it
+        for stage, plan in enumerate(found.schedule.stages):
+            profile = found.cluster.profile(plan, found.load)
+            if not profile.fits_tokens(request.tokens):
+                known = profile.tokens or "an unknown number of"
+                yield (
+                    f"stage {stage}: {host_of(plan)} was profiled with {known} tokens only; its times are "
+                    f"not scaled to {request.tokens}"
+                )
     compressed = any(stage.quant_bits for stage in found.schedule.stages)
     if compressed and request.codec_bytes_per_s is None:
         yield "encoding and decoding are counted as free; --codec-MBps says how fast the devices are at it"

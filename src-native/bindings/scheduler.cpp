@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/lengths.hpp"
 #include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "module.hpp"
@@ -221,6 +222,15 @@ void bind_scheduler(py::module_& module) {
       .def_property_readonly("bottleneck_s", [](const ScheduleResult& r) { return r.solution.bottleneck_s; })
       .def_property_readonly("latency_s", [](const ScheduleResult& r) { return r.solution.latency_s; })
       .def_property_readonly("elapsed_s", [](const ScheduleResult& r) { return r.solution.elapsed_s; });
+
+  module.def(
+      "at_length",
+      [](const std::vector<double>& lengths, const std::vector<double>& values, double wanted, int layer) {
+        const auto growth = layer < 0 ? pipeedge::Growth::kLinear : pipeedge::growth_of(layer);
+        return pipeedge::at_length(lengths, values, wanted, growth);
+      },
+      "What a layer takes for sentences of another length (see _native.pyi).", py::arg("lengths"),
+      py::arg("values"), py::arg("wanted"), py::arg("layer"));
 
   const Integers no_hosts(std::vector<py::ssize_t>{0, 2});
   const Doubles no_numbers(py::ssize_t{0});

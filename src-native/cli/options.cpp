@@ -120,6 +120,13 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.dtype = nonempty(n, v);
             }},
+           {{"--tokens"},
+            "N",
+            "tokens of the longest sentence, for models of text:\n"
+            "what was profiled with others is scaled [as profiled]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.tokens = whole_number(n, v, 1, 1e9);
+            }},
            {{"-i", "--buffers-in"},
             "N",
             "microbatches a stage holds before it computes [2]",

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "../core/lengths.hpp"
+
 namespace pipeedge::yaml {
 namespace {
 
@@ -48,13 +50,22 @@ ModelSpec model_from(const std::string& name, const View& view) {
   }
   spec.model.elements_out.reserve(count);
   for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);
+  if (const auto tokens = view.find("tokens")) {
+    spec.tokens = tokens->whole_number(1);
+    spec.elements_in_per_token = view.at("parameters_in_per_token").whole_number();
+    const View per_token = view.at("parameters_out_per_token");
+    spec.elements_out_per_token = per_token.whole_numbers();
+    if (spec.elements_out_per_token.size() != count) {
+      per_token.fail("has " + plural(spec.elements_out_per_token.size(), "value") + " for " +
+                     layers_text(layers));
+    }
+  }
   return spec;
 }
 
-Profile profile_from(const View& view) {
+// What one length of sentences took; batch size and dtype are the caller's.
+Profile times_from(const View& view) {
   Profile profile;
-  profile.batch_size = view.at("batch_size").whole_number(1);
-  profile.dtype = short_dtype(view.at("dtype").text());
   const View times = view.at("time_s");
   profile.line = times.line();
   profile.time_s = times.numbers();
@@ -74,6 +85,102 @@ Profile profile_from(const View& view) {
   profile.send_s = known("send_s", 1);
   profile.activation_bytes = known("activations_MB", kBytesPerMB);
   return profile;
+}
+
+Profile profile_from(const View& view) {
+  const double batch_size = view.at("batch_size").whole_number(1);
+  const std::string dtype(short_dtype(view.at("dtype").text()));
+  Profile profile = times_from(view);
+  profile.batch_size = batch_size;
+  profile.dtype = dtype;
+  if (const auto tokens = view.find("tokens")) profile.tokens = tokens->whole_number(1);
+  const auto lengths = view.find("lengths");
+  if (!lengths) return profile;
+  if (profile.tokens == 0) lengths->fail("needs tokens beside it, the length of time_s");
+  std::set<double> seen{profile.tokens};
+  for (const View& entry : lengths->items()) {
+    const double tokens = entry.at("tokens").whole_number(1);
+    if (!seen.insert(tokens).second) {
+      entry.fail("is a second entry for " + number_text(tokens) + " tokens; keep one");
+    }
+    Profile other = times_from(entry);
+    other.tokens = tokens;
+    if (other.time_s.size() != profile.time_s.size()) {
+      entry.at("time_s").fail("has " + plural(other.time_s.size(), "value") + ", that of " +
+                              number_text(profile.tokens) + " tokens has " +
+                              std::to_string(profile.time_s.size()));
+    }
+    profile.lengths.push_back(std::move(other));
+  }
+  return profile;
+}
+
+// The lengths at which `profile` was measured, shortest first.
+std::vector<double> lengths_of(const Profile& profile) {
+  std::vector<double> lengths;
+  if (profile.tokens > 0) lengths.push_back(profile.tokens);
+  for (const Profile& other : profile.lengths) lengths.push_back(other.tokens);
+  std::sort(lengths.begin(), lengths.end());
+  return lengths;
+}
+
+// One of the lists of `profile` for sentences of `tokens`; as it is where a length lacks it.
+std::vector<double> list_at(const Profile& profile, std::vector<double> Profile::* list, double tokens) {
+  std::vector<const Profile*> measured{&profile};
+  for (const Profile& other : profile.lengths) {
+    if ((other.*list).size() != (profile.*list).size()) return profile.*list;
+    measured.push_back(&other);
+  }
+  std::sort(measured.begin(), measured.end(),
+            [](const Profile* a, const Profile* b) { return a->tokens < b->tokens; });
+  const std::vector<double> lengths = lengths_of(profile);
+  std::vector<double> found;
+  for (std::size_t layer = 0; layer < (profile.*list).size(); ++layer) {
+    std::vector<double> values;
+    for (const Profile* each : measured) values.push_back((each->*list)[layer]);
+    // What a link costs grows with the bytes alone.
+    const bool of_link = list == &Profile::receive_s || list == &Profile::send_s;
+    const Growth growth = of_link ? Growth::kLinear : growth_of(static_cast<int>(layer));
+    found.push_back(at_length(lengths, values, tokens, growth));
+  }
+  return found;
+}
+
+// `profile` for sentences of `tokens`.
+Profile profile_at(const Profile& profile, double tokens) {
+  Profile found = profile;
+  for (const auto list : {&Profile::time_s, &Profile::receive_s, &Profile::send_s, &Profile::activation_bytes}) {
+    found.*list = list_at(profile, list, tokens);
+  }
+  found.tokens = tokens;
+  found.lengths.clear();
+  return found;
+}
+
+// The model's sizes for sentences of `tokens`; never below what does not grow.
+Model model_at(const ModelSpec& spec, double tokens) {
+  Model model = spec.model;
+  const double more = tokens - spec.tokens;
+  model.elements_in = std::max(0.0, model.elements_in + more * spec.elements_in_per_token);
+  for (std::size_t i = 0; i < model.elements_out.size(); ++i) {
+    model.elements_out[i] = std::max(0.0, model.elements_out[i] + more * spec.elements_out_per_token[i]);
+  }
+  return model;
+}
+
+// What cannot be said of sentences of `tokens`; empty where it can.
+std::string unscaled(const Profile& profile, double tokens) {
+  const std::vector<double> lengths = lengths_of(profile);
+  if (lengths.size() > 1 || (lengths.size() == 1 && lengths.front() == tokens)) return "";
+  const std::string wanted = number_text(tokens);
+  if (lengths.empty()) {
+    return "does not say with how many tokens it was profiled; its times are not scaled to " + wanted +
+           ": profile it anew";
+  }
+  const std::string known = number_text(lengths.front());
+  const std::string both = tokens < lengths.front() ? wanted + "," + known : known + "," + wanted;
+  return "was profiled with " + known + " tokens only; its times are not scaled to " + wanted +
+         ": profile it with --tokens " + both;
 }
 
 TypeSpec type_from(const std::string& name, const View& view) {
@@ -262,7 +369,13 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
     throw SpecError(models_name + ":" + std::to_string(model->line) + ": " + printable(model->name) +
                     " has no layers to schedule");
   }
-  problem.model = model->model;
+  const bool sized = request.tokens > 0 && model->tokens > 0;
+  problem.model = sized ? model_at(*model, request.tokens) : model->model;
+  if (request.tokens > 0 && !sized) {
+    assembly.warnings.push_back(models_name + ": " + printable(model->name) +
+                                " does not say for how many tokens its sizes are; they are not scaled to " +
+                                number_text(request.tokens) + ": profile the model anew");
+  }
   problem.batch_size = request.batch_size;
   problem.buffers_in = request.buffers_in;
   problem.buffers_out = request.buffers_out;
@@ -300,8 +413,13 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
                         plural(problem.model.mem_bytes.size(), "layer") + " (" + models_name + ")");
       }
       type_index.emplace(type.name, static_cast<int>(problem.types.size()));
-      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, profile.time_s, profile.receive_s,
-                               profile.send_s, profile.activation_bytes, {}});
+      const Profile at = request.tokens > 0 && profile.lengths.size() > 0 ? profile_at(profile, request.tokens)
+                                                                          : profile;
+      if (const std::string why = request.tokens > 0 ? unscaled(profile, request.tokens) : ""; !why.empty()) {
+        assembly.warnings.push_back(types_name + ": " + printable(type.name) + " " + why);
+      }
+      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, at.time_s, at.receive_s, at.send_s,
+                               at.activation_bytes, {}});
     }
   }
 

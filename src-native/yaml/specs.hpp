@@ -1,8 +1,10 @@
 // The scheduler's YAML files as plain data, and the Problem they make together.
 //
-//   models.yml            model -> layers, mem_MB, parameters_in, parameters_out
+//   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
+//                                  parameters_in_per_token, parameters_out_per_token
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
-//                                  receive_s, send_s, activations_MB]   (the last three optional)
+//                                  receive_s, send_s, activations_MB]   (the last three optional); for text
+//                                  optionally tokens, and lengths: [tokens, time_s, ...], the same of others
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
 //
@@ -28,6 +30,10 @@ struct ModelSpec {
   std::string name;
   int line = 0;
   Model model;                         // model.layers() may be 0
+  // Of text, where the file says it: the sentence length of the sizes, and how they grow with it.
+  double tokens = 0;                   // 0: unknown
+  double elements_in_per_token = 0;
+  std::vector<double> elements_out_per_token;
 };
 
 struct Profile {
@@ -39,6 +45,8 @@ struct Profile {
   std::vector<double> receive_s;
   std::vector<double> send_s;
   std::vector<double> activation_bytes;
+  double tokens = 0;                   // of a sentence; 0: unknown, or not of text
+  std::vector<Profile> lengths;        // the same of other lengths; batch_size and dtype are not repeated
 };
 
 struct TypeSpec {
@@ -91,6 +99,7 @@ struct Request {
   double buffers_in = 2;
   double buffers_out = 2;
   std::string data_host;               // empty: links from and to the data rank are not counted
+  double tokens = 0;                   // of the longest sentence; 0: as it was profiled
 };
 
 // A host that cannot take part, and why.
