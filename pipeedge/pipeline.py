@@ -202,6 +202,8 @@ class _Rank:
         plan = Plan.from_body(member.wait("plan"))
         if self._rank not in plan.participants:
             if self._hub is not None:
+                member.wait("start")
+                self._close_store()
                 member.wait("summary")
             return None
         member.know_hub(plan.name(0) or "without a part in the pipeline")
@@ -398,9 +400,15 @@ class _Rank:
         hub.plan(plan.to_body(), participants=plan.participants, names=names, data_rank=plan.data_rank)
 
     def _serve_store(self) -> int:
-        """Serve the rendezvous of the links at ``--addr``, at any free port, while this rank lives."""
+        """Serve the rendezvous of the links at ``--addr``, at any free port, until they stand."""
         self._store, port = serve_store(self._request.world.addr)
         return port
+
+    def _close_store(self) -> None:
+        """Serve the rendezvous no longer, so that no stranger can fill this rank's memory through it. RPC
+        asks it for addresses until the end."""
+        if self._request.transport.comm != "rpc":
+            self._store = None
 
     def _create_stage(
         self, plan: Plan, device: torch.device, transport: Transport | None
@@ -468,7 +476,9 @@ class _Rank:
                 self._crew.on_stop(transport.abort)
                 return transport
             store = connect_store(world.addr, port, timeout_s=world.timeout_s)
-            return P2PTransport(store=store, rank=self._rank, members=plan.participants)
+            links = P2PTransport(store=store, rank=self._rank, members=plan.participants)
+            self._close_store()
+            return links
 
         # Everybody who has the plan connects at once, so who does not answer cannot be reached.
         peers = ", ".join(str(rank) for rank in plan.participants if rank != self._rank)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 import torch
 
 from pipeedge.runtime import main
@@ -224,6 +225,13 @@ class World:
         """Wait until ``count`` connections to the hub stand. Those ranks are about to say hello: whether
         they have, nothing outside tells."""
         self.until(lambda: hub_connections(self.port) >= count, f"{count} ranks connect")
+
+    def listening(self, rank: int) -> list[int]:
+        """Ports at which ``rank`` listens."""
+        process = psutil.Process(self._ranks[rank].pid)
+        return sorted(
+            entry.laddr.port for entry in process.net_connections("tcp") if entry.status == psutil.CONN_LISTEN
+        )
 
     def until_rows(self) -> None:
         """Wait until the data rank has written results: the pipeline is in full swing."""

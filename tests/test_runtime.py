@@ -352,6 +352,9 @@ def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
             stray = other.start(1).wait()[1]
         assert stray.status == 2
         assert re.search("rank 0 says 3: rank 1 is already there, on .*: choose another --port", stray.line)
+        # The rendezvous is over: rank 0 listens for control and, as everybody, for gloo's links alone.
+        assert [len(world.listening(rank)) for rank in range(3)] == [2, 1, 1]
+        assert world.port in world.listening(0)
         since = world.signal(2, signal.SIGKILL)
         ended = world.wait(within=2 * KILL_S)
     others_name(ended, 2, says=r"\(data rank.*is gone", since=since, within=KILL_S)

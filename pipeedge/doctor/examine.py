@@ -406,6 +406,7 @@ class _Examination:
             try:
                 store = connect_store(self._world.addr, body["store_port"], timeout_s=self._world.timeout_s)
                 transport = P2PTransport(store=store, rank=self._rank, members=tuple(body["members"]))
+                self._store = None  # served no longer: all have met
                 connected.set()
                 meters = {number: LinkMeter(*pair) for number, pair in enumerate(pairs)}
                 for _ in range(PASSES):

@@ -52,7 +52,7 @@ from pipeedge.training.report import TrainingReport, print_report
 from pipeedge.training.request import DIGITS, RANDOM, TrainingRequest
 from pipeedge.training.samples import Samples, open_samples
 from pipeedge.transport.interfaces import choose_interface
-from pipeedge.transport.rendezvous import connect_store, serve_store
+from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 from pipeedge.worker import Activity, Crew
 
 __all__ = ["show", "train"]
@@ -352,11 +352,12 @@ class _Worker:
         os.environ["GLOO_SOCKET_IFNAME"] = choose_interface(world.socket_ifname, world.addr, world.port)
         store = connect_store(world.addr, store_port, timeout_s=world.timeout_s)
         try:
-            dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world.size)
+            join_group(store, index=self._rank, size=world.size)
         except (RuntimeError, ValueError) as error:
             raise PeerFailedError(
                 f"the links of rank {self._rank} could not be opened: {one_line(error)}"
             ) from error
+        self._store = None  # served no longer: all have met
 
     def _report(
         self, layers: Sequence[LayerRange], records: Mapping[int, WorkerRecord], startup_s: float

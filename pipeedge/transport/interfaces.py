@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
 
 import psutil
 
 from pipeedge.errors import RequestError
 
 __all__ = ["choose_interface", "interface_addresses", "listen"]
+
+_OPEN_FILES = 1 << 16
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
@@ -61,7 +65,9 @@ def _source_address(addr: str, port: int) -> str:
 
 
 def listen(addr: str, port: int) -> socket.socket:
-    """A socket that listens at ``addr`` alone, never at all addresses.
+    """Return a socket that listens at ``addr`` alone, never at all addresses.
+
+    Whoever listens needs a file for each connection, of strangers too: the limit of open files is raised.
 
     Args:
         addr: an address or name of this machine.
@@ -74,6 +80,7 @@ def listen(addr: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
+    _raise_open_files()
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,6 +100,19 @@ def listen(addr: str, port: int) -> socket.socket:
             f"--addr {addr} is no address of this machine, where rank 0 must listen; its addresses: {own}"
         ) from error
     return listener
+
+
+def _raise_open_files() -> None:
+    """Let this process have as many open files as it may have without further rights."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _is_own(address: str) -> bool:

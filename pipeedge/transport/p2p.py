@@ -28,7 +28,6 @@ thread that waits for arrivals, and sends back for each a few bytes under a tag 
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 import threading
@@ -46,13 +45,13 @@ from pipeedge.payload import Payload, TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Receiver, Reserved
 from pipeedge.transport.channel import Channel
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
+from pipeedge.transport.rendezvous import join_group
 
 __all__ = ["P2PTransport"]
 
 IN_FLIGHT = 2
 """Frames under way per link: enough that the wire never waits for a thread to be woken."""
 
-_FOREVER = datetime.timedelta(days=365)
 _FRAMES, _RECEIPTS = 0, 1
 """Tags of gloo's messages."""
 
@@ -69,15 +68,12 @@ class P2PTransport:
         self._index: Mapping[int, int] = {member: index for index, member in enumerate(members)}
         self._tags = 0
         try:
-            dist.init_process_group(
-                "gloo", store=store, rank=self._index[rank], world_size=len(members), timeout=_FOREVER
-            )
+            self._group: Any = join_group(store, index=self._index[rank], size=len(members))
         except (RuntimeError, ValueError) as error:
             peers = ", ".join(str(member) for member in members if member != rank)
             raise PeerFailedError(
                 f"the links of rank {rank} to {peers} could not be opened: {_brief(error)}"
             ) from error
-        self._group: Any = dist.group.WORLD
 
     def sender(self, link: Link) -> P2PSender:
         """The sending end of ``link``."""
