@@ -105,6 +105,7 @@ def show_schedule(request: RunRequest, console: Console) -> None:
         PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
     """
     model = find_model(request.model.name)
+    model.check_sizes(request.model.weights)
     planned = plan_schedule(request, model, _tokens_here(request, model))
     for line in planned.schedule.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -135,6 +136,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
         PipeEdgeError: the run failed; the message is one line for the user.
     """
     model = find_model(request.model.name)
+    model.check_sizes(request.model.weights)
     if request.schedule.partition is not None:
         plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     with ExitStack() as stack:

@@ -19,6 +19,7 @@ ORDER = (
     "wording",
     "errors",
     "fields",
+    "archive",
     "files",
     "console",
     "schedule",

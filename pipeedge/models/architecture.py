@@ -6,13 +6,15 @@ would cost every rank seconds of start-up and tens of megabytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from pipeedge.errors import ModelError
 from pipeedge.models.activations import ACTIVATIONS
-from pipeedge.wording import count
+from pipeedge.wording import count, excerpt
 
 __all__ = ["Architecture", "FamilyName", "HeadKind", "parse_hf_config"]
 
@@ -20,6 +22,23 @@ FamilyName: TypeAlias = Literal["vit", "deit", "bert"]
 HeadKind: TypeAlias = Literal["classifier", "distilled", "vector"]
 
 LAYERS_PER_BLOCK = 4
+_MOST: Mapping[str, int] = MappingProxyType(
+    {
+        "hidden": 1 << 16,
+        "blocks": 1000,
+        "heads": 1 << 12,
+        "intermediate": 1 << 20,
+        "num_labels": 1 << 20,
+        "pooler_size": 1 << 16,
+        "channels": 1 << 10,
+        "vocab": 1 << 22,
+        "max_positions": 1 << 20,
+        "type_vocab": 1 << 16,
+    }
+)
+"""Far above any model of these families: beyond, a number is a slip, and acting on it takes all memory."""
+_MOST_PIXELS = 4096
+"""Height and width of an image: one of that size is 200 MB."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +89,9 @@ class Architecture:
         else:
             positive += ["channels"]
             for name, pair in (("image_size", self.image_size), ("patch_size", self.patch_size)):
-                if min(pair) < 1:
-                    raise ModelError(f"{name} is {list(pair)}; height and width must be at least 1")
+                if min(pair) < 1 or max(pair) > _MOST_PIXELS:
+                    shown = excerpt(list(pair))
+                    raise ModelError(f"{name} is {shown}; height and width must be 1 to {_MOST_PIXELS}")
             if self.image_size[0] < self.patch_size[0] or self.image_size[1] < self.patch_size[1]:
                 raise ModelError(
                     f"image_size {list(self.image_size)} holds no patch of patch_size {list(self.patch_size)}"
@@ -81,16 +101,19 @@ class Architecture:
         if self.pooler:
             positive.append("pooler_size")
         for name in positive:
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if not 1 <= getattr(self, name) <= _MOST[name]:
+                shown = excerpt(getattr(self, name))
+                raise ModelError(f"{name} is {shown}; it must be 1 to {_MOST[name]}")
         if self.hidden % self.heads:
             raise ModelError(f"a hidden size of {self.hidden} is no multiple of {self.heads} attention heads")
-        if self.eps < 0:
-            raise ModelError(f"a LayerNorm epsilon of {self.eps} is negative")
+        if not 0 <= self.eps < math.inf:
+            raise ModelError(f"a LayerNorm epsilon of {self.eps} is negative or not finite")
         for name in (self.activation, self.pooler_activation):
             if name not in ACTIVATIONS:
                 supported = ", ".join(sorted(ACTIVATIONS))
-                raise ModelError(f"the activation {name!r} is not supported; supported are {supported}")
+                raise ModelError(
+                    f"the activation {excerpt(repr(name))} is not supported; supported are {supported}"
+                )
 
     @property
     def n_layers(self) -> int:
@@ -155,7 +178,9 @@ def parse_hf_config(
     """
     family = config.get("model_type")
     if family not in _FAMILIES:
-        raise ModelError(f"model_type {family!r} is not supported; supported are {', '.join(_FAMILIES)}")
+        raise ModelError(
+            f"model_type {excerpt(repr(family))} is not supported; supported are {', '.join(_FAMILIES)}"
+        )
     _reject_options(config)
     head, pooler = _head(config, family, tensor_names)
     labels = _labels(config)
@@ -189,7 +214,7 @@ def parse_hf_config(
         architecture = Architecture(
             **common,
             pooler_activation=_text(config, "pooler_act", "tanh"),
-            qkv_bias=bool(config.get("qkv_bias", True)),
+            qkv_bias=_flag(config, "qkv_bias", True),
             image_size=_pair(config, "image_size", 224),
             patch_size=_pair(config, "patch_size", 16),
             channels=_integer(config, "num_channels", 3),
@@ -208,7 +233,7 @@ def _reject_options(config: Mapping[str, Any]) -> None:
         raise ModelError("add_cross_attention is set: cross-attention is not supported")
     position = config.get("position_embedding_type") or "absolute"
     if position != "absolute":
-        raise ModelError(f"position_embedding_type {position!r} is not supported; 'absolute' is")
+        raise ModelError(f"position_embedding_type {excerpt(repr(position))} is not supported; 'absolute' is")
     if config.get("pruned_heads"):
         raise ModelError("pruned_heads is set: models with pruned heads are not supported")
     if config.get("quantization_config"):
@@ -229,7 +254,9 @@ def _head(
             return head, pooler
     if names:
         supported = ", ".join(name for name, known in _ARCHITECTURES.items() if known[0] == family)
-        raise ModelError(f"the architecture {names[0]} is not supported; supported are {supported}")
+        raise ModelError(
+            f"the architecture {excerpt(names[0], 80)} is not supported; supported are {supported}"
+        )
     if "cls_classifier.weight" in tensor_names:
         return "distilled", False
     if "classifier.weight" in tensor_names:
@@ -243,7 +270,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     try:
         by_index = {int(index): str(label) for index, label in id2label.items()}
-    except (AttributeError, ValueError):
+    except (AttributeError, ValueError, RecursionError):
         raise ModelError("id2label does not map class numbers to names") from None
     if sorted(by_index) != list(range(len(by_index))):
         raise ModelError(f"id2label does not number its {count(len(by_index), 'class')} from 0 without gaps")
@@ -255,7 +282,7 @@ def _integer(config: Mapping[str, Any], key: str, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelError(f"{key} is {value!r}; a whole number is needed")
+        raise ModelError(f"{key} is {excerpt(repr(value))}; a whole number is needed")
     return value
 
 
@@ -264,8 +291,20 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ModelError(f"{key} is {value!r}; a number is needed")
-    return float(value)
+        raise ModelError(f"{key} is {excerpt(repr(value))}; a number is needed")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ModelError(f"{key} is {excerpt(value)}; a number is needed") from None
+
+
+def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ModelError(f"{key} is {excerpt(repr(value))}; true or false is needed")
+    return value
 
 
 def _text(config: Mapping[str, Any], key: str, default: str) -> str:
@@ -273,7 +312,7 @@ def _text(config: Mapping[str, Any], key: str, default: str) -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise ModelError(f"{key} is {value!r}; a name is needed")
+        raise ModelError(f"{key} is {excerpt(repr(value))}; a name is needed")
     return value
 
 
@@ -284,5 +323,5 @@ def _pair(config: Mapping[str, Any], key: str, default: int) -> tuple[int, int]:
         return default, default
     pair = value if isinstance(value, (list, tuple)) else [value, value]
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in pair):
-        raise ModelError(f"{key} is {value!r}; one whole number or [height, width] is needed")
+        raise ModelError(f"{key} is {excerpt(repr(value))}; one whole number or [height, width] is needed")
     return pair[0], pair[1]

@@ -19,13 +19,24 @@ from pipeedge.models.names import (
     dialects,
     hub_dialect,
     prefixes,
+    qkv_bias,
     stray_block,
 )
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights import WeightsFile
-from pipeedge.wording import count
+from pipeedge.wording import count, excerpt
 
-__all__ = ["Filling", "fill", "hub_filling", "hub_tensors", "plan", "read", "read_int8", "scale_name"]
+__all__ = [
+    "Filling",
+    "check_sizes",
+    "fill",
+    "hub_filling",
+    "hub_tensors",
+    "plan",
+    "read",
+    "read_int8",
+    "scale_name",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,25 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
     Raises:
         WeightsError: a tensor that is missing or of another shape or type (the first is named), or a
             file of a deeper model.
+    """
+    fillings = check_sizes(shard, architecture, file)
+    parameters = shard.stored_tensors()
+    for filling in fillings:
+        for source in filling.sources:
+            entry = file.entry(source.name)
+            if entry.dtype is None:
+                kind = excerpt(entry.dtype_name)
+                raise WeightsError(f"{file.path}: {source.name} is of type {kind}; floating point is needed")
+        _check_int8(filling, parameters[filling.parameter], file)
+    return fillings
+
+
+def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
+    """As ``plan``, but for the types of the tensors.
+
+    Raises:
+        WeightsError: a tensor that is missing or of another shape, or a file of a deeper model, or biases in
+            the file that the model has not.
     """
     parameters = shard.stored_tensors()
     tables = dialects(architecture)
@@ -72,14 +102,9 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
             entry = file.entry(name)
             if entry.shape != tuple(view.shape):
                 raise WeightsError(
-                    f"{file.path}: {name} has shape {list(entry.shape)}, "
+                    f"{file.path}: {name} has shape {excerpt(list(entry.shape))}, "
                     f"the model needs {list(view.shape)}; is it of another model?"
                 )
-            if entry.dtype is None:
-                raise WeightsError(
-                    f"{file.path}: {name} is of type {entry.dtype_name}; floating point is needed"
-                )
-        _check_int8(filling, tensor, file)
         fillings.append(filling)
     stray = stray_block(architecture, file.names)
     if stray is not None:
@@ -87,6 +112,12 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
             f"{file.path} is of a deeper model: it has {stray}, the model has "
             f"{count(architecture.blocks, 'block')}"
         )
+    if not architecture.qkv_bias:
+        bias = qkv_bias(architecture, file.names)
+        if bias is not None:
+            raise WeightsError(
+                f"{file.path} has {bias}, and the model's qkv_bias is false: which of the two is right?"
+            )
     return tuple(fillings)
 
 
@@ -154,6 +185,10 @@ def read_int8(
     scale = torch.empty(shape[0])
     for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
         file.read_into(scale_name(source.name), part)
+        if not bool((part.isfinite() & (part > 0)).all()):
+            raise WeightsError(
+                f"{file.path}: {scale_name(source.name)} has scales that are not above 0; convert again"
+            )
     return read(filling, shape, torch.int8, architecture, file), scale
 
 

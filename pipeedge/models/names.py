@@ -14,7 +14,7 @@ reading is always a plain copy into a view, and the file's expected shape is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -32,6 +32,7 @@ __all__ = [
     "find_pooler",
     "hub_dialect",
     "prefixes",
+    "qkv_bias",
     "stray_block",
 ]
 
@@ -304,16 +305,26 @@ def find_pooler(names: Collection[str], family: FamilyName, head: HeadKind) -> s
     return next((name for name in candidates if name in names), None)
 
 
-def stray_block(architecture: Architecture, names: Iterable[str]) -> str | None:
+def stray_block(architecture: Architecture, names: Collection[str]) -> str | None:
     """A tensor of the block after the last, which a file of a deeper model has, or None."""
-    present = set(names)
-    block = str(architecture.blocks)
+    return _first_of(architecture, names, str(architecture.blocks), lambda key: "{n}" in key)
+
+
+def qkv_bias(architecture: Architecture, names: Collection[str]) -> str | None:
+    """A bias of queries, keys or values of the first block in a file, or None."""
+    return _first_of(architecture, names, "0", lambda key: key == "block.{n}.qkv.bias")
+
+
+def _first_of(
+    architecture: Architecture, names: Collection[str], block: str, wanted: Callable[[str], bool]
+) -> str | None:
+    """The first tensor of ``block`` in a file that stands for a parameter that is ``wanted``."""
     for dialect in dialects(architecture):
         for key, tensors in dialect.items():
-            if "{n}" in key:
+            if wanted(key):
                 for tensor in tensors:
                     for prefix in prefixes(architecture.family):
                         name = prefix + tensor.numbered(block).name
-                        if name in present:
+                        if name in names:
                             return name
     return None

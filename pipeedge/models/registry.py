@@ -14,11 +14,11 @@ from types import MappingProxyType
 import torch
 
 from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
-from pipeedge.models.architecture import Architecture, FamilyName, HeadKind, parse_hf_config
+from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture, FamilyName, HeadKind, parse_hf_config
 from pipeedge.models.bert import BERT
 from pipeedge.models.deit import DEIT
 from pipeedge.models.dtypes import dtype_name, find_dtype, stream_dtype
-from pipeedge.models.fill import fill, hub_tensors, plan
+from pipeedge.models.fill import check_sizes, fill, hub_tensors, plan
 from pipeedge.models.names import find_pooler
 from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.shard import Family, Shard, payload_specs
@@ -168,6 +168,7 @@ class Model:
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
         with self._open(weights, dtype) as file:
+            self._compare(file, layers)
             return fill(self.shard_for(file, layers, dtype), self.config, file, device=device)
 
     def check_weights(
@@ -179,7 +180,29 @@ class Model:
             WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
         """
         with self._open(weights, dtype) as file:
+            self._compare(file)
             plan(self.shard_for(file, dtype=dtype), self.config, file)
+
+    def check_sizes(self, weights: str | os.PathLike[str] | None = None) -> None:
+        """Compare the model's sizes with the weights in a file, if it is there, before anything is built.
+
+        The first and the last block tell all sizes, and whether there are as many blocks.
+
+        Raises:
+            WeightsError: a file that is truncated, of an unknown kind, or of a model of another size.
+        """
+        path = self.find_weights() if weights is None else Path(weights)
+        if path.is_file() or (weights is not None and path.is_dir()):
+            with self._open(path) as file:
+                self._compare(file)
+
+    def _compare(self, file: WeightsFile, layers: LayerRange | None = None) -> None:
+        layers = layers if layers is not None else LayerRange(0, self.n_layers)
+        whole_block = min(len(layers), LAYERS_PER_BLOCK)
+        ends = {layers.start, layers.stop - whole_block}
+        for start in sorted(ends):
+            part = LayerRange(start, start + whole_block)
+            check_sizes(self.shard_for(file, part), self.config, file)
 
     def shard_for(
         self, file: WeightsFile, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32
@@ -380,7 +403,7 @@ def _from_directory(directory: Path, name: str) -> Model:
         ) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise ModelError(f"{path} is not a JSON object")

@@ -8,24 +8,25 @@ hands out a stream a tensor instead, and a megabyte at a time goes from it into 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import struct
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
-import numpy as np
 import torch
 
+from pipeedge.archive import NpzArchive, read_exactly
 from pipeedge.errors import WeightsError
+from pipeedge.wording import excerpt
 
 __all__ = ["SOURCE_KEY", "TensorEntry", "WeightsFile", "open_weights"]
 
@@ -64,6 +65,7 @@ _SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
 _MAX_HEADER_BYTES = 100 << 20
 SOURCE_KEY = "pipeedge_source"
 """In the metadata of a ``.safetensors`` file: the fingerprint of what it was converted from."""
+_LONGEST_REASON = 80
 _NO_PICKLE = (
     "is a PyTorch pickle, which is not read because unpickling can run code; convert it once with "
     "transformers: AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors"
@@ -144,7 +146,7 @@ class _StreamedFile(WeightsFile):
         with self._open(name) as stream:
             for start in range(0, view.shape[0], rows_at_once):
                 part = view[start : start + rows_at_once]
-                data = _read_exactly(stream, part.numel() * entry.dtype.itemsize)
+                data = read_exactly(stream, part.numel() * entry.dtype.itemsize)
                 if data is None:
                     raise WeightsError(
                         f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, "
@@ -153,15 +155,23 @@ class _StreamedFile(WeightsFile):
                 part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
 
 
-def _read_exactly(stream: IO[bytes], size: int) -> bytearray | None:
-    """``size`` bytes, or None when the stream ends before."""
-    data = bytearray()
-    while len(data) < size:
-        piece = stream.read(size - len(data))
-        if not piece:
-            return None
-        data += piece
-    return data
+class _HeaderError(ValueError):
+    """A header that is JSON and says something that cannot be."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object that JSON ``pairs`` make, if each name is given once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise _HeaderError(f"{twice} is given twice")
+    return found
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _HeaderError(f"{value!r} is no size")
+    return value
 
 
 class SafetensorsFile(_StreamedFile):
@@ -185,27 +195,43 @@ class SafetensorsFile(_StreamedFile):
         self._entries: dict[str, tuple[TensorEntry, int, int]] = {}
         end = 0
         try:
-            for name, value in json.loads(raw).items():
+            for name, value in json.loads(raw, object_pairs_hook=_without_duplicates).items():
                 if name == "__metadata__":
-                    self.source = value.get(SOURCE_KEY)
+                    source = value.get(SOURCE_KEY)
+                    self.source = None if source is None else str(source)
                     continue
                 kind = str(value["dtype"])
-                shape = tuple(int(side) for side in value["shape"])
-                start, stop = (int(offset) for offset in value["data_offsets"])
+                shape = tuple(_whole(side) for side in value["shape"])
+                start, stop = (_whole(offset) for offset in value["data_offsets"])
                 width = _SAFETENSORS_WIDTHS.get(kind)
-                if not 0 <= start <= stop or (width and stop - start != width * math.prod(shape)):
+                if start > stop or (width and stop - start != width * math.prod(shape)):
                     raise WeightsError(f"{path}: the header's offsets of {name} do not fit its shape")
                 entry = TensorEntry(shape, _SAFETENSORS_DTYPES.get(kind), kind)
                 self._entries[name] = (entry, 8 + length + start, 8 + length + stop)
                 end = max(end, 8 + length + stop)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WeightsError(f"{path} is no .safetensors file: its header cannot be read") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = f" ({excerpt(error, _LONGEST_REASON)})" if isinstance(error, _HeaderError) else ""
+            raise WeightsError(
+                f"{path} is no .safetensors file: its header cannot be read{reason}"
+            ) from error
+        self._check_overlap()
         if end > size:
             first = next(name for name, (_, _, stop) in self._entries.items() if stop > size)
             raise WeightsError(
                 f"{path} is truncated: {size} bytes of {end}, the first tensor cut off is {first}, "
                 f"shape {list(self._entries[first][0].shape)}; fetch the file again"
             )
+
+    def _check_overlap(self) -> None:
+        """Refuse two tensors that share bytes."""
+        places = sorted(
+            (start, stop, name) for name, (_, start, stop) in self._entries.items() if start < stop
+        )
+        for (_, end, one), (start, _, other) in itertools.pairwise(places):
+            if start < end:
+                raise WeightsError(
+                    f"{self.path}: the header gives {excerpt(one)} and {excerpt(other)} the same bytes"
+                )
 
     @property
     def names(self) -> Collection[str]:
@@ -235,80 +261,36 @@ class SafetensorsFile(_StreamedFile):
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
 
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
-"""What ``zipfile`` raises at a broken member, and at one that is encrypted or packed in an unknown way."""
-
-
 class NpzFile(_StreamedFile):
     """A ``.npz`` file: a zip of ``.npy`` members, stored or deflated."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile:
-            raise WeightsError(
-                f"{path} is no complete .npz file (its table of contents, at the end, is missing): "
-                "it is truncated or of another kind; fetch the file again"
-            ) from None
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
-        self._members = {
-            info.filename.removesuffix(".npy"): info
-            for info in self._zip.infolist()
-            if info.filename.endswith(".npy")
-        }
-        if not self._members:
-            pickled = any(Path(name).name == "data.pkl" for name in self._zip.namelist())
-            self._zip.close()
+        self._archive = NpzArchive(path, WeightsError)
+        if not self._archive.members:
+            pickled = any(Path(name).name == "data.pkl" for name in self._archive.other_names)
+            self._archive.close()
             raise WeightsError(f"{path} {_NO_PICKLE}" if pickled else f"{path} holds no .npy arrays")
 
     def close(self) -> None:
-        self._zip.close()
+        self._archive.close()
 
     @property
     def names(self) -> Collection[str]:
-        return self._members.keys()
+        return self._archive.members.keys()
 
     def entry(self, name: str) -> TensorEntry:
-        with self._member(name) as stream:
-            return self._read_header(name, stream)
+        header = self._archive.header(name)
+        kind = header.dtype.str
+        return TensorEntry(header.shape, _NUMPY_DTYPES.get(kind), kind, column_major=header.column_major)
 
-    def _read_header(self, name: str, stream: IO[bytes]) -> TensorEntry:
-        try:
-            version = np.lib.format.read_magic(stream)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, fortran, dtype = read(stream)
-        except (ValueError, KeyError) as error:
-            raise WeightsError(f"{self.path}: {name} is no readable array") from error
-        return TensorEntry(
-            shape, _NUMPY_DTYPES.get(dtype.str), dtype.str, column_major=fortran and len(shape) > 1
-        )
-
-    @contextmanager
-    def _member(self, name: str) -> Iterator[IO[bytes]]:
-        try:
-            with self._zip.open(self._members[name]) as stream:
-                yield stream
-        except _DAMAGE as error:
-            raise WeightsError(f"{self.path} is damaged at {name} ({error}); fetch the file again") from error
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[IO[bytes]]:
-        with self._member(name) as stream:
-            self._read_header(name, stream)
-            yield stream
-            # The checksum is compared when the end is reached, which a deflated member may not be yet.
-            if stream.read(1):
-                raise WeightsError(f"{self.path} is damaged at {name}: it holds more than its header says")
+    def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        return self._archive.data(name)
 
     def identity(self) -> Iterator[bytes]:
         # The table of contents holds a checksum of every member: the whole content, for nothing.
-        for name, info in sorted(self._members.items()):
-            yield f"{name} {info.file_size} {info.CRC}\n".encode()
+        for name, info in sorted(self._archive.members.items()):
+            yield f"{name} {info.file_size} {info.CRC}\n".encode(errors="surrogateescape")
 
 
 class IndexedDirectory(WeightsFile):
@@ -321,11 +303,11 @@ class IndexedDirectory(WeightsFile):
             self._files = {str(name): str(file) for name, file in document["weight_map"].items()}
         except OSError as error:
             raise WeightsError(f"{index} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(f"{index} is no index of weights: it needs a weight_map") from error
         for file in self._files.values():
             if Path(file).name != file:
-                raise WeightsError(f"{index} names {file!r}, which is not in its own directory")
+                raise WeightsError(f"{index} names {excerpt(repr(file))}, which is not in its own directory")
         self._opened: dict[str, SafetensorsFile] = {}
 
     @property
