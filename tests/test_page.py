@@ -161,6 +161,32 @@ def test_ends_that_are_on_the_data_rank_are_named_by_what_is_done_there() -> Non
     assert "Writing the results on rank 0" in bottleneck(body_of(seconds(compute=4, wait_link=6)))[2]
 
 
+@pytest.mark.parametrize(
+    ("body", "flags", "end"),
+    [
+        (body_of(seconds(compute=4, wait_input=6)), ["waits for input"], None),
+        (body_of(seconds(compute=4, wait_link=6)), [], "Writing the results holds the others back."),
+        (
+            body_of(seconds(compute=6, wait_link=4), seconds(compute=5, wait_input=5)),
+            ["slow link"],
+            None,
+        ),
+        (
+            body_of(seconds(compute=4, wait_link=6), seconds(compute=5, wait_link=5)),
+            [],
+            "The link back to the data rank holds the others back.",
+        ),
+        (body_of(seconds(compute=9.9, wait_link=0.1)), [], None),
+    ],
+)
+def test_the_page_flags_a_slow_link_only_where_there_is_a_link(
+    body: dict[str, Any], flags: list[str], end: str | None
+) -> None:
+    html = render_run(read_run(through_json(body), "run.json"))
+    assert re.findall(r'class="flag">([^<]*)<', html) == flags
+    assert re.findall(r'class="note">([^<]* holds the others back\.)<', html) == ([end] if end else [])
+
+
 def reading_body(length_s: float, **feed_s: float) -> dict[str, Any]:
     """A run of two stages that compute for 4 s each, and where the time of its feeding thread went."""
     spans, at = [], 0.0

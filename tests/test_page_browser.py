@@ -79,6 +79,18 @@ def test_nothing_sticks_out(make: Any, width: int, scheme: str, browser: Any, tm
         assert outside == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_flag_of_a_slow_link_stays_within_its_box(width: int, browser: Any, tmp_path: Path) -> None:
+    html = render_run(read_run(through_json(simulated_body([1.0] * 9, [3.0])), "run.json"))
+    with opened(browser, html, tmp_path, width) as page:
+        found = page.evaluate(
+            """() => [...document.querySelectorAll('.flag')].map(e => {
+               const [flag, box] = [e.getBoundingClientRect(), e.closest('.box').getBoundingClientRect()];
+               return flag.left >= box.left - 1 && flag.right <= box.right + 1; })"""
+        )
+        assert found == [True]
+
+
 def contrast(one: list[float], other: list[float]) -> float:
     """As WCAG 2 has it."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from pipeedge.page.bottleneck import find_bottleneck
+from pipeedge.page.bottleneck import Part, find_bottleneck
 from pipeedge.page.charts import Chart, Line, histogram, lines, si
 from pipeedge.page.comparison import compare_runs
 from pipeedge.page.gantt import Shade, coarsened, legend, shade, to_data
@@ -81,22 +81,32 @@ class _RunView:
                 stage,
                 (stage.layers[0] - 1) / max(1, layers),
                 (stage.layers[1] - stage.layers[0] + 1) / max(1, layers),
-                self._slow(stage),
+                self._is_bottleneck(Part.STAGE, stage.stage),
+                self._flag(stage),
             )
             for stage in self.run.stages
         ]
 
-    def _slow(self, stage: SavedStage) -> str:
+    def _is_bottleneck(self, part: Part, number: int) -> bool:
         found = self.bottleneck
-        if found is None:
-            return ""
-        return found.part.value if found.number == stage.stage else ""
+        return found is not None and (found.part, found.number) == (part, number)
+
+    def _flag(self, stage: SavedStage) -> str:
+        """Return what holds the others back on the way to ``stage``, in two or three words, or nothing."""
+        if stage.stage == 0:
+            is_local = self.run.data_rank in (None, stage.rank)
+            if self._is_bottleneck(Part.INPUT, 0) or (is_local and self._is_bottleneck(Part.LINK, 0)):
+                return "waits for input"
+        return "slow link" if self._is_bottleneck(Part.LINK, stage.stage) else ""
 
     @property
-    def slow_link_back(self) -> bool:
-        """Whether the link from the last stage to the data rank holds all others back."""
-        found = self.bottleneck
-        return found is not None and found.part.value == "link" and found.number == len(self.run.stages)
+    def slow_end(self) -> str:
+        """What holds the others back behind the last stage, as the subject of a sentence, or nothing."""
+        last = self.run.stages[-1]
+        if not self._is_bottleneck(Part.LINK, len(self.run.stages)):
+            return ""
+        is_local = self.run.data_rank == last.rank
+        return "Writing the results" if is_local else "The link back to the data rank"
 
     @property
     def times(self) -> list[_StageTime]:
@@ -169,8 +179,10 @@ class _Box:
     """Part of the model's layers that lies before it."""
     share: float
     """Of the model's layers."""
-    slow: str
-    """``stage`` or ``link`` (the one that leads here) where it holds all others back."""
+    is_bottleneck: bool
+    """Whether the stage itself holds the others back."""
+    flag: str
+    """What holds the others back on the way here, or nothing."""
 
     @property
     def memory_mb(self) -> float | None:
