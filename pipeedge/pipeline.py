@@ -66,6 +66,7 @@ from pipeedge.monitoring import (
     stage_beats,
 )
 from pipeedge.outputs import check_run_outputs
+from pipeedge.payload import PixelTable
 from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
@@ -369,6 +370,7 @@ class _Rank:
             weights=weights,
             items=len(data_end.source) if data_end is not None else None,
             max_tokens=data_end.source.max_tokens if data_end is not None else None,
+            pixels=data_end.source.pixels if data_end is not None else None,
         )
 
     def _announce(self, hub: Hub) -> None:
@@ -391,6 +393,7 @@ class _Rank:
             items=data["items"],
             ubatch_size=self._request.ubatch_size,
             max_tokens=data["max_tokens"],
+            pixel_table=data["pixel_table"],
             store_port=None,
             prediction=planned.prediction,
             compression=self._request.compression,
@@ -454,7 +457,9 @@ class _Rank:
             self._warn(f"stage {number} on rank {self._rank}: {slow}")
         with self.activity.busy(f"loading {stage.layers.named}"):
             shard = self._model.load(stage.layers, self._request.model.weights, device, dtype)
-        return _NumberedStage(number, shard.parameter_count, Stage(shard, device))
+        table = plan.pixel_table if number == 0 else None
+        pixels = None if table is None else PixelTable.from_text(table)
+        return _NumberedStage(number, shard.parameter_count, Stage(shard, device, pixels))
 
     def _connect(self, plan: Plan, interface: str) -> Transport | None:
         if plan.store_port is None:

@@ -22,7 +22,7 @@ from pipeedge.dtype_choice import choose_dtype, plan_for_dtype
 from pipeedge.errors import ScheduleError
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.payload import TensorSpec, specs_bytes
+from pipeedge.payload import PixelTable, TensorSpec, specs_bytes
 from pipeedge.prediction import Prediction, StagePrediction
 from pipeedge.quantization import wire_specs
 from pipeedge.quantization.policies import Sizes
@@ -195,7 +195,13 @@ _DATA_OPTION = "data option "
 
 
 def rank_facts(
-    request: RunRequest, model: Model, *, weights: str | None, items: int | None, max_tokens: int | None
+    request: RunRequest,
+    model: Model,
+    *,
+    weights: str | None,
+    items: int | None,
+    max_tokens: int | None,
+    pixels: PixelTable | None = None,
 ) -> dict[str, Any]:
     """What one rank was asked to do, as it tells the others.
 
@@ -205,6 +211,7 @@ def rank_facts(
         weights: their fingerprint; None where there are none.
         items: of the input, on the data rank.
         max_tokens: of its longest sentence, on the data rank.
+        pixels: what the bytes of its pictures stand for, on the data rank; None where none are sent.
     """
     config = model.config
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
@@ -219,6 +226,7 @@ def rank_facts(
         "comm": request.transport.comm,
         "items": items,
         "max_tokens": max_tokens,
+        "pixel_table": None if pixels is None else pixels.to_text(),
         "record_rows": request.output.record_rows,
         **{f"{_SCHEDULE_OPTION}{name}": value for name, value in request.given.schedule.items()},
         **{f"{_DATA_OPTION}{name}": value for name, value in request.given.data.items()},
@@ -300,6 +308,8 @@ class Plan:
     """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
     prediction: Prediction | None
     compression: CompressionRequest = field(default_factory=CompressionRequest)
+    pixel_table: str | None = None
+    """What the bytes of pictures stand for, as ``PixelTable.to_text`` has it; None where none are sent."""
     record_rows: int = DEFAULT_ROWS
     """That each thread keeps of what it was at."""
 
@@ -334,11 +344,14 @@ class Plan:
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back.
 
-        Values travel in the type of the stage that sends them; the data rank sends its own in the type of
-        the first stage.
+        Values travel in the type of the stage that sends them; the data rank sends pictures as bytes where
+        that is exact, and other values in the type of the first stage.
         """
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        specs = [self._payload_specs(model, 0, self.schedule.stages[0].dtype)]
+        items, first = min(self.ubatch_size, self.items), find_dtype(self.schedule.stages[0].dtype)
+        specs = [
+            model.input_specs(items, self.max_tokens, first, eight_bit=self.pixel_table is not None),
+        ]
         specs += (self._link_specs(model, stage) for stage in range(len(self.schedule.stages)))
         return [
             Link(ranks[number], ranks[number + 1], crossing, number > 0 and self.measures(number - 1))

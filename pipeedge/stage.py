@@ -14,7 +14,7 @@ import torch
 
 from pipeedge.errors import PeerFailedError, RequestError
 from pipeedge.models import Shard
-from pipeedge.payload import Payload
+from pipeedge.payload import Payload, PixelTable
 from pipeedge.quantization import LinkDecoder, LinkEncoder, NonFiniteError
 from pipeedge.transport.base import OWNED, Packet
 
@@ -22,16 +22,25 @@ __all__ = ["Decode", "Encode", "Stage", "resolve_device"]
 
 
 class Stage:
-    """Computes microbatches. Links are over the CPU, whatever the device."""
+    """Computes microbatches. Links are over the CPU, whatever the device.
 
-    def __init__(self, shard: Shard, device: torch.device) -> None:
+    Args:
+        shard: the layers of this stage.
+        device: where they are.
+        pixels: what the bytes of pictures stand for, on a first stage that is sent pictures as bytes.
+    """
+
+    def __init__(self, shard: Shard, device: torch.device, pixels: PixelTable | None = None) -> None:
         self._shard = shard
         self._device = device
+        self._pixels = pixels
 
     def __call__(self, packet: Packet) -> Packet:
         """The microbatch after this stage's layers; same number, same items."""
         with torch.inference_mode():
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
+            if self._pixels is not None:
+                inputs = tuple(self._pixels.look_up(tensor, self._shard.stream_dtype) for tensor in inputs)
             outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
         return _with_payload(packet, outputs)
 

@@ -88,6 +88,7 @@ class Sequences:
     bad: frozenset[int] = frozenset()
     has_labels = True
     in_memory = True
+    pixels = None
 
     @property
     def max_tokens(self) -> int:

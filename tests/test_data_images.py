@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from PIL import Image, features
 
 from pipeedge.data import InputRequest, open_input, pictures
 from pipeedge.data.defaults import asset
-from pipeedge.data.images import default_recipe, find_images, image_transform, open_image
+from pipeedge.data.images import (
+    DirectoryTransform,
+    default_recipe,
+    find_images,
+    image_transform,
+    open_image,
+    transformed,
+)
 from pipeedge.data.pictures import IMAGE_SUFFIXES, eight_bit, is_image
 from pipeedge.errors import InputError
 
@@ -41,6 +49,56 @@ def write_processor(directory: Path, **options: object) -> Path:
     return directory
 
 
+class TestBytes:
+    """Pictures travel as bytes, and the first stage gets the bits that normalising them before would give."""
+
+    @pytest.mark.parametrize("family", ["vit", "deit"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_the_recipes_table_gives_the_bits_of_the_arithmetic(
+        self, family: str, dtype: torch.dtype
+    ) -> None:
+        recipe = default_recipe(vit(family=family))
+        encoded = recipe.encode(picture(300, 260))
+        assert (encoded.dtype, encoded.shape) == (torch.uint8, (3, 224, 224))
+        scaled = encoded.permute(1, 2, 0).numpy().astype(np.float32) / np.float32(255)
+        normal = (scaled - np.asarray(recipe.mean, np.float32)) / np.asarray(recipe.std, np.float32)
+        expected = torch.from_numpy(normal).permute(2, 0, 1).to(dtype)
+        found = recipe.table.look_up(encoded[None], dtype)[0]
+        assert found.is_contiguous()
+        assert torch.equal(found, expected)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]},
+            {"do_normalize": False},
+            {"do_rescale": False},
+            {"rescale_factor": 0.1, "resample": 3},
+        ],
+    )
+    def test_a_directorys_processor_gives_the_same_bits_by_table(
+        self, tmp_path: Path, options: dict[str, object]
+    ) -> None:
+        size = {"height": 16, "width": 16}
+        write_processor(tmp_path, image_processor_type="ViTImageProcessor", size=size, **options)
+        transform = image_transform(vit(16, directory=tmp_path), (tmp_path,))
+        assert isinstance(transform, DirectoryTransform)
+        assert transform.table is not None
+        assert transform.encode(picture(40, 30)).dtype is torch.uint8
+        whole = replace(transform, table=None).encode(picture(40, 30))
+        assert whole.dtype is torch.float32
+        assert torch.equal(transformed(transform, picture(40, 30)), whole)
+
+    def test_a_processor_that_looks_at_the_whole_picture_keeps_its_values(self) -> None:
+        def centred(image: Image.Image, **options: object) -> dict[str, list[np.ndarray]]:
+            values = np.asarray(image.resize((8, 8)), np.float32).transpose(2, 0, 1)
+            return {"pixel_values": [values - values.mean()]}
+
+        transform = DirectoryTransform(centred, 3, (3, 8, 8), Path("preprocessor_config.json")).with_table()
+        assert transform.table is None
+        assert transform.encode(picture(20, 20)).dtype is torch.float32
+
+
 class TestArithmetic:
     @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
     @settings(max_examples=15, deadline=None)
@@ -49,7 +107,9 @@ class TestArithmetic:
 
         image = picture(width, height, seed)
         expected = ViTImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
-        torch.testing.assert_close(default_recipe(vit())(image), expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            transformed(default_recipe(vit()), image), expected, rtol=0, atol=TOLERANCE
+        )
 
     @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
     @settings(max_examples=15, deadline=None)
@@ -60,7 +120,7 @@ class TestArithmetic:
         # The published models say ImageNet's statistics, which are not the processor's own default.
         processor = DeiTImageProcessorPil(image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
         expected = processor(image, return_tensors="pt")["pixel_values"][0]
-        actual = default_recipe(vit(family="deit"))(image)
+        actual = transformed(default_recipe(vit(family="deit")), image)
         torch.testing.assert_close(actual, expected, rtol=0, atol=5 * TOLERANCE)
 
     def test_a_directory_decides_for_itself(self, tmp_path: Path) -> None:
@@ -73,7 +133,7 @@ class TestArithmetic:
             image_std=[1.0, 2.0, 4.0],
         )
         image = picture(16, 16)
-        actual = image_transform(vit(16, directory=tmp_path), (tmp_path,))(image)
+        actual = transformed(image_transform(vit(16, directory=tmp_path), (tmp_path,)), image)
         pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 255
         mean, std = np.array([[[0.1]], [[0.2]], [[0.3]]]), np.array([[[1.0]], [[2.0]], [[4.0]]])
         np.testing.assert_allclose(actual.numpy(), (pixels - mean) / std, atol=TOLERANCE)
@@ -101,19 +161,21 @@ class TestArithmetic:
         write_processor(tmp_path, **description)
         model = vit(family=family, directory=tmp_path)
         image = picture(300, 200)
-        actual = image_transform(model, (tmp_path,))(image)
-        torch.testing.assert_close(default_recipe(model)(image), actual, rtol=0, atol=5 * TOLERANCE)
+        actual = transformed(image_transform(model, (tmp_path,)), image)
+        torch.testing.assert_close(
+            transformed(default_recipe(model), image), actual, rtol=0, atol=5 * TOLERANCE
+        )
 
     def test_shipped_description_of_digits_is_the_scale_of_training(self) -> None:
         model = vit(8, 1, directory=asset("vit-digits"))
         image = picture(8, 8, mode="L")
-        actual = image_transform(model, (asset("vit-digits"),))(image)
+        actual = transformed(image_transform(model, (asset("vit-digits"),)), image)
         expected = np.asarray(image, dtype=np.float32)[None] / 255 * 2 - 1
         np.testing.assert_allclose(actual.numpy(), expected, atol=TOLERANCE)
         # The same as the default, so a copy of the model without the description works alike.
-        torch.testing.assert_close(default_recipe(model)(image), actual, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(transformed(default_recipe(model), image), actual, rtol=0, atol=TOLERANCE)
         # A colour picture becomes grey.
-        assert image_transform(model, (asset("vit-digits"),))(picture(40, 20)).shape == (1, 8, 8)
+        assert transformed(image_transform(model, (asset("vit-digits"),)), picture(40, 20)).shape == (1, 8, 8)
 
     def test_descriptions_that_do_not_serve(self, tmp_path: Path) -> None:
         (tmp_path / "preprocessor_config.json").write_text("{")
@@ -138,7 +200,7 @@ class TestArithmetic:
             image = eight_bit(image)
         else:
             image = Image.new("L", (9, 9), 128).convert(mode)
-        pixels = default_recipe(vit(8, channels))(image)
+        pixels = transformed(default_recipe(vit(8, channels)), image)
         assert pixels.shape == (channels, 8, 8)
         assert pixels.dtype == torch.float32
         if mode != "1":
@@ -186,7 +248,9 @@ class TestFiles:
         model = vit(8)
         (microbatch,) = open_input(InputRequest(paths=(last, folder)), model).microbatches(8)
         assert microbatch.sources == (str(last), str(first))
-        expected = torch.stack([default_recipe(model)(open_image(path)) for path in (last, first)])
+        expected = torch.stack(
+            [transformed(default_recipe(model), open_image(path)) for path in (last, first)]
+        )
         assert torch.equal(microbatch.payload[0], expected)
         assert len(open_input(InputRequest(paths=(last, folder), batch_size=1), model)) == 1
         assert len(open_input(InputRequest(paths=(last, folder), batch_size=99), model)) == 2
@@ -242,7 +306,7 @@ class TestFiles:
         opened = open_image(path)
         assert opened.size == (40, 30)
         # The file is closed: everything that is needed must be in memory.
-        assert default_recipe(vit(8))(opened).shape == (3, 8, 8)
+        assert transformed(default_recipe(vit(8)), opened).shape == (3, 8, 8)
         assert is_image(path.name)
 
     def test_modern_formats_are_among_them(self) -> None:
@@ -294,7 +358,7 @@ class TestFiles:
     def test_grey_pictures_give_the_same_values_as_their_colour_form(self) -> None:
         grey = picture(301, 203, mode="L")
         recipe = default_recipe(vit(16))
-        assert torch.equal(recipe(grey), recipe(grey.convert("RGB")))
+        assert torch.equal(transformed(recipe, grey), transformed(recipe, grey.convert("RGB")))
 
     def test_large_photos_are_decoded_at_a_fraction_of_their_size(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,4 +371,6 @@ class TestFiles:
         assert reduced.size == (160, 120)  # an eighth would be smaller than the least side
         monkeypatch.undo()
         recipe = default_recipe(vit(16))
-        assert (recipe(reduced) - recipe(open_image(tmp_path / "a.jpg"))).abs().max() < 0.1
+        assert (
+            transformed(recipe, reduced) - transformed(recipe, open_image(tmp_path / "a.jpg"))
+        ).abs().max() < 0.1

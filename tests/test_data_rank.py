@@ -66,6 +66,7 @@ class SlowItems:
     has_labels = False
     max_tokens = None
     in_memory = False
+    pixels = None
 
     def __len__(self) -> int:
         return self.count

@@ -29,6 +29,7 @@ class Gated:
     has_labels = False
     max_tokens = None
     in_memory = False
+    pixels = None
 
     def __len__(self) -> int:
         return self.count

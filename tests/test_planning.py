@@ -368,6 +368,7 @@ def plans(draw: st.DrawFn) -> Plan:
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
         ),
+        pixel_table=draw(st.sampled_from([None, "a table"])),
     )
 
 
@@ -381,7 +382,7 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
     assert [link.destination for link in links[:-1]] == [link.source for link in links[1:]]
     assert tuple(link.destination for link in links[:-1]) == plan.schedule.ranks
     items = min(plan.items, plan.ubatch_size)
-    assert specs_bytes(links[0].specs) == items * 64 * 4
+    assert specs_bytes(links[0].specs) == items * 64 * (4 if plan.pixel_table is None else 1)
     for number, (link, stage) in enumerate(zip(links[1:], plan.schedule.stages, strict=True)):
         specs = DIGITS.payload_specs(stage.layers.stop, items)
         adapts = plan.compression.adaptive is not None and number < len(plan.schedule.stages) - 1

@@ -34,6 +34,7 @@ class ArrayItems:
     max_tokens: int | None
 
     in_memory = True
+    pixels = None
 
     @property
     def has_labels(self) -> bool:

@@ -17,6 +17,7 @@ from pipeedge.data.images import ImageTransform, open_image
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, MemoryItems
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
+from pipeedge.payload import BYTE_VALUES, PixelTable
 
 __all__ = ["asset", "default_digits", "default_photo", "default_sentences", "is_digits"]
 
@@ -42,18 +43,21 @@ def default_digits() -> MemoryItems:
     """
     with np.load(asset(DIGITS_FILE), allow_pickle=False) as arrays:
         images, labels = arrays["images_heldout"], arrays["labels_heldout"]
-    pixels = (torch.from_numpy(images).float().unsqueeze(1) / DIGIT_LEVELS - 0.5) / 0.5
+    levels = (torch.arange(BYTE_VALUES).float()[None] / DIGIT_LEVELS - 0.5) / 0.5
+    pixels = torch.from_numpy(images).to(torch.uint8).unsqueeze(1)
     return MemoryItems(
         tuple(
             Item((image,), int(label), f"{DIGITS_FILE}[{index}]")
             for index, (image, label) in enumerate(zip(pixels, labels, strict=True))
-        )
+        ),
+        pixels=PixelTable(levels),
     )
 
 
 def default_photo(transform: ImageTransform) -> MemoryItems:
     """One photograph of a cat; its class in ImageNet is a matter of opinion, so it has no label."""
-    return MemoryItems((Item((transform(open_image(asset(PHOTO_FILE))),), None, PHOTO_FILE),))
+    item = Item((transform.encode(open_image(asset(PHOTO_FILE))),), None, PHOTO_FILE)
+    return MemoryItems((item,), pixels=transform.table)
 
 
 def is_digits(model: ModelInputs) -> bool:

@@ -33,6 +33,7 @@ from pipeedge.data.images import ImageTransform, image_transform, is_image, open
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, JoinedItems
 from pipeedge.errors import InputError, RequestError
+from pipeedge.payload import PixelTable
 
 __all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]
 
@@ -76,6 +77,11 @@ class ClassFolder:
         """Whether the label of this class is known."""
         return self.label is not None
 
+    @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of the images stand for."""
+        return self.transform.table
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -86,7 +92,7 @@ class ClassFolder:
     def read(self, index: int) -> Item:
         """Decode image ``index``."""
         image = open_image(self.folder / self.names[index], self.max_pixels)
-        return Item((self.transform(image),), self.label, self.source(index))
+        return Item((self.transform.encode(image),), self.label, self.source(index))
 
 
 @dataclass(frozen=True)

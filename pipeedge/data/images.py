@@ -1,4 +1,4 @@
-"""Pictures to ``pixel_values``: decode, resize, crop, normalise.
+"""Pictures to ``pixel_values``: decode, resize, crop; normalising is left to a table where that is exact.
 
 A model directory with a ``preprocessor_config.json`` decides for itself, through transformers' image
 processors. Without one the defaults of the nine models are used, the same arithmetic with Pillow and
@@ -7,12 +7,14 @@ NumPy alone (``tests/test_data_images.py`` holds the two against each other).
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
+from pipeedge.payload import BYTE_VALUES, PixelTable
 from pipeedge.wording import count, figure, printable
 
 __all__ = [
@@ -37,16 +40,29 @@ __all__ = [
     "is_image",
     "open_image",
     "skipped_line",
+    "transformed",
 ]
+
+log = logging.getLogger(__name__)
 
 _LISTED_TYPES = 8
 PROCESSOR_FILE = "preprocessor_config.json"
+_SIZES_ONLY = {"do_rescale": False, "do_normalize": False}
+"""Options with which an image processor leaves the values as they are."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-ImageTransform: TypeAlias = Callable[[Image.Image], torch.Tensor]
-"""A picture -> float32 [channels, height, width]."""
+
+class ImageTransform(Protocol):
+    """Turns a picture into the input of a model."""
+
+    @property
+    def table(self) -> PixelTable | None:
+        """What the bytes that ``encode`` gives stand for; None where it gives the values themselves."""
+
+    def encode(self, image: Image.Image) -> torch.Tensor:
+        """Return ``image`` [channels, height, width], uint8 where there is a table, else float32."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +82,25 @@ class ImageRecipe:
     std: tuple[float, ...]
     """Each channel is divided by it, after that."""
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        """``image`` as float32 [channels, height, width]."""
+    @cached_property
+    def table(self) -> PixelTable:
+        """What each byte of each channel stands for."""
+        levels = np.arange(BYTE_VALUES, dtype=np.float32)[None] / np.float32(BYTE_VALUES - 1)
+        mean, std = (np.asarray(of, np.float32)[:, None] for of in (self.mean, self.std))
+        return PixelTable(torch.from_numpy((levels - mean) / std))
+
+    def encode(self, image: Image.Image) -> torch.Tensor:
+        """Return ``image`` as uint8 [channels, height, width]."""
         height, width = self.resize
         if image.mode != "L":  # of grey, each channel is the same before resizing and after
             image = to_channels(image, self.channels)
         resized = to_channels(image.resize((width, height), self.resample), self.channels)
         top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
         cropped = resized.crop((left, top, left + self.crop[1], top + self.crop[0]))
-        pixels = np.asarray(cropped, dtype=np.float32).reshape(*self.crop, self.channels) / np.float32(255)
-        normal = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
+        pixels = np.asarray(cropped).reshape(*self.crop, self.channels)
+        return torch.from_numpy(
+            np.array(pixels.transpose(2, 0, 1), order="C")
+        )  # Pillow's memory is read only
 
 
 def default_recipe(model: ModelInputs) -> ImageRecipe:
@@ -107,12 +131,41 @@ class DirectoryTransform:
     """Channels, height and width that the model takes."""
     path: Path
     """The file that describes it."""
+    table: PixelTable | None = None
+    """What the bytes stand for, where scaling and normalising a value depend on nothing but that value."""
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        """``image`` as float32 [channels, height, width]; ``InputError`` if that is not the model's."""
+    def encode(self, image: Image.Image) -> torch.Tensor:
+        """Return ``image`` [channels, height, width], uint8 where there is a table, else float32.
+
+        Raises:
+            InputError: the description makes something else of it than the model takes.
+        """
+        return self._encode(image, **(_SIZES_ONLY if self.table is not None else {}))
+
+    def with_table(self) -> DirectoryTransform:
+        """Return the same with a table, where looking values up in one gives the same bits; else as it is."""
+        plain = replace(self, table=None)
+        ramp = Image.fromarray(np.arange(BYTE_VALUES, dtype=np.uint8).reshape(16, 16))
+        height, width = self.shape[1:]
+        noise = np.random.default_rng(0).integers(0, BYTE_VALUES, (height + 9, width + 5, 3), dtype=np.uint8)
+        try:
+            grey = to_channels(ramp, self.channels)
+            values = self._process(grey, do_resize=False, do_center_crop=False)
+            found = np.ascontiguousarray(values["pixel_values"][0], np.float32)
+            table = PixelTable(torch.from_numpy(found.reshape(self.channels, BYTE_VALUES)))
+            picture = Image.fromarray(noise)
+            encoded = plain._encode(picture, **_SIZES_ONLY)
+            if encoded.dtype is torch.uint8 and table.look_up(encoded[None])[0].equal(plain.encode(picture)):
+                return replace(self, table=table)
+        except Exception as error:  # whatever a hand-written file provokes inside transformers
+            log.debug("%s: pictures are sent as floating point (%s)", self.path, error)
+        return plain
+
+    def _encode(self, image: Image.Image, **options: bool) -> torch.Tensor:
         picture = to_channels(image, self.channels)
         try:
-            pixels = np.ascontiguousarray(self._process(picture)["pixel_values"][0], dtype=np.float32)
+            made = np.asarray(self._process(picture, **options)["pixel_values"][0])
+            pixels = np.array(made, np.uint8 if made.dtype == np.uint8 else np.float32, order="C")
         except Exception as error:  # whatever a hand-written file provokes inside transformers
             raise InputError(
                 f"{self.path}: does not serve for images of {self.channels} channels ({error}); "
@@ -122,12 +175,18 @@ class DirectoryTransform:
             raise InputError(f"{self.path} makes images of {pixels.shape}, the model takes {self.shape}")
         return torch.from_numpy(pixels)
 
-    def _process(self, picture: Image.Image) -> Any:
+    def _process(self, picture: Image.Image, **options: bool) -> Any:
         if self.channels == 1:
             # A trailing dimension, because processors guess the channels of a plain picture as RGB.
             grey = np.asarray(picture)[:, :, None]
-            return self.processor(grey, return_tensors="np", input_data_format="channels_last")
-        return self.processor(picture, return_tensors="np")
+            return self.processor(grey, return_tensors="np", input_data_format="channels_last", **options)
+        return self.processor(picture, return_tensors="np", **options)
+
+
+def transformed(transform: ImageTransform, image: Image.Image) -> torch.Tensor:
+    """Return ``image`` as the model takes it, float32 [channels, height, width]."""
+    encoded = transform.encode(image)
+    return encoded if transform.table is None else transform.table.look_up(encoded[None])[0]
 
 
 def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
@@ -153,8 +212,8 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
         raise InputError(f"{path}: not an image processor that transformers can read ({error})") from error
     channels, (height, width) = model.config.channels, model.config.image_size
     transform = DirectoryTransform(processor, channels, (channels, height, width), path)
-    transform(Image.new("RGB", (width, height)))  # a description of another model shows before the run
-    return transform
+    transform.encode(Image.new("RGB", (width, height)))  # a description of another model shows before the run
+    return transform.with_table()
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
@@ -228,6 +287,11 @@ class ImageFiles:
         """Whether the true class of some picture is known."""
         return any(label is not None for label in self.labels)
 
+    @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of the pictures stand for."""
+        return self.transform.table
+
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -238,4 +302,6 @@ class ImageFiles:
     def read(self, index: int) -> Item:
         """Decode picture ``index``."""
         path = self.paths[index]
-        return Item((self.transform(open_image(path, self.max_pixels)),), self.labels[index], str(path))
+        return Item(
+            (self.transform.encode(open_image(path, self.max_pixels)),), self.labels[index], str(path)
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol, TypeAlias
@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from pipeedge.errors import InputError
-from pipeedge.payload import Payload, TensorSpec
+from pipeedge.payload import Payload, PixelTable, TensorSpec
 from pipeedge.wording import count
 
 __all__ = [
@@ -40,7 +40,8 @@ class Item:
     """One decoded item."""
 
     tensors: Payload
-    """One tensor for each of the model's inputs, in order, without the dimension of the microbatch."""
+    """One tensor for each of the model's inputs, in order, without the dimension of the microbatch. Pictures
+    may be bytes, whose values a table has (``Items.pixels``)."""
     label: int | None
     """The index of its true class, if known."""
     source: str
@@ -66,6 +67,10 @@ class Items(Protocol):
     def in_memory(self) -> bool:
         """Whether the items are decoded already, so that reading one takes next to no time."""
 
+    @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of pictures stand for; None where items hold what the model takes."""
+
     def __len__(self) -> int:
         """How many items there are."""
 
@@ -82,6 +87,8 @@ class MemoryItems:
 
     items: tuple[Item, ...]
     max_tokens: int | None = None
+    pixels: PixelTable | None = None
+    """What the bytes of pictures stand for; None where items hold what the model takes."""
 
     in_memory = True
 
@@ -124,6 +131,11 @@ class RepeatedItems:
         """Whether the items are decoded already."""
         return self.items.in_memory
 
+    @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of pictures stand for."""
+        return self.items.pixels
+
     def __len__(self) -> int:
         return self.count
 
@@ -162,6 +174,11 @@ class JoinedItems:
     def in_memory(self) -> bool:
         """Whether the items are decoded already."""
         return all(part.in_memory for part in self.parts)
+
+    @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of pictures stand for; the parts of one input have one transform."""
+        return self.parts[0].pixels
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -269,6 +286,11 @@ class InputSource:
         return self._items.in_memory
 
     @property
+    def pixels(self) -> PixelTable | None:
+        """What the bytes of pictures stand for; None where groups hold what the model takes."""
+        return self._items.pixels
+
+    @property
     def skipped(self) -> tuple[SkippedItem, ...]:
         """Items left out by the last pass over ``microbatches``, so far."""
         return tuple(self._skipped)
@@ -278,9 +300,14 @@ class InputSource:
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
     def microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
-        """The ``groups``, each in memory of its own."""
-        groups = self.groups(ubatch_size)
-        return (group.collate(tuple(spec.empty() for spec in group.specs)) for group in groups)
+        """The ``groups``, each in memory of its own, as the model takes them."""
+        return map(self._in_own_memory, self.groups(ubatch_size))
+
+    def _in_own_memory(self, group: Group) -> Microbatch:
+        batch = group.collate(tuple(spec.empty() for spec in group.specs))
+        if self.pixels is None:
+            return batch
+        return replace(batch, payload=tuple(self.pixels.look_up(tensor) for tensor in batch.payload))
 
     def attempt(self, number: int) -> Reading:
         """Read the item at place ``number`` of the input; ``groups`` says whether an error ends the run."""

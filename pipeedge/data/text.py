@@ -54,6 +54,7 @@ class TokenItems:
     """The model's inputs, out of those that ``read`` makes."""
 
     in_memory = True
+    pixels = None
 
     @property
     def has_labels(self) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen be
     import torch
 
     from pipeedge.models import Model
+    from pipeedge.payload import PixelTable
 
 __all__ = ["examine"]
 
@@ -265,8 +266,10 @@ class _Examination:
                 self._note(ok("weights", f"{request.model.weights or self._model.weights_path()}").of(rank))
             except PipeEdgeError as error:
                 weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
-            items, max_tokens = self._look_at_data_end(self._model)
-            facts = rank_facts(request, self._model, weights=weights, items=items, max_tokens=max_tokens)
+            items, max_tokens, pixels = self._look_at_data_end(self._model)
+            facts = rank_facts(
+                request, self._model, weights=weights, items=items, max_tokens=max_tokens, pixels=pixels
+            )
             facts["weights_error"] = weights_error
         machine = self._probe.machine()
         facts |= {
@@ -289,10 +292,10 @@ class _Examination:
             return find_dtype("float32")
         return find_dtype(wanted.dtypes[min(self._rank, len(wanted.dtypes) - 1)])
 
-    def _look_at_data_end(self, model: Model) -> tuple[int | None, int | None]:
-        """On the data rank: input and output. Returns items and tokens of the longest sentence."""
+    def _look_at_data_end(self, model: Model) -> tuple[int | None, int | None, PixelTable | None]:
+        """On the data rank, look at input and output. Return items, longest sentence, and table of pixels."""
         if self._rank != self._request.schedule.data_rank:
-            return None, None
+            return None, None, None
         from pipeedge.data import open_input
         from pipeedge.outputs import check_run_outputs
         from pipeedge.report import check_report_path
@@ -308,12 +311,12 @@ class _Examination:
             named = [str(path) for path in (output.results, output.report) if path is not None]
             if named:
                 self._note(ok("output", f"{' and '.join(named)} can be written").of(self._rank))
-        items, max_tokens = None, None
+        items, max_tokens, pixels = None, None, None
         with self._noting("input"):
             source = open_input(self._request.input, model)
-            items, max_tokens = len(source), source.max_tokens
+            items, max_tokens, pixels = len(source), source.max_tokens, source.pixels
             self._note(ok("input", count(items, "item")).of(self._rank))
-        return items, max_tokens
+        return items, max_tokens, pixels
 
     def _announce(self, hub: Hub) -> None:
         """On rank 0: what can be said of all ranks together, and what is to be measured."""

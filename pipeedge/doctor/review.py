@@ -96,7 +96,16 @@ def _plan(
         return None  # the input cannot be read, which the data rank says
     # As far as it says who sends what to whom: no store is served yet, and nothing is predicted.
     size, tokens = request.ubatch_size, data["max_tokens"]
-    return Plan(planned.schedule, request.schedule.data_rank, data["items"], size, tokens, None, None)
+    return Plan(
+        planned.schedule,
+        request.schedule.data_rank,
+        data["items"],
+        size,
+        tokens,
+        None,
+        None,
+        pixel_table=data["pixel_table"],
+    )
 
 
 def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:

@@ -134,6 +134,31 @@ class Model:
             family, self.config, after_layer, items=items, tokens=tokens, dtype=stream_dtype(dtype)
         )
 
+    def input_specs(
+        self,
+        items: int,
+        tokens: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        eight_bit: bool = True,
+    ) -> tuple[TensorSpec, ...]:
+        """Shapes and types of the input as the data rank sends it to the first stage.
+
+        Args:
+            items: items of the microbatch.
+            tokens: as ``payload_specs`` takes it.
+            dtype: type of the weights of the first stage.
+            eight_bit: whether pictures are sent as bytes (``payload.PixelTable``), as they are unless they
+                were given as arrays of floating point numbers.
+        """
+        specs = self.payload_specs(0, items, tokens, dtype)
+        if not eight_bit:
+            return specs
+        return tuple(
+            dataclasses.replace(spec, dtype=torch.uint8) if spec.dtype.is_floating_point else spec
+            for spec in specs
+        )
+
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""
         return self.build(layers).parameter_count

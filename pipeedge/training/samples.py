@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line
+from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line, transformed
 from pipeedge.errors import InputError
 from pipeedge.training.networks import Network
 from pipeedge.training.request import DIGITS, RANDOM
@@ -157,7 +157,10 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Sampl
     half = (0.5,) * channels
     recipe = ImageRecipe(channels, (height, width), (height, width), Image.Resampling.BILINEAR, half, half)
     return _ListedSamples(
-        lambda item: recipe(open_image(found[item][0])), [label for _, label in found], batch_size, seed
+        lambda item: transformed(recipe, open_image(found[item][0])),
+        [label for _, label in found],
+        batch_size,
+        seed,
     )
 
 

@@ -1,0 +1,69 @@
+"""Tables of what the bytes of pictures stand for."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+import torch
+
+from pipeedge.data import InputRequest, open_input
+from pipeedge.models import find_model
+from pipeedge.payload import PixelTable
+from pipeedge.stage import Stage
+from pipeedge.transport.base import Packet
+
+
+def table(channels: int = 3) -> PixelTable:
+    return PixelTable(torch.randn(channels, 256, generator=torch.Generator().manual_seed(channels)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_byte_is_looked_up_in_the_row_of_its_channel(dtype: torch.dtype) -> None:
+    known = table()
+    pixels = torch.randint(0, 256, (2, 3, 5, 7), dtype=torch.uint8)
+    found = known.look_up(pixels, dtype)
+    assert found.shape == pixels.shape
+    for at in np.ndindex(*pixels.shape):
+        assert found[at] == known.values[at[1], int(pixels[at])].to(dtype)
+
+
+def test_a_table_travels_as_text() -> None:
+    known = table(1)
+    assert PixelTable.from_text(known.to_text()).values.equal(known.values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "channels", id="empty"),
+        pytest.param("not base64", "base64|alphabet", id="no base64"),
+        pytest.param("AAAA", "buffer size", id="no numbers"),
+        pytest.param(base64.b64encode(b"\0" * 4 * 255).decode(), "reshape", id="too few"),
+        pytest.param(base64.b64encode(b"\xff" * 1024).decode(), "not finite", id="not finite"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PixelTable.from_text(text)
+
+
+def test_pictures_of_other_channels_are_refused() -> None:
+    with pytest.raises(ValueError, match="table of 3 channels"):
+        table().look_up(torch.zeros(1, 1, 2, 2, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_first_stage_gives_the_same_bits_for_bytes_as_for_values(dtype: torch.dtype) -> None:
+    model = find_model("vit-digits")
+    source = open_input(InputRequest(batch_size=8), model)
+    (group,) = source.groups(8)
+    encoded = group.collate(tuple(spec.empty() for spec in group.specs)).payload
+    (values,) = source.microbatches(8)
+    assert [tensor.dtype for tensor in encoded] == [torch.uint8]
+    assert [tensor.dtype for tensor in values.payload] == [torch.float32]
+    shard, cpu = model.load(dtype=dtype), torch.device("cpu")
+    by_table = Stage(shard, cpu, source.pixels)(Packet(0, 8, encoded)).payload
+    before = Stage(shard, cpu)(Packet(0, 8, values.payload)).payload
+    assert torch.equal(by_table[0], before[0])
