@@ -90,7 +90,7 @@ from pipeedge.transport.interfaces import choose_interface, interface_addresses
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, serve_store
-from pipeedge.transport.rpc import RpcTransport
+from pipeedge.transport.rpc import RpcTransport, exposure
 from pipeedge.wording import count, figure, plural
 from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
@@ -422,7 +422,8 @@ class _Rank:
         if not isinstance(transport, RpcTransport):
             return self._load_stage(plan, device)
         if self._rank == plan.data_rank:
-            transport.create_stages(plan.schedule.ranks)
+            # The first call to a rank asks the store where it is, for as long as rank 0 may be stopped.
+            self._in_crew("create", functools.partial(transport.create_stages, plan.schedule.ranks))
         stage = None
         number = plan.schedule.stage_of(self._rank)
         if number is not None:
@@ -469,6 +470,9 @@ class _Rank:
         os.environ["TP_SOCKET_IFNAME"] = interface
         world, comm = self._request.world, self._request.transport
         port = plan.store_port
+        exposed = exposure(interface_addresses().get(interface, ())) if comm.comm == "rpc" else None
+        if exposed is not None:
+            self._warn(exposed)
 
         def connect() -> Transport:
             if comm.comm == "rpc":

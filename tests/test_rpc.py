@@ -27,7 +27,7 @@ from pipeedge.planning import disagreement
 from pipeedge.transport.base import Link
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import FrameError, Kind, frame_capacity, write_frame
-from pipeedge.transport.rpc import QUEUE, WINDOW, RpcReceiver
+from pipeedge.transport.rpc import QUEUE, WINDOW, RpcReceiver, exposure
 
 LIMIT_S = 40.0
 """For a world of processes, on a machine that is busy with other tests too."""
@@ -329,6 +329,47 @@ for round in range(2):
     transport.close()
     print(seen == [float(n) for n in range(20)])
 """
+
+
+STOPPED = """
+import datetime, os, threading, time
+import torch.distributed as dist
+from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
+from pipeedge.transport.rendezvous import connect_store, serve_store
+from pipeedge.transport.rpc import PoliteStore
+os.environ["TP_SOCKET_IFNAME"] = "lo"
+served, port = serve_store("127.0.0.1")
+store = PoliteStore(connect_store("127.0.0.1", port, timeout_s=20.0))
+store.set_timeout(datetime.timedelta(seconds=1.5))
+beats = []
+def beat():
+    while True:
+        beats.append(time.monotonic())
+        time.sleep(0.05)
+threading.Thread(target=beat, daemon=True).start()
+options = TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+began = len(beats)
+try:
+    TensorPipeAgent(dist.PrefixStore("x", store), "rank0", 0, 2, options, {}, [])
+except RuntimeError as error:
+    print("timeout" in str(error), len(beats) - began > 3, flush=True)
+os._exit(0)
+"""
+
+
+def test_other_threads_run_while_rpc_waits_for_a_rank_that_is_stopped() -> None:
+    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.stdout.split() == ["True", "True"], ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("addresses", "warned"),
+    [(["127.0.0.1"], None), (["127.0.0.1", "::1"], None), (["10.0.0.7", "fe80::1"], "10.0.0.7"), ([], None)],
+)
+def test_rpc_beyond_the_loopback_is_warned_of(addresses: list[str], warned: str | None) -> None:
+    line = exposure(addresses)
+    assert (line is None) == (warned is None)
+    assert line is None or f"-c rpc listens at {warned}:" in line
 
 
 def test_a_transport_can_be_closed_and_opened_again() -> None:

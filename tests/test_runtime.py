@@ -806,7 +806,7 @@ BAD_REQUESTS: dict[str, tuple[tuple[object, ...], str]] = {
     "nowhere to report": ((*DIGITS, "--report", "nowhere/r.json"), "does not exist"),
     "no schedule file": ((*DIGITS, "--schedule-file", "no.yml"), r"no\.yml"),
     "no scheduler files": ((*DIGITS, "-sm", "a.yml", "-sdt", "b.yml", "-sd", "c.yml"), r"a\.yml"),
-    "bits for more stages": ((*DIGITS, "-q", "8,0"), r"2 bit widths \(-q\) for 1 stages"),
+    "bits for more stages": ((*DIGITS, "-q", "8,0"), r"2 bit widths \(-q\) for 1 stage;"),
 }
 
 

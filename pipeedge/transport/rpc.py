@@ -23,6 +23,8 @@ On a link with receipts a reply is more than a credit: it says how long the fram
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import math
 import threading
 import time
@@ -43,7 +45,7 @@ from pipeedge.transport.channel import Channel, Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 from pipeedge.transport.rendezvous import connect_store
 
-__all__ = ["QUEUE", "WINDOW", "Order", "RpcReceiver", "RpcSender", "RpcTransport"]
+__all__ = ["QUEUE", "WINDOW", "Order", "PoliteStore", "RpcReceiver", "RpcSender", "RpcTransport", "exposure"]
 
 WINDOW = 2
 """Frames under way without a reply, per link: the wire is never idle while a reply travels."""
@@ -68,6 +70,21 @@ _Future: Any = torch.futures.Future
 # is one RPC agent in a process, which torch too keeps in its module; so there is one transport.
 _serving: list[RpcTransport] = []
 _serving_lock = threading.Lock()
+
+
+def exposure(addresses: Sequence[str]) -> str | None:
+    """Return a warning if RPC listens where other machines may reach it, or None.
+
+    Args:
+        addresses: IP addresses of the interface of the links.
+    """
+    reachable = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    if not reachable:
+        return None
+    return (
+        f"-c rpc listens at {reachable[0]}: whoever can connect there can run programs on this machine, "
+        "or end the run; use it in a network that you trust, or leave it out"
+    )
 
 
 class RpcTransport:
@@ -499,12 +516,68 @@ def _create_stage(stage: int) -> Any:
     return _transport().ordered(stage)
 
 
+class PoliteStore(_dist.Store):  # type: ignore[misc]
+    """A store that can be asked by native code that holds the interpreter's lock.
+
+    TensorPipe's agent is created with the lock held, and asks the store for the names of all others. While
+    one of them, or the rank that serves the store, is stopped, no thread of this process could run: no beat
+    would be sent, no verdict be heard, and the process would never end. A method of Python lets the lock go
+    while it waits.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        """Set ``key``."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for ``key``."""
+        return bytes(self._store.get(key))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set ``key`` if it has the value ``expected``. Returns its value."""
+        return bytes(self._store.compare_set(key, expected, desired))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter."""
+        return int(self._store.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all ``keys`` are there."""
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        """Wait for ``keys``."""
+        if timeout is None:
+            self._store.wait(keys)
+        else:
+            self._store.wait(keys, timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove ``key``."""
+        return bool(self._store.delete_key(key))
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return int(self._store.num_keys())
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Set how long ``get`` and ``wait`` wait."""
+        super().set_timeout(timeout)
+        self._store.set_timeout(timeout)
+
+
 def _served_store(url: str, **_: object) -> Iterator[tuple[Any, int, int]]:
     """The store at ``pipeedge://addr:port``: one that is served already, where torch would serve its own."""
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     store = connect_store(str(parts.hostname), int(parts.port or 0), timeout_s=float(query["timeout_s"]))
-    yield store, int(query["rank"]), int(query["world_size"])
+    # Referred to as long as this generator is, which torch keeps: its agent holds the native part alone.
+    polite = PoliteStore(store)
+    yield polite, int(query["rank"]), int(query["world_size"])
 
 
 _dist.register_rendezvous_handler(_SCHEME, _served_store)
