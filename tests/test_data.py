@@ -520,7 +520,7 @@ class TestArrays:
 
     def test_pickled_objects_are_never_loaded(self, tmp_path: Path) -> None:
         path = npz(tmp_path, pixel_values=np.array([{"a": 1}], dtype=object))
-        with pytest.raises(InputError, match=r"cannot be read as .npz"):
+        with pytest.raises(InputError, match=r"pixel_values is \[1\]"):
             open_input(InputRequest(paths=(path,)), digits())
 
     def test_files_that_are_something_else(self, tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ class TestArrays:
         for name, content in contents.items():
             path = tmp_path / f"{name}.npz"
             path.write_bytes(content)
-            with pytest.raises(InputError, match=f"{name}.npz: "):
+            with pytest.raises(InputError, match=rf"{name}\.npz"):
                 open_input(InputRequest(paths=(path,)), digits())
 
 

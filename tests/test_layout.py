@@ -20,6 +20,7 @@ ORDER = (
     "errors",
     "fields",
     "archive",
+    "machine",
     "files",
     "console",
     "schedule",

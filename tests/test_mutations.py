@@ -10,7 +10,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,10 @@ import torch
 from mutations import document_bytes, mutate_bytes, mutate_document, refused, rounds
 from safetensors.torch import load_file, save_file
 
-from pipeedge.errors import ModelError, WeightsError
+from pipeedge.archive import read_exactly
+from pipeedge.config import InputRequest
+from pipeedge.data import arrays, open_input
+from pipeedge.errors import InputError, ModelError, WeightsError
 from pipeedge.models import Model, find_model
 from pipeedge.models.weights import open_weights
 from pipeedge.models.writing import write_converted
@@ -235,3 +238,72 @@ def test_8_bit_scales_that_are_not_above_zero_are_refused(scale: float, tmp_path
     save_file(tensors, file)
     with pytest.raises(WeightsError, match="has scales that are not above 0"):
         model.load(weights=file, dtype=torch.int8)
+
+
+# --- inputs ------------------------------------------------------------------------------------------
+
+
+def input_arrays(model: Model, items: int) -> dict[str, np.ndarray]:
+    specs = model.payload_specs(0, items)
+    arrays = {
+        name: np.ones(spec.shape, np.float32 if spec.dtype.is_floating_point else np.int64)
+        for name, spec in zip(model.input_names, specs, strict=True)
+    }
+    return {**arrays, "labels": np.arange(items) % model.config.num_labels}
+
+
+@pytest.mark.parametrize("family", ["vit", "bert"])
+def test_mutated_input_arrays_are_refused_or_give_the_same_values(
+    family: str, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model, file = find_model(model_dirs[family]), tmp_path / "x.npz"
+    whole = input_arrays(model, 3)
+    forms = []
+    for save in (np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        save(stream, **whole)
+        forms.append(stream.getvalue())
+    chance = random.Random(family)
+
+    def use() -> None:
+        (microbatch,) = open_input(InputRequest(paths=(file,)), model).microbatches(8)
+        for tensor, name in zip(microbatch.payload, model.input_names, strict=True):
+            assert np.array_equal(tensor.numpy(), whole[name]) or name == "token_type_ids"
+
+    seen = 0
+    for _ in range(rounds(ROUNDS)):
+        file.write_bytes(mutate_bytes(chance.choice(forms), chance))
+        seen += refused(use)
+    assert seen > rounds(ROUNDS) // 2
+
+
+def test_of_an_archive_bomb_only_the_rows_that_run_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = find_model("vit-digits")
+    items = 100_000
+    header = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 1, 8, 8)}" % items)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pixel_values.npy", header + bytes(256 * items))
+    read = []
+
+    def counted(stream: IO[bytes], size: int) -> bytearray | None:
+        read.append(size)
+        return read_exactly(stream, size)
+
+    monkeypatch.setattr(arrays, "read_exactly", counted)
+    request = InputRequest(paths=(tmp_path / "x.npz",), batch_size=8)
+    assert len(open_input(request, model)) == 8
+    assert read == [8 * 256]
+    monkeypatch.setattr(arrays, "available_bytes", lambda: 1 << 20)
+    with pytest.raises(InputError, match=r"reading 100,000 items takes .* MB are free; run fewer \(-b\)"):
+        open_input(InputRequest(paths=(tmp_path / "x.npz",)), model)
+
+
+@pytest.mark.parametrize("label", [2**63, 2**64 - 1, 2**31])
+def test_labels_that_number_no_class_are_refused(label: int, tmp_path: Path) -> None:
+    model = find_model("vit-digits")
+    labels = np.array([label], np.uint64)
+    np.savez(tmp_path / "x.npz", pixel_values=np.zeros((1, 1, 8, 8), np.float32), labels=labels)
+    with pytest.raises(InputError, match=f"labels has {label}, which is no number of a class"):
+        open_input(InputRequest(paths=(tmp_path / "x.npz",)), model)

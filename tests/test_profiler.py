@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from pipeedge import specs
 from pipeedge.errors import EXIT_REQUEST, PipeEdgeError, SpecError
+from pipeedge.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.models import find_model
 from pipeedge.options import guard
 from pipeedge.profiling import session
 from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
-from pipeedge.profiling.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.profiling.measuring import (
     Pacing,
     activation_peaks,

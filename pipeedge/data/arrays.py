@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
+from pipeedge.archive import ArrayHeader, NpzArchive, read_exactly
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.errors import InputError
-from pipeedge.wording import count
+from pipeedge.machine import available_bytes
+from pipeedge.wording import count, excerpt, figure
 
 __all__ = ["ArrayItems"]
 
+MB = 1 << 20
+WIDEST_BYTES = 8
+"""Bytes of a value as it is run: tokens are int64, pixels float32."""
+MAX_LABEL = 2**31 - 1
 LABELS = "labels"
 PIXELS = "pixel_values"
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -53,44 +59,37 @@ class ArrayItems:
         return Item(tuple(tensor[index] for tensor in self.tensors), self.labels[index], self.source(index))
 
     @classmethod
-    def open(cls, path: Path, model: ModelInputs) -> ArrayItems:
-        """Read ``path`` and check every array against ``model``.
+    def open(cls, path: Path, model: ModelInputs, limit: int | None = None) -> ArrayItems:
+        """Check every array of ``path`` against ``model`` and read its first ``limit`` rows.
 
         ``pixel_values`` is floating point [items, channels, height, width]; ``input_ids``,
         ``attention_mask`` and ``token_type_ids`` are integers [items, tokens], the last of them zeros if
         left out; ``labels`` are integers [items], negative where unknown.
 
         Raises:
-            InputError: the file cannot be read, or an array is missing or does not fit.
+            InputError: the file cannot be read, an array is missing or does not fit, or what would be read
+                does not fit into memory.
         """
-        arrays, stored = read_arrays(path, (*model.input_names, LABELS))
-        if IDS in model.input_names and TYPES not in arrays and IDS in arrays:
+        with _opened(path) as archive:
+            stored = list(archive.members)
+            wanted = [name for name in (*model.input_names, LABELS) if name in stored]
+            headers = {name: archive.header(name) for name in wanted}
+            if IDS in headers and TYPES in model.input_names and TYPES not in headers:
+                headers[TYPES] = headers[IDS]
+            _check_headers(path, headers, stored, model)
+            items = headers[model.input_names[0]].shape[0]
+            rows = items if limit is None else min(limit, items)
+            _check_memory(path, headers, rows, items)
+            arrays = {name: _read_rows(path, archive, name, headers[name], rows) for name in wanted}
+        if IDS in arrays and TYPES in headers and TYPES not in arrays:
             arrays[TYPES] = np.zeros_like(arrays[IDS])
-        missing = [name for name in model.input_names if name not in arrays]
-        if missing:
-            raise InputError(
-                f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {listed(stored)})"
-            )
         inputs = {name: arrays[name] for name in model.input_names}
         for name, array in inputs.items():
-            if name == PIXELS:
-                check_pixels(path, array, model)
-            else:
+            if name != PIXELS:
                 check_tokens(path, name, array, model)
-        if IDS in inputs and len({array.shape[1] for array in inputs.values()}) > 1:
-            tokens = listed(f"{name} {array.shape[1]}" for name, array in inputs.items())
-            raise InputError(f"{path}: the arrays have different numbers of tokens an item ({tokens})")
-        counts = {name: len(array) for name, array in inputs.items()}
         labels = arrays.get(LABELS)
-        if labels is not None:
-            check_labels(path, labels)
-            counts[LABELS] = len(labels)
-        if len(set(counts.values())) > 1:
-            rows = listed(f"{name} {count}" for name, count in counts.items())
-            raise InputError(f"{path}: the arrays have different numbers of items ({rows})")
-        items = counts[model.input_names[0]]
-        if items == 0:
-            raise InputError(f"{path}: the arrays hold no item")
+        if labels is not None and rows and int(labels.max()) > MAX_LABEL:
+            raise InputError(f"{path}: {LABELS} has {labels.max()}, which is no number of a class")
         with np.errstate(over="ignore"):  # the next check says it better
             tensors = tuple(
                 torch.from_numpy(np.ascontiguousarray(array, np.float32 if name == PIXELS else np.int64))
@@ -98,20 +97,73 @@ class ArrayItems:
             )
         if PIXELS in inputs and not all(bool(row.isfinite().all()) for row in tensors[0]):
             raise InputError(f"{path}: {PIXELS} has values that are not finite")
-        known = [None] * items if labels is None else [int(label) if label >= 0 else None for label in labels]
+        known = [None] * rows if labels is None else [int(label) if label >= 0 else None for label in labels]
         return cls(path, tensors, tuple(known), inputs[IDS].shape[1] if IDS in inputs else None)
 
 
-def read_arrays(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those of the arrays ``names`` that the file has, and the names of all it has."""
+def _opened(path: Path) -> NpzArchive:
     try:
-        stored = np.load(path, allow_pickle=False)
-        if not isinstance(stored, np.lib.npyio.NpzFile):
-            raise InputError(f"{path}: holds one plain array; np.savez writes named ones")
-        with stored:
-            return {name: stored[name] for name in names if name in stored.files}, stored.files
-    except (OSError, ValueError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: cannot be read as .npz ({error})") from error
+        with path.open("rb") as file:
+            plain = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if plain:
+        raise InputError(f"{path}: holds one plain array; np.savez writes named ones")
+    return NpzArchive(path, InputError)
+
+
+def _check_headers(
+    path: Path, headers: Mapping[str, ArrayHeader], stored: Sequence[str], model: ModelInputs
+) -> None:
+    """Compare shapes and types with what ``model`` takes, before any data is read."""
+    missing = [name for name in model.input_names if name not in headers]
+    if missing:
+        names = excerpt(listed(stored), 200)
+        raise InputError(f"{path}: no array {missing[0]!r}, which {model.name} needs (found: {names})")
+    inputs = {name: headers[name] for name in model.input_names}
+    for name, header in inputs.items():
+        if name == PIXELS:
+            check_pixels(path, header, model)
+        else:
+            check_token_header(path, name, header, model)
+    if IDS in inputs and len({header.shape[1] for header in inputs.values()}) > 1:
+        tokens = listed(f"{name} {header.shape[1]}" for name, header in inputs.items())
+        raise InputError(f"{path}: the arrays have different numbers of tokens an item ({tokens})")
+    if LABELS in headers:
+        check_labels(path, headers[LABELS])
+    counts = {name: header.shape[0] for name, header in headers.items()}
+    if len(set(counts.values())) > 1:
+        rows = listed(f"{name} {number}" for name, number in counts.items())
+        raise InputError(f"{path}: the arrays have different numbers of items ({rows})")
+    if not counts[model.input_names[0]]:
+        raise InputError(f"{path}: the arrays hold no item")
+
+
+def _check_memory(path: Path, headers: Mapping[str, ArrayHeader], rows: int, items: int) -> None:
+    """Refuse what would not fit: rows as they are stored and as they are run, columns only as a whole."""
+    needed = 0
+    for header in headers.values():
+        row = math.prod(header.shape[1:])
+        needed += row * (items if header.column_major else rows) * header.dtype.itemsize
+        needed += row * rows * WIDEST_BYTES
+    free = available_bytes()
+    if needed > free:
+        raise InputError(
+            f"{path}: reading {count(rows, 'item')} takes {figure(needed / MB)} MB, "
+            f"{figure(free / MB)} MB are free; run fewer (-b)"
+        )
+
+
+def _read_rows(path: Path, archive: NpzArchive, name: str, header: ArrayHeader, rows: int) -> np.ndarray:
+    """Read the first ``rows`` rows of an array, and no more than they take."""
+    whole = header.column_major or rows == header.shape[0]
+    shape = header.shape if whole else (rows, *header.shape[1:])
+    with archive.data(name, to_the_end=whole) as stream:
+        data = read_exactly(stream, math.prod(shape) * header.dtype.itemsize)
+    if data is None:
+        raise InputError(f"{path} is truncated: the data of {name}, shape {list(header.shape)}, ends early")
+    order: Literal["C", "F"] = "F" if header.column_major else "C"
+    return np.frombuffer(data, header.dtype).reshape(shape, order=order)[:rows]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -119,30 +171,38 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def check_pixels(path: Path, array: np.ndarray, model: ModelInputs) -> None:
+def check_pixels(path: Path, header: ArrayHeader, model: ModelInputs) -> None:
     """Floating point, and of the model's size."""
     size = (model.config.channels, *model.config.image_size)
-    if array.ndim != 4 or array.shape[1:] != size:
+    if len(header.shape) != 4 or header.shape[1:] != size:
         takes = ", ".join(map(str, size))
-        raise InputError(f"{path}: {PIXELS} is {list(array.shape)}, {model.name} takes [items, {takes}]")
-    if array.dtype.kind != "f":
         raise InputError(
-            f"{path}: {PIXELS} is {array.dtype}, not floating point: values must be normalised as in training"
+            f"{path}: {PIXELS} is {excerpt(list(header.shape))}, {model.name} takes [items, {takes}]"
+        )
+    if header.dtype.kind != "f":
+        raise InputError(
+            f"{path}: {PIXELS} is {excerpt(header.dtype)}, not floating point: "
+            "values must be normalised as in training"
         )
 
 
-def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -> None:
-    """Integers [items, tokens] in the range that the model has for ``name``."""
-    if array.ndim != 2:
-        raise InputError(f"{path}: {name} is {list(array.shape)}, {model.name} takes [items, tokens]")
-    if array.dtype.kind not in ("iub" if name == MASK else "iu"):
-        raise InputError(f"{path}: {name} is {array.dtype}, not a type of integers")
-    tokens = array.shape[1]
+def check_token_header(path: Path, name: str, header: ArrayHeader, model: ModelInputs) -> None:
+    """Integers [items, tokens], of as many tokens as the model takes."""
+    if len(header.shape) != 2:
+        shape = excerpt(list(header.shape))
+        raise InputError(f"{path}: {name} is {shape}, {model.name} takes [items, tokens]")
+    if header.dtype.kind not in ("iub" if name == MASK else "iu"):
+        raise InputError(f"{path}: {name} is {excerpt(header.dtype)}, not a type of integers")
+    tokens = header.shape[1]
     if not 1 <= tokens <= model.config.max_positions:
         raise InputError(
             f"{path}: {name} has {count(tokens, 'token')} an item, "
             f"{model.name} takes 1 to {model.config.max_positions}"
         )
+
+
+def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -> None:
+    """In the range that the model has for ``name``."""
     if not len(array):
         return
     limit = {IDS: model.config.vocab, MASK: 2, TYPES: model.config.type_vocab}[name]
@@ -156,7 +216,8 @@ def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -
         raise InputError(f"{path}: {name} hides every token of item {row}")
 
 
-def check_labels(path: Path, labels: np.ndarray) -> None:
+def check_labels(path: Path, header: ArrayHeader) -> None:
     """Integers [items]."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InputError(f"{path}: {LABELS} is {labels.dtype} {list(labels.shape)}, not integers [items]")
+    if len(header.shape) != 1 or header.dtype.kind not in "iu":
+        shown = f"{excerpt(header.dtype)} {excerpt(list(header.shape))}"
+        raise InputError(f"{path}: {LABELS} is {shown}, not integers [items]")

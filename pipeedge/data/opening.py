@@ -93,7 +93,7 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
             )
     kind = kinds[one]
     if kind == ARRAYS:
-        return join([ArrayItems.open(path, model) for path in request.paths])
+        return join(array_items(request, model))
     if takes_text(model) != (kind == TEXT):
         takes = "sentences (.txt)" if takes_text(model) else "images"
         raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")
@@ -108,6 +108,16 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
         log.warning("%s", line)
     transform = image_transform(model, directories)
     return ImageFiles(paths, (None,) * len(paths), transform, request.max_image_pixels)
+
+
+def array_items(request: InputRequest, model: ModelInputs) -> list[Items]:
+    """Open all files of arrays; of those behind the limit no row is read."""
+    left, found = request.batch_size, list[Items]()
+    for path in request.paths:
+        found.append(ArrayItems.open(path, model, left))
+        if left is not None:
+            left -= len(found[-1])
+    return found
 
 
 def kind_of(path: Path) -> str:

@@ -28,8 +28,8 @@ from pipeedge.launching.commands import (
     remote_commands,
 )
 from pipeedge.launching.supervisor import Supervisor
+from pipeedge.machine import processors
 from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime, say
-from pipeedge.profiling.machine import processors
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
 

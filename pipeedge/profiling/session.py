@@ -28,6 +28,13 @@ from pipeedge.config import InputRequest
 from pipeedge.data import open_input
 from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
+from pipeedge.machine import (
+    ControlGroups,
+    MemoryBudget,
+    available_bytes,
+    processors,
+    resident_bytes,
+)
 from pipeedge.models import Model, Shard, find_model
 from pipeedge.models.dtypes import dtype_name, find_dtype, slow_here
 from pipeedge.outputs import input_paths, model_paths
@@ -35,13 +42,6 @@ from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
 from pipeedge.profiling.converting import given_figures
 from pipeedge.profiling.handling import Handling, Wire, distinct, measure_handling, measure_wire
-from pipeedge.profiling.machine import (
-    ControlGroups,
-    MemoryBudget,
-    available_bytes,
-    processors,
-    resident_bytes,
-)
 from pipeedge.profiling.measuring import (
     Pacing,
     activation_peaks,

@@ -18,8 +18,8 @@ from pipeedge.errors import EXIT_PEER
 from pipeedge.launching.commands import RankCommand
 from pipeedge.launching.main import free_port
 from pipeedge.launching.supervisor import INTERRUPTED, Supervisor
+from pipeedge.machine import processors
 from pipeedge.options import guard, say
-from pipeedge.profiling.machine import processors
 from pipeedge.runtime import share_one_heap, signals_end_at_once, terminated
 from pipeedge.training.heap import keep_freed_memory
 from pipeedge.training.options import PROGRAM, TrainCommand, parse_train

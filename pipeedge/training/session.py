@@ -33,9 +33,9 @@ from pipeedge.control.member import Member
 from pipeedge.data.images import is_image
 from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError, one_line
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
+from pipeedge.machine import available_bytes, resident_bytes
 from pipeedge.outputs import model_paths
 from pipeedge.pipeline import peak_rss_mb
-from pipeedge.profiling.machine import available_bytes, resident_bytes
 from pipeedge.report import save_body
 from pipeedge.schedule import LayerRange
 from pipeedge.timeline import Doing
