@@ -8,6 +8,9 @@ measured. Wants an idle machine; medians over repetitions.
 With ``--quotas`` there are four ranks instead, each on a host of the test bed with a quota of processor
 time: equal ones, and two that are twice as fast as the others. Needs root.
 
+With ``--text`` a BERT runs sentences of several lengths, and beside each prediction stands what a profile of
+the longest sentence alone would have promised.
+
 With ``--sums`` no rank runs: the sums of layers over random ranges are put beside the times of those ranges
 as shards, both measured in one process, in turns.
 """
@@ -15,6 +18,7 @@ as shards, both measured in one process, in turns.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -29,12 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from beds import Kind, Workload, raised, steady_items_per_s
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge import scheduler
 from pipeedge.models import Shard, find_model
 from pipeedge.payload import Payload
 from pipeedge.profiling.measuring import Pacing, made_up_payload, time_layers
@@ -54,6 +60,10 @@ QUOTAS = {
     "2 x 0.4, 2 x 0.2": (Kind("fast", 2, 0.4, 1000), Kind("slow", 2, 0.2, 1000)),
 }
 QUOTAS_TARGET = 0.1
+TEXT_MODEL = "bert-base-uncased"
+TEXT_LENGTHS = (16, 64, 128, 256)
+"""Tokens of the sentences that are run; 32, 128 and 512 are profiled."""
+TEXT_TARGET = 0.1
 UBATCH = 8
 LEAST_MICROBATCHES = 8
 RUN_S = 12.0
@@ -135,15 +145,17 @@ def write_cluster(model: str, directory: Path, part: float) -> None:
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
 
-def run(model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int) -> dict[str, Any]:
-    """Two ranks, scheduled automatically; the report."""
+def run(
+    model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int, own: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Two ranks, scheduled automatically; the report. ``own``: further options of the data rank."""
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
     common = ["-m", model, "-M", str(weights), "-b", str(items), "-u", str(UBATCH), "--port", str(port)]
-    own = [[*files, "--report", "report.json"], []]
+    options = [[*files, "--report", "report.json", *own], []]
     script = [sys.executable, str(ROOT / "runtime.py")]
     wait(
         [
-            start([*cores.pinned(rank), *script, str(rank), "2", *common, *own[rank]], directory)
+            start([*cores.pinned(rank), *script, str(rank), "2", *common, *options[rank]], directory)
             for rank in range(2)
         ]
     )
@@ -161,11 +173,7 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
     name = model.split("/")[-1]
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
-        command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model, "-o", text]
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S
-        )
-        (weights,) = directory.glob("*.npz")
+        weights = random_weights(model, directory)
         for number, part in enumerate(CUTS):
             reports = []
             for repetition in range(arguments.repetitions):
@@ -204,6 +212,72 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
                 *(f"{error:+.1f}%" for error in stages),
             )
             worst = max(worst, abs(steady))
+    return worst
+
+
+def random_weights(model: str, directory: Path) -> Path:
+    """Weights of the right shapes in ``directory``."""
+    command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model]
+    subprocess.run(
+        [*command, "-o", str(directory)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=LIMIT_S,
+    )
+    (weights,) = (path for path in directory.iterdir() if path.suffix in (".npz", ".safetensors"))
+    return weights
+
+
+def write_sentences(path: Path, items: int, tokens: int) -> None:
+    """``items`` sentences of ``tokens`` arbitrary tokens each, as arrays."""
+    ids = np.random.default_rng(0).integers(1000, 20000, (items, tokens))
+    np.savez(path, input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
+
+
+def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table: Table) -> float:
+    """One model of text at several lengths, each the median over repetitions; the worst error."""
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        weights = random_weights(model, directory)
+        promised: dict[int, list[float]] = {tokens: [] for tokens in TEXT_LENGTHS}
+        measured: dict[int, list[float]] = {tokens: [] for tokens in TEXT_LENGTHS}
+        before: list[float] = []
+        for repetition in range(arguments.repetitions):
+            work = directory / f"profile{repetition}"
+            work.mkdir()
+            profile(model, work, cores, arguments.iterations)
+            write_cluster(model, work, CUTS[0])
+            for number, tokens in enumerate(TEXT_LENGTHS):
+                asked = scheduler.SchedulerRequest(
+                    work / "models.yml",
+                    work / "kinds.yml",
+                    work / "devices.yml",
+                    model,
+                    UBATCH,
+                    tokens=tokens,
+                )
+                rate = scheduler.plan(asked).throughput_items_per_s or 1.0
+                items = UBATCH * max(LEAST_MICROBATCHES, int(RUN_S * rate / UBATCH))
+                write_sentences(work / "sentences.npz", items, tokens)
+                port = arguments.port + repetition * len(TEXT_LENGTHS) + number
+                own = ("--input", "sentences.npz")
+                predicted = run(model, weights, work, cores, items, port, own)["predicted"]
+                promised[tokens].append(predicted["throughput_items_per_s"])
+                measured[tokens].append(predicted["throughput_items_per_s_measured"])
+            alone = scheduler.plan(dataclasses.replace(asked, tokens=None)).throughput_items_per_s
+            before.append(alone or 1.0)
+        for tokens in TEXT_LENGTHS:
+            errors = [
+                found / wanted - 1 for found, wanted in zip(measured[tokens], promised[tokens], strict=True)
+            ]
+            old = [found / wanted - 1 for found, wanted in zip(measured[tokens], before, strict=True)]
+            middle = statistics.median(errors)
+            rates = (statistics.median(promised[tokens]), statistics.median(measured[tokens]))
+            row = (*(f"{rate:.2f}" for rate in rates), f"{middle:+.1%}", f"{statistics.median(old):+.0%}")
+            table.add_row(model, str(tokens), *row)
+            worst = max(worst, abs(middle))
     return worst
 
 
@@ -298,6 +372,7 @@ def main() -> int:
     parser.add_argument(
         "--quotas", action="store_true", help="four ranks with quotas of processor time; needs root"
     )
+    parser.add_argument("--text", action="store_true", help="a BERT with sentences of several lengths")
     parser.add_argument("--sums", type=int, metavar="N", help="compare N ranges of layers with whole shards")
     arguments = parser.parse_args()
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
@@ -315,6 +390,13 @@ def main() -> int:
         console.print(table)
         console.print(f"worst error {worst:.1%}, asked <= {QUOTAS_TARGET:.0%}", highlight=False)
         return 0 if worst <= QUOTAS_TARGET else 1
+    if arguments.text:
+        table = Table("model", "tokens", "predicted", "measured", "error", "by the longest alone")
+        names = arguments.model_name or (TEXT_MODEL,)
+        worst = max(measure_text(name, cores, arguments, table) for name in names)
+        console.print(table)
+        console.print(f"worst error {worst:.1%}, asked <= {TEXT_TARGET:.0%}", highlight=False)
+        return 0 if worst <= TEXT_TARGET else 1
     table = Table("model", "cut", "predicted", "measured", "error", "whole run", "stage 0", "stage 1")
     worst = max(measure(model, cores, arguments, table, console) for model in names)
     console.print(table)

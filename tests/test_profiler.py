@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -475,6 +476,22 @@ def test_a_model_that_does_not_fit_is_taken_block_by_block(
     monkeypatch.setattr(session, "available_bytes", lambda: 100_000)
     profiled(*DIGITS, "-l", 3, "-L", 10)
     assert loaded == [LayerRange(2, 4), LayerRange(4, 8), LayerRange(8, 10)]
+
+
+def test_a_worked_example_is_not_written_by_default(here: Path) -> None:
+    for name in ("models.yml", "device_types.yml"):
+        shutil.copy(ROOT / name, here)
+    before = content(here)
+    told = profiled(*DIGITS, "-dt", "mine", "--bw-Mbps", "100")
+    assert set(content(here)) - set(before) == {"profiler_results.yml", "my-models.yml", "my-types.yml"}
+    assert before.items() <= content(here).items()
+    assert told[-1] == "use          sched-pipeline and runtime.py with -sm my-models.yml -sdt my-types.yml"
+    assert parse_models([]).models_file == Path("my-models.yml")
+    assert parse_device_types(["mine"]).emit.dev_types_file == Path("my-types.yml")
+    # Named, they are extended, and files of one's own under these names need no option.
+    told = profiled("--from-results", "-dt", "mine", "--bw-Mbps", "100", "-sm", "models.yml", "--overwrite")
+    assert "vit-digits" in specs.load_models(here / "models.yml")
+    assert parse_models([]).models_file == Path("models.yml")
 
 
 def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: dict[str, Path]) -> None:

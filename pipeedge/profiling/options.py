@@ -40,6 +40,10 @@ __all__ = [
 DEFAULT_RESULTS = Path("profiler_results.yml")
 DEFAULT_MODELS = Path("models.yml")
 DEFAULT_DEVICE_TYPES = Path("device_types.yml")
+OWN_FILES = {DEFAULT_MODELS: Path("my-models.yml"), DEFAULT_DEVICE_TYPES: Path("my-types.yml")}
+"""What is written by default where a default file is a worked example."""
+EXAMPLE = "# A worked example"
+"""How the first line of such a file begins."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +232,8 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         mem_mb=given.mem_MB,
         bw_mbps=given.bw_Mbps,
         measure_link=given.measure_link,
-        models_file=given.sched_models_file or DEFAULT_MODELS,
-        dev_types_file=given.sched_dev_types_file or DEFAULT_DEVICE_TYPES,
+        models_file=given.sched_models_file or _own_file(DEFAULT_MODELS),
+        dev_types_file=given.sched_dev_types_file or _own_file(DEFAULT_DEVICE_TYPES),
         overwrite=given.overwrite,
         plot=given.plot,
     )
@@ -274,10 +278,14 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
     """
     parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
     parser.add_argument(
-        "-o", "--output", type=path, default=DEFAULT_MODELS, metavar="FILE", help="models.yml"
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="models.yml (my-models.yml where that is an example)",
     )
     given = parser.parse_args(argv)
-    return ModelsCommand(given.input, given.output, given.overwrite)
+    return ModelsCommand(given.input, given.output or _own_file(DEFAULT_MODELS), given.overwrite)
 
 
 def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
@@ -292,7 +300,11 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
     )
     parser.add_argument("dev_type", metavar="DEV_TYPE", help="the kind of device that was profiled")
     parser.add_argument(
-        "-o", "--output", type=path, default=DEFAULT_DEVICE_TYPES, metavar="FILE", help="device_types.yml"
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="device_types.yml (my-types.yml where that is an example)",
     )
     parser.add_argument(
         "-dtm", "--dev-type-mem", type=float, metavar="MB", help="its memory; needed where the type is new"
@@ -309,7 +321,7 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
         type_name=given.dev_type,
         mem_mb=given.dev_type_mem,
         bw_mbps=given.dev_type_bw,
-        dev_types_file=given.output,
+        dev_types_file=given.output or _own_file(DEFAULT_DEVICE_TYPES),
         overwrite=given.overwrite,
     )
     return DeviceTypeCommand(given.input, emit)
@@ -330,6 +342,16 @@ def _converter(program: str, description: str) -> argparse.ArgumentParser:
     )
     add_common(parser)
     return parser
+
+
+def _own_file(default: Path) -> Path:
+    """Return ``default``, or a file of the user's own where that is a worked example in this directory."""
+    try:
+        with default.open(encoding="utf-8", errors="replace") as file:
+            example = file.readline(len(EXAMPLE)) == EXAMPLE
+    except OSError:
+        example = False
+    return OWN_FILES[default] if example else default
 
 
 def _given(arguments: argparse.Namespace) -> set[str]:
@@ -466,7 +488,9 @@ def _add_emitting(output: Group) -> None:
         help="measure its bandwidth to a host where 'profiler.py --serve-link' runs",
     )
     add_scheduler_files(
-        output, models="where the model goes (models.yml)", dev_types="where the type goes (device_types.yml)"
+        output,
+        models="where the model goes (models.yml; my-models.yml where that is a worked example)",
+        dev_types="where the type goes (device_types.yml; my-types.yml where that is a worked example)",
     )
     output.add_argument("--overwrite", action="store_true", help="replace entries of those files that differ")
     output.add_argument(

@@ -52,6 +52,8 @@ from pipeedge.profiling.measuring import (
 )
 from pipeedge.profiling.network import measure_link, parse_place
 from pipeedge.profiling.options import (
+    DEFAULT_DEVICE_TYPES,
+    DEFAULT_MODELS,
     EmitRequest,
     MeasureRequest,
     ProfileCommand,
@@ -605,6 +607,16 @@ def _emit(
             emit.dev_types_file, emit.type_name, profiles, figures, overwrite=emit.overwrite
         )
         tell(f"device type  {emit.dev_types_file}: {emit.type_name}")
+        options = [
+            f"{option} {path}"
+            for option, path, default in (
+                ("-sm", emit.models_file, DEFAULT_MODELS),
+                ("-sdt", emit.dev_types_file, DEFAULT_DEVICE_TYPES),
+            )
+            if path != default
+        ]
+        if options:
+            tell(f"use          sched-pipeline and runtime.py with {' '.join(options)}")
     if emit.plot is not None:
         save_plot(emit.plot, results)
         tell(f"plot         {named_output(emit.plot, replaced)}")
