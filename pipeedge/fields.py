@@ -11,14 +11,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar, cast
 
 from pipeedge.errors import PeerFailedError, RequestError, one_line
 from pipeedge.wording import printable
 
-__all__ = ["MALFORMED", "decoding", "flag", "nonnegative", "number", "parse", "plain", "text", "whole_number"]
+__all__ = [
+    "MALFORMED",
+    "decoding",
+    "flag",
+    "nonnegative",
+    "number",
+    "parse",
+    "plain",
+    "record",
+    "text",
+    "whole_number",
+]
+
+_Record = TypeVar("_Record")
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 """What reading a malformed value may raise."""
@@ -93,6 +107,31 @@ def _plain(entry: object) -> str | int | float | None:
     if isinstance(entry, int):
         return entry if abs(entry) < _END else whole_number(entry)
     return number(entry)
+
+
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    "int": whole_number,
+    "float": number,
+    "str": lambda value: text(value, _MAX_VALUE),
+    "bool": flag,
+}
+
+
+def record(kind: type[_Record], body: Mapping[str, Any], **known: Any) -> _Record:
+    """Return a dataclass made of ``body``, each field checked as its type says.
+
+    Args:
+        kind: a dataclass, whose fields are ``int`` (from 0), ``float``, ``str`` or ``bool``, or ``None``.
+        body: values by the names of fields.
+        known: fields that the caller has read, of any type.
+    """
+    types = {field.name: str(field.type).partition(" | ") for field in fields(cast(Any, kind))}
+    values = {}
+    for name in body.keys() - known.keys():
+        type_name, _, other = types[name]
+        is_none = body[name] is None and other == "None"
+        values[name] = None if is_none else _READERS[type_name](body[name])
+    return kind(**values, **known)
 
 
 @contextmanager

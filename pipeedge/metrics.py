@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeedge.fields import record, text
+
 __all__ = [
     "CSV_COLUMNS",
     "Beat",
@@ -82,9 +84,9 @@ class StageStats:
         return asdict(self)
 
     @classmethod
-    def from_body(cls, body: dict[str, Any]) -> StageStats:
-        """From plain data."""
-        return cls(**body)
+    def from_body(cls, body: Mapping[str, Any]) -> StageStats:
+        """Parse plain data. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        return record(cls, body)
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,8 @@ class EnergyUse:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> EnergyUse:
-        """From what ``to_body`` made; what is malformed raises ValueError, TypeError or KeyError."""
-        source, figures = body["source"], (body["joules"], body["seconds"])
-        if source is not None and not isinstance(source, str):
-            raise TypeError("a source of energy without a name")
-        joules, seconds = (None if value is None else float(value) for value in figures)
-        return cls(source, joules, seconds, tuple(str(line) for line in body["why_not"]))
+        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        return record(cls, body, why_not=tuple(text(line) for line in body["why_not"]))
 
 
 NOT_MEASURED = EnergyUse(None, None, None)

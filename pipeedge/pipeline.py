@@ -47,6 +47,7 @@ from pipeedge.errors import (
     WeightsError,
     one_line,
 )
+from pipeedge.fields import decoding, whole_number
 from pipeedge.files import OutputFile, check_writable, write_whole
 from pipeedge.live import Display, Progress
 from pipeedge.metrics import EnergyUse, Latency, StageStats, energy_body
@@ -202,7 +203,9 @@ class _Rank:
             member.facts(self._facts(data_end))
         if self._hub is not None:
             self._announce(self._hub)
-        plan = Plan.from_body(member.wait("plan"))
+        announced = member.wait("plan")
+        with decoding("the plan of rank 0"):
+            plan = Plan.from_body(announced)
         if self._rank not in plan.participants:
             if self._hub is not None:
                 member.wait("start")
@@ -345,14 +348,8 @@ class _Rank:
         """On the data rank: those of all ranks."""
         found = []
         for rank, text in member.records().items():
-            try:
+            with decoding(f"what rank {rank} recorded of the run", peer=rank):
                 found.append(Recording.from_text(rank, text))
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise PeerFailedError(
-                    f"what rank {rank} recorded of the run is malformed ({one_line(error)}); do all run the "
-                    "same version?",
-                    peer=rank,
-                ) from error
         return found
 
     def _tell_of(self, stage: _NumberedStage, line: str) -> None:
@@ -383,21 +380,24 @@ class _Rank:
             hub.refuse(quarrel, EXIT_REQUEST)
             return
         data = facts[self._request.schedule.data_rank]
+        with decoding(f"what rank {self._request.schedule.data_rank} says of its input"):
+            items, rows = whole_number(data["items"]), whole_number(data["record_rows"])
+            max_tokens = None if data["max_tokens"] is None else whole_number(data["max_tokens"])
         with self.activity.busy("scheduling"):
-            planned = plan_schedule(self._request, self._model, data["max_tokens"])
+            planned = plan_schedule(self._request, self._model, max_tokens)
         for note in planned.notes:
             self._warn(note)
         plan = Plan(
             schedule=planned.schedule,
             data_rank=self._request.schedule.data_rank,
-            items=data["items"],
+            items=items,
             ubatch_size=self._request.ubatch_size,
-            max_tokens=data["max_tokens"],
+            max_tokens=max_tokens,
             pixel_table=data["pixel_table"],
             store_port=None,
             prediction=planned.prediction,
             compression=self._request.compression,
-            record_rows=data["record_rows"],
+            record_rows=rows,
         )
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
@@ -821,6 +821,8 @@ class _DataEnd:
     ) -> RunReport:
         """The report, from what was collected here and what the stages say."""
         began_s = hub_clock(self._feeder.started_at or 0.0)
+        with decoding("what the stages say of the run"):
+            stages = [StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks]
         return RunReport(
             model=self._model.name,
             schedule=plan.schedule,
@@ -831,7 +833,7 @@ class _DataEnd:
             elapsed_s=self._collector.elapsed_s,
             latency=Latency.of(self._collector.latencies),
             accuracy=self._collector.accuracy,
-            stages=[StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks],
+            stages=stages,
             skipped=[skipped.reason for skipped in self.source.skipped],
             prediction=plan.prediction,
             steady_items_per_s=self._collector.steady_items_per_s,

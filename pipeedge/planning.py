@@ -20,6 +20,7 @@ from pipeedge import scheduler
 from pipeedge.config import CompressionRequest, RunRequest
 from pipeedge.dtype_choice import choose_dtype, plan_for_dtype
 from pipeedge.errors import ScheduleError
+from pipeedge.fields import record, text, whole_number
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.payload import PixelTable, TensorSpec, specs_bytes
@@ -331,15 +332,23 @@ class Plan:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Plan:
-        """From a message."""
+        """Parse a message. Raises one of ``fields.MALFORMED`` or RequestError if it is malformed."""
         stages = tuple(
-            StagePlan(LayerRange(start, stop), rank, host, bits, dtype)
+            StagePlan(
+                LayerRange(whole_number(start), whole_number(stop)),
+                whole_number(rank),
+                None if host is None else text(host),
+                whole_number(bits),
+                text(dtype),
+            )
             for start, stop, rank, host, bits, dtype in body["schedule"]
         )
         prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
-        compression = CompressionRequest(**body["compression"])
-        known = {"schedule": Schedule(stages), "prediction": prediction, "compression": compression}
-        return cls(**{**body, **known})
+        compression = record(CompressionRequest, body["compression"])
+        plan = record(cls, body, schedule=Schedule(stages), prediction=prediction, compression=compression)
+        if plan.ubatch_size < 1:
+            raise ValueError("microbatches without items")
+        return plan
 
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back.

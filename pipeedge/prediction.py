@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeedge.fields import record, whole_number
 from pipeedge.metrics import StageStats
 from pipeedge.wording import count
 
@@ -82,11 +83,12 @@ class Prediction:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Prediction:
-        """From a message."""
+        """Parse a message. Raises one of ``fields.MALFORMED`` if it is malformed."""
         stages = tuple(
-            StagePrediction(**{**stage, "tokens": tuple(stage["tokens"])}) for stage in body["stages"]
+            record(StagePrediction, stage, tokens=tuple(map(whole_number, stage["tokens"])))
+            for stage in body["stages"]
         )
-        return cls(stages, body["ubatch_size"], body["tokens"])
+        return record(cls, body, stages=stages)
 
 
 @dataclass(frozen=True)

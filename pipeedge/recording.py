@@ -15,10 +15,12 @@ order of what was done is lost.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeedge import fields
 from pipeedge.metrics import NOT_MEASURED, EnergyUse, Tally
 from pipeedge.quantization.policies import Decided
 from pipeedge.timeline import Doing, Span, Timeline
@@ -96,12 +98,17 @@ class Row:
 
     @classmethod
     def from_list(cls, values: Sequence[float], phases: int) -> Row:
-        """From what ``to_list`` made."""
-        number, microbatches, items, size, bits, start, *seconds = map(_number, values)
-        if len(seconds) != phases or min(seconds) < 0:
+        """Parse what ``to_list`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        head, (bits, start), seconds = (
+            values[:4],
+            values[4:6],
+            [fields.nonnegative(one) for one in values[6:]],
+        )
+        number, microbatches, items, size = (fields.whole_number(one) for one in head)
+        if len(seconds) != phases or microbatches < 1:
             raise ValueError("a row does not fit its lane")
         times = tuple(value * _US for value in seconds)
-        return cls(int(number), int(microbatches), int(items), int(size), bits, start * _US, times)
+        return cls(number, microbatches, items, size, fields.number(bits), fields.number(start) * _US, times)
 
 
 class Lane:
@@ -306,10 +313,13 @@ class LaneRecord:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> LaneRecord:
-        """From what ``to_body`` made; what is malformed raises ValueError, TypeError or KeyError."""
+        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
         phases = tuple(Doing(phase) for phase in body["phases"])
         rows = tuple(Row.from_list(row, len(phases)) for row in body["rows"])
-        return cls(_name(body["name"]), phases, _number(body["fill_us"]) * _US, rows)
+        name = fields.text(body["name"], _MAX_NAME)
+        if phases == STAGE and not re.fullmatch(r"stage [0-9]{1,9}", name):
+            raise ValueError("the lane of a stage without its number")
+        return cls(name, phases, fields.number(body["fill_us"]) * _US, rows)
 
 
 @dataclass(frozen=True)
@@ -327,13 +337,17 @@ class LinkRecord:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> LinkRecord:
-        """From what ``to_body`` made; what is malformed raises ValueError, TypeError or KeyError."""
+        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
         transfers = []
         for row in body["rows"]:
-            number, size, start, end = map(_number, row)
+            number, size, start, end = map(fields.number, row)
             transfers.append(Transfer(int(number), int(size), start * _US, max(start, end) * _US))
         destination = body["destination"]
-        return cls(_name(body["name"]), None if destination is None else int(destination), tuple(transfers))
+        return cls(
+            fields.text(body["name"], _MAX_NAME),
+            None if destination is None else fields.whole_number(destination),
+            tuple(transfers),
+        )
 
 
 @dataclass(frozen=True)
@@ -368,16 +382,16 @@ class Recording:
         """From what ``to_text`` made of ``rank``.
 
         Raises:
-            ValueError, TypeError, KeyError, RecursionError: it was made by something else.
+            One of ``fields.MALFORMED``: it was made by something else.
         """
-        body = json.loads(text)
+        body = fields.parse(text)
         error = body["clock_error_s"]
         return cls(
             rank=rank,
-            host=_name(body["host"]),
+            host=fields.text(body["host"], _MAX_NAME),
             lanes=tuple(LaneRecord.from_body(lane) for lane in body["lanes"]),
             links=tuple(LinkRecord.from_body(link) for link in body["links"]),
-            clock_error_s=None if error is None else _number(error),
+            clock_error_s=None if error is None else fields.number(error),
             decided=tuple(Decided.from_body(one) for one in body["decided"]),
             energy=EnergyUse.from_body(body["energy"]),
         )
@@ -504,7 +518,6 @@ def _groups(rows: Sequence[Row], window: int, points: int) -> Iterator[Sequence[
 
 _US = 1e-6
 _MAX_NAME = 200
-_MAX_NUMBER = 1e18
 
 
 def _us(seconds: float) -> int:
@@ -514,15 +527,3 @@ def _us(seconds: float) -> int:
 def _figure(value: float) -> float:
     """Six digits are more than any measurement has."""
     return float(f"{value:.6g}")
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MAX_NUMBER:
-        raise TypeError(f"{type(value).__name__} where a number was due")
-    return value
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_NAME:
-        raise TypeError("no name where one was due")
-    return "".join(char if char.isprintable() else " " for char in value)

@@ -13,6 +13,7 @@ from typing import Any
 from pipeedge.doctor.estimate import Estimate
 from pipeedge.doctor.findings import Finding, ok, problem, warning
 from pipeedge.errors import EXIT_PEER
+from pipeedge.fields import text, whole_number
 from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelSpec, short_dtype
 from pipeedge.wording import count, figure
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_addr",
     "check_agreement",
     "check_clocks",
+    "check_facts",
     "check_files",
     "check_interface",
     "check_links",
@@ -179,6 +181,17 @@ class Need:
     def bytes(self) -> int:
         """Together."""
         return self.weights_bytes + self.buffers_bytes
+
+
+def check_facts(known: Mapping[str, Any]) -> None:
+    """Check what a rank says of its machine and its input. Raises one of ``fields.MALFORMED``."""
+    for name in ("free_bytes", "process_bytes"):
+        whole_number(known[name])
+    for name in ("limit_free_bytes", "device_free_bytes", "items", "max_tokens"):
+        if known.get(name) is not None:
+            whole_number(known[name])
+    for name in ("machine", "host"):
+        text(known[name])
 
 
 def check_memory(facts: Facts, needs: Mapping[int, Need]) -> list[Finding]:

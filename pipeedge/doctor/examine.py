@@ -22,6 +22,7 @@ from pipeedge.doctor.estimate import Estimate, estimate_link
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
 from pipeedge.doctor.probe import Probe
 from pipeedge.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
+from pipeedge.fields import decoding, flag, nonnegative, number, text, whole_number
 from pipeedge.files import OutputFile
 from pipeedge.options import DoctorCommand
 from pipeedge.specs import (
@@ -231,16 +232,30 @@ class _Examination:
         if hub is not None:
             self._announce(hub)
         body = member.wait("plan")
-        self._hear(body)
+        with decoding("the plan of rank 0"):
+            pairs = [(whole_number(source), whole_number(end)) for source, end in body["pairs"]]
+            measures = flag(body["measure"])
+            for other in body["members"]:
+                whole_number(other)
+            self._hear(body)
         member.ready()
         member.wait("start")
         clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
         stats: dict[str, Any] = {"clock": clock}
-        pairs = [(int(source), int(destination)) for source, destination in body["pairs"]]
-        if body["measure"]:
+        if measures:
             stats |= self._measure(member, body, pairs)
         member.done(stats)
-        self._conclude(member.wait("summary")["stats"], pairs if body["measure"] else [])
+        summary = member.wait("summary")
+        with decoding("what the ranks say of the links"):
+            told = summary["stats"]
+            clocks = {whole_number(int(rank)): number(one["clock"]) for rank, one in told.items()}
+            measured = {
+                link: _link_from_stats(link, told[str(source)])
+                for link, (source, _) in enumerate(pairs if measures else [])
+                if f"link.{link}.rounds" in told[str(source)]
+            }
+            error = next((text(one["error"]) for one in told.values() if "error" in one), None)
+        self._conclude(clocks, pairs if measures else [], measured, error)
 
     def _look_at_run(self) -> dict[str, Any]:
         """Device, model, weights, input, output, memory: this rank's findings and facts."""
@@ -325,12 +340,13 @@ class _Examination:
         facts = hub.gather()
         if facts is None:
             return  # whoever waits for the plan hears why
-        findings = [
-            Finding.from_text(str(value))
-            for known in facts.values()
-            for name, value in known.items()
-            if name.startswith("finding.")
-        ]
+        findings: list[Finding] = []
+        for rank, known in facts.items():
+            with decoding(f"what rank {rank} says of itself"):
+                checks.check_facts(known)
+                findings += (
+                    Finding.from_text(value) for name, value in known.items() if name.startswith("finding.")
+                )
         pairs: list[tuple[int, int]] = []
         members: list[int] = []
         if self._model is not None:
@@ -383,9 +399,9 @@ class _Examination:
     def _hear(self, body: Mapping[str, Any]) -> None:
         """The findings of all. What another rank finds good it has printed itself, and rank 0 the rest."""
         known = set(_texts(self._findings))
-        for text in body["findings"]:
-            if text not in known:
-                finding = Finding.from_text(text)
+        for told in body["findings"]:
+            if told not in known:
+                finding = Finding.from_text(told)
                 self._note(finding, quiet=self._rank != 0 or finding.rank is not None)
 
     # -- the links --------------------------------------------------------------------------------
@@ -440,18 +456,17 @@ class _Examination:
             raise error
         return dict(stats)
 
-    def _conclude(self, stats: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[int, int]]) -> None:
+    def _conclude(
+        self,
+        clocks: Mapping[int, float],
+        pairs: Sequence[tuple[int, int]],
+        measured: Mapping[int, Estimate],
+        error: str | None,
+    ) -> None:
         quiet = self._rank != 0
-        clocks = {int(rank): float(told["clock"]) for rank, told in stats.items()}
         self._note(*checks.check_clocks(clocks), quiet=quiet)
         if not pairs:
             return
-        measured: dict[int, Estimate] = {}
-        for number, (source, _) in enumerate(pairs):
-            told = stats[str(source)]
-            if f"link.{number}.rounds" in told:
-                measured[number] = _link_from_stats(number, told)
-        error = next((str(told["error"]) for told in stats.values() if "error" in told), None)
         self._note(*checks.check_links(pairs, measured, error), quiet=quiet)
         if self._rank != 0:
             return
@@ -525,12 +540,12 @@ def _link_stats(number: int, estimate: Estimate) -> dict[str, float]:
     }
 
 
-def _link_from_stats(number: int, told: Mapping[str, Any]) -> Estimate:
+def _link_from_stats(link: int, told: Mapping[str, Any]) -> Estimate:
     bandwidth, latency, low, high, rounds = (
-        told[f"link.{number}.{name}"]
+        nonnegative(told[f"link.{link}.{name}"])
         for name in ("bw_bytes_per_s", "latency_s", "low_bytes_per_s", "high_bytes_per_s", "rounds")
     )
-    return Estimate(Link(float(bandwidth), float(latency)), float(low), float(high), int(rounds))
+    return Estimate(Link(bandwidth, latency), low, high, int(rounds))
 
 
 def _save_links(path: Path, links: Mapping[tuple[str, str], Link]) -> None:

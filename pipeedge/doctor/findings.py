@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
-from typing import Any
 
+from pipeedge import fields
 from pipeedge.errors import (
     EXIT_FAULT,
     EXIT_INFEASIBLE,
@@ -20,6 +20,7 @@ from pipeedge.errors import (
 
 __all__ = ["Finding", "Level", "exit_status", "ok", "problem", "problem_from", "warning"]
 
+_EXIT_CODES = 256
 _MAX_TEXT = 800
 """A finding travels as one value of a message, which is short."""
 
@@ -61,14 +62,14 @@ class Finding:
 
     @classmethod
     def from_text(cls, text: str) -> Finding:
-        """From ``to_text``; a malformed one raises ValueError, KeyError or TypeError."""
-        body: Mapping[str, Any] = json.loads(text)
+        """Parse ``to_text``. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        body = fields.parse(text)
         return cls(
             Level(body["level"]),
-            str(body["check"]),
-            str(body["what"]),
-            int(body["code"]),
-            None if body["rank"] is None else int(body["rank"]),
+            fields.text(body["check"]),
+            fields.text(body["what"]),
+            fields.whole_number(body["code"], below=_EXIT_CODES),
+            None if body["rank"] is None else fields.whole_number(body["rank"]),
         )
 
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from pipeedge.fields import record
 from pipeedge.wording import count, figure
 
 __all__ = [
@@ -146,15 +147,8 @@ class Decided:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Decided:
-        """From plain data; what is malformed raises KeyError, TypeError or ValueError."""
-        pace = body["bytes_per_s"]
-        return cls(
-            int(body["microbatch"]),
-            float(body["time_s"]),
-            int(body["bits"]),
-            None if pace is None else float(pace),
-            str(body["reason"]),
-        )
+        """Parse plain data. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        return record(cls, body)
 
 
 class Policy(Protocol):

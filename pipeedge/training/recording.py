@@ -9,12 +9,14 @@ batch, else ``wait input``. The last spans are kept, the sums are of all.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeedge import fields
 from pipeedge.timeline import Doing, Span, Timeline
 
 __all__ = ["BatchResult", "WorkerLane", "WorkerRecord", "lane_name", "to_timeline"]
@@ -123,19 +125,32 @@ class WorkerRecord:
 
     @classmethod
     def from_text(cls, text: str) -> WorkerRecord:
-        """What ``to_text`` made; what is malformed raises ValueError, KeyError or TypeError."""
-        body = json.loads(text)
+        """Parse what ``to_text`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        body = fields.parse(text)
         works = [
-            (Doing(doing).value, start * _US, end * _US, number)
+            (
+                Doing(doing).value,
+                fields.number(start) * _US,
+                fields.number(end) * _US,
+                None if number is None else fields.whole_number(number),
+            )
             for doing, start, end, number in body["works"]
         ]
         batches = [
-            (int(step), float("nan") if loss is None else float(loss), float(end))
+            (fields.whole_number(step), math.nan if loss is None else fields.number(loss), fields.number(end))
             for step, loss, end in body["batches"]
         ]
-        seconds = [(int(stage), Doing(doing).value, float(s)) for stage, doing, s in body["seconds"]]
+        seconds = [
+            (fields.whole_number(stage), Doing(doing).value, fields.nonnegative(spent))
+            for stage, doing, spent in body["seconds"]
+        ]
         return cls(
-            float(body["begun_s"]), float(body["until_s"]), works, batches, seconds, dict(body["extra"])
+            fields.number(body["begun_s"]),
+            fields.number(body["until_s"]),
+            works,
+            batches,
+            seconds,
+            fields.plain(body["extra"]),
         )
 
     @property

@@ -31,7 +31,8 @@ from pipeedge.control.hub import Hub
 from pipeedge.control.meeting import meet, telling
 from pipeedge.control.member import Member
 from pipeedge.data.images import is_image
-from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError, one_line
+from pipeedge.errors import EXIT_REQUEST, PeerFailedError, RequestError, one_line
+from pipeedge.fields import decoding, whole_number
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
 from pipeedge.machine import available_bytes, resident_bytes
 from pipeedge.outputs import model_paths
@@ -59,6 +60,7 @@ __all__ = ["show", "train"]
 
 _MB = 1 << 20
 _FLOAT_BYTES = 4
+_PORTS = 1 << 16
 _START = "batches done"
 """Among the facts: where a worker would go on from."""
 
@@ -217,11 +219,18 @@ class _Worker:
         if hub is not None:
             self._announce(hub)
         plan = member.wait("plan")
-        layers = [LayerRange(int(start), int(stop)) for start, stop in plan["layers"]]
+        with decoding("the plan of rank 0"):
+            layers = [
+                LayerRange(whole_number(start), whole_number(stop, below=self._network.n_layers + 1))
+                for start, stop in plan["layers"]
+            ]
+            if len(layers) != self._order.stages:
+                raise ValueError(f"{len(layers)} of {self._order.stages} stages")
+            store_port = whole_number(plan["store_port"], below=_PORTS)
         member.know_hub(self._name(0, layers))
         member.on_end(lambda: self._crew.stop(member.error))
         with self.activity.busy("making its stages"):
-            self._connect(int(plan["store_port"]))
+            self._connect(store_port)
             training = _Training(self, layers)
         member.ready()
         member.wait("start")
@@ -507,10 +516,8 @@ def _disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
 def _records(member: Member) -> dict[int, WorkerRecord]:
     found = {}
     for rank, text in member.records().items():
-        try:
+        with decoding(f"what rank {rank} recorded", peer=rank):
             found[rank] = WorkerRecord.from_text(text)
-        except (ValueError, TypeError, KeyError) as error:
-            raise PipeEdgeError(f"what rank {rank} recorded is malformed: {one_line(error)}") from error
     return found
 
 
