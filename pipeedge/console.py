@@ -5,16 +5,37 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from pipeedge.wording import printable
+from pipeedge.wording import printable, shortened
 
-__all__ = ["StandardOutput"]
+__all__ = ["StandardOutput", "fitted"]
 
 _WIDTH = 120
 """Where nothing says how wide: a file, a pipe. A narrower table would cut its figures off."""
+
+_ANY_WIDTH = 10_000
+_SHORTEST = 6
+"""A name is not cut further: the table then folds."""
+_TITLE = "host"
+
+
+def fitted(table: Callable[[Sequence[str]], Table], names: Sequence[str], console: Console) -> Table:
+    """Return the table with its names shortened to the room that its other columns leave, still distinct.
+
+    Args:
+        table: makes it, given a name for each row.
+        names: as they are.
+        console: where it is to be printed.
+    """
+    wide = console.options.update(width=_ANY_WIDTH)
+    room = console.width - console.measure(table([""] * len(names)), options=wide).maximum
+    # The column is at least as wide as its title, which was counted.
+    return table(shortened(names, max(_SHORTEST, room + len(_TITLE))))
 
 
 class StandardOutput(Console):

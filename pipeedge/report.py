@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeedge.checking import Agreement
+from pipeedge.console import fitted
 from pipeedge.files import check_writable, named_output, write_whole
 from pipeedge.metrics import Latency, StageStats
 from pipeedge.page import Part, find_bottleneck, read_run, render_run
@@ -212,31 +213,14 @@ def print_report(
         trace: file of the trace, if any.
         replaced: those of them that replaced a file.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    named = any(plan.host for plan in report.schedule.stages)
-    columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
-    for name in (*columns, "send", "sent", "busy", "peak"):
-        table.add_column(name, justify="left" if name in ("host", "layers") else "right")
-    for plan, stats in zip(report.schedule.stages, report.stages, strict=True):
-        table.add_row(
-            str(stats.stage),
-            str(stats.rank),
-            *((escape(plan.host or ""),) if named else ()),
-            str(plan.layers),
-            _amount(stats.parameters),
-            _seconds(stats.compute_s_mean),
-            _seconds(stats.recv_wait_s_mean),
-            _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
-            f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
-            f"{stats.busy_fraction:.0%}",
-            f"{stats.rss_peak_mb:,.0f}MB",
-        )
     console.print(
         f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
         highlight=False,
         markup=False,
     )
-    console.print(table, highlight=False)
+    hosts = [plan.host or "" for plan in report.schedule.stages]
+    stages = fitted(lambda names: _stage_table(report, names, console.width), hosts, console)
+    console.print(stages, highlight=False)
     lines = [
         f"throughput  {figure(report.throughput_items_per_s)} items/s "
         f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
@@ -269,6 +253,35 @@ def print_report(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+_ROOMY = 100
+"""A narrower terminal gets a tighter table, so that names and figures have what room there is."""
+
+
+def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
+    """The stages; without the column of hosts where none has a name."""
+    padding = 1 if width >= _ROOMY else 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
+    named = any(plan.host for plan in report.schedule.stages)
+    columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
+    for name in (*columns, "send", "sent", "busy", "peak"):
+        table.add_column(name, justify="left" if name in ("host", "layers") else "right", overflow="fold")
+    for plan, stats, host in zip(report.schedule.stages, report.stages, hosts, strict=True):
+        table.add_row(
+            str(stats.stage),
+            str(stats.rank),
+            *((escape(host),) if named else ()),
+            str(plan.layers),
+            _amount(stats.parameters),
+            _seconds(stats.compute_s_mean),
+            _seconds(stats.recv_wait_s_mean),
+            _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
+            f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
+            f"{stats.busy_fraction:.0%}",
+            f"{stats.rss_peak_mb:,.0f}MB",
+        )
+    return table
+
+
 def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
     if energy is None or energy["joules"] is None:
         return
@@ -285,7 +298,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     """Stages, predicted beside measured."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for stage in comparison.stages:
         table.add_row(str(stage.stage), *_beside(stage.compute), *_beside(stage.link))
     return table

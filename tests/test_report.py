@@ -143,6 +143,24 @@ def test_the_table_says_what_people_want_to_know() -> None:
     assert "skipped" not in text
 
 
+@pytest.mark.parametrize("width", [80, 72, 50])
+def test_a_narrow_table_keeps_hosts_apart_and_units_whole(width: int) -> None:
+    hosts = [f"edge-board-number-{number}.lab.example.org" for number in (17, 18)]
+    stream = io.StringIO()
+    shown = report(schedule=Schedule.from_partition([1, 6, 7, 16], hosts=hosts))
+    print_report(shown, Console(file=stream, width=width), results=None, saved=None)
+    text = stream.getvalue()
+    assert "17" in text
+    assert "18" in text
+    if width >= 72:
+        rows = [line for line in text.splitlines() if "101.4k" in line or "lab" in line or "edge" in line]
+        assert len(set(rows)) == len(rows) >= 2
+        assert "100.0ms" in text
+        assert "MB" in text
+    letters = "".join(text.split())
+    assert letters.count("ms") >= 4  # folded where there is no room, never cut
+
+
 def test_the_table_shows_hosts_predictions_and_what_was_skipped() -> None:
     named = Schedule.from_partition([1, 6, 7, 16], hosts=["[red]pi", "mb-0"])
     text = printed(

@@ -131,7 +131,9 @@ def _show(bed: TestBed) -> None:
 
     from pipeedge.console import StandardOutput
 
-    table = Table("host", "type", "address", "bandwidth", "processors", "memory", "processes", box=box.SIMPLE)
+    table = Table(box=box.SIMPLE)
+    for column in ("host", "type", "address", "bandwidth", "processors", "memory", "processes"):
+        table.add_column(column, overflow="fold")
     for host in bed.journal.hosts:
         usage = bed.usage(host.name)
         table.add_row(

@@ -176,7 +176,9 @@ def print_report(
     """A table of the workers, and the figures of the whole."""
     table = Table(box=box.SIMPLE)
     for column in ("worker", "stages", "layers", "forward", "backward", "update", "waiting", "peak memory"):
-        table.add_column(column, justify="left" if column in ("stages", "layers") else "right")
+        table.add_column(
+            column, justify="left" if column in ("stages", "layers") else "right", overflow="fold"
+        )
     for worker, record in sorted(report.records.items()):
         stages = report.stages_of(worker)
         of: dict[str, float] = {}
