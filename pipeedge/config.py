@@ -36,6 +36,7 @@ __all__ = [
     "ModelRequest",
     "OutputRequest",
     "RunRequest",
+    "STANDARD_INPUT",
     "ScheduleRequest",
     "WorldRequest",
     "check_report_name",
@@ -44,6 +45,7 @@ __all__ = [
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
+STANDARD_INPUT = Path("-")
 DEFAULT_MAX_IMAGE_PIXELS = 89_478_485
 """A gigabyte of memory is enough to decode a picture of this size."""
 DATASET_NAMES = ("CoLA", "ImageNet")
@@ -222,7 +224,10 @@ class InputRequest:
     """Which items to run. Without ``paths`` and ``dataset_name``, the default input that is shipped."""
 
     paths: tuple[Path, ...] = ()
-    """Image files, folders of images, ``.txt`` or ``.npz`` files; all of one kind."""
+    """Image files, folders of images, text files, ``.npz`` files, or patterns of them; all of one kind.
+    ``STANDARD_INPUT`` alone: text, or one picture."""
+    text_column: str | None = None
+    """Column of ``.csv`` and ``.tsv`` files that holds the sentences; None: the usual one."""
     dataset_name: str | None = None
     """``CoLA`` or ``ImageNet``."""
     dataset_root: Path | None = None
@@ -250,6 +255,10 @@ class InputRequest:
         if self.dataset_name is not None and self.dataset_name not in DATASET_NAMES:
             known = " or ".join(DATASET_NAMES)
             raise InputError(f"data set {self.dataset_name!r} is not known: choose {known}")
+        if STANDARD_INPUT in self.paths and len(self.paths) > 1:
+            raise InputError("--input - is standard input and goes alone, without files")
+        if self.text_column is not None and not self.paths:
+            raise InputError("--text-column goes with --input FILE.csv")
         if self.paths and self.dataset_name is not None:
             raise InputError("give either --input or --dataset-name, not both")
         if self.dataset_name is None:

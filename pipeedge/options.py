@@ -220,6 +220,7 @@ def _run_request(
         ),
         input=InputRequest(
             paths=tuple(arguments.input or ()),
+            text_column=arguments.text_column,
             dataset_name=arguments.dataset_name,
             dataset_root=arguments.dataset_root,
             dataset_split=arguments.dataset_split,
@@ -473,8 +474,15 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         type=path,
         nargs="+",
         metavar="PATH",
-        help="image files or folders, a .txt with a sentence a line, or a .npz of the model's inputs; "
-        "all of it is run (an input that is shipped, repeated)",
+        help="image files or folders, a .txt with a sentence a line, a .csv or .tsv, a .npz of the model's "
+        "inputs, or - for standard input; all of it is run (an input that is shipped, repeated)",
+    )
+    group.add_argument(
+        "--text-column",
+        type=name,
+        metavar="NAME|N",
+        help="column of a .csv or .tsv that has the sentences, by name, or by number in a file without names "
+        "(text or sentence, or the only one)",
     )
     group.add_argument(
         "-b", "--batch-size", type=int, metavar="N", help="items to run in all (64, or all of --input)"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pipeedge.config import InputRequest, OutputRequest, RunRequest, ScheduleRequest
+from pipeedge.config import STANDARD_INPUT, InputRequest, OutputRequest, RunRequest, ScheduleRequest
 from pipeedge.data.imagenet import is_data_file
 from pipeedge.data.images import is_image
+from pipeedge.data.opening import expanded
 from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.models import Model
 
@@ -86,8 +87,10 @@ def _is_companion(name: str) -> bool:
 
 def input_paths(request: InputRequest) -> Iterator[InputPath]:
     """Yield where items are read from."""
-    for path in request.paths:
-        yield InputPath("--input", path, is_image, nested=True)
+    for path in expanded(request.paths) if request.paths else ():
+        # Standard input may be a file that the shell has opened.
+        real = Path("/dev/stdin") if path == STANDARD_INPUT else path
+        yield InputPath("--input", real, is_image, nested=True)
     if request.dataset_indices_file is not None:
         yield InputPath("--dataset-indices-file", request.dataset_indices_file)
     if request.dataset_root is not None:

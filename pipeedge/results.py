@@ -1,6 +1,6 @@
 """What a run gives back: one row for every input item, in input order, and the accuracy.
 
-    .csv     item, source, label, then class, name and score of the best five
+    .csv     item, source, label, the sentence if it is text, then class, name and score of the best five
     .jsonl   {"item": 0, "source": "a.png", "label": 3, "top": [{"class": 3, "name": "3", "score": 0.98}]}
     .npz     ``outputs`` float32 [items, ...]; ``labels`` int64 [items], -1 where unknown, if any is known;
              ``items`` int64 [items], the places in the input, if some input was left out
@@ -70,6 +70,10 @@ class ResultItems(Protocol):
     def sources(self) -> Sequence[str]:
         """Where each item came from."""
 
+    @property
+    def texts(self) -> Sequence[str] | None:
+        """The sentence of each item; None if they are not text."""
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -103,16 +107,25 @@ class Row:
     """Best first."""
     scores: tuple[float, ...]
     """Their softmax over all classes."""
+    text: str | None = None
+    """Its sentence, if it is one."""
 
 
 def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[Row]:
     """The rows of logits ``outputs`` [items, classes]."""
     # In float64, so that a score does not depend on how a processor sums many small float32 values.
     scores, classes = outputs.double().softmax(dim=1).topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
+    texts: Sequence[str | None] = items.texts or [None] * len(items.sources)
     return [
-        Row(number, source, label, tuple(best), tuple(values))
-        for number, source, label, best, values in zip(
-            items.numbers, items.sources, items.labels, classes.tolist(), scores.tolist(), strict=True
+        Row(number, source, label, tuple(best), tuple(values), text)
+        for number, source, label, best, values, text in zip(
+            items.numbers,
+            items.sources,
+            items.labels,
+            classes.tolist(),
+            scores.tolist(),
+            texts,
+            strict=True,
         )
     ]
 
@@ -161,9 +174,12 @@ class CsvRows(RowFormat):
             if not self._has_header:
                 places = range(1, len(row.classes) + 1)
                 best = [f"{column}_{place}" for place in places for column in ("class", "name", "score")]
-                self._writer.writerow(["item", "source", "label", *best])
+                named = ["item", "source", "label", *(("text",) if row.text is not None else ())]
+                self._writer.writerow([*named, *best])
                 self._has_header = True
             cells: list[object] = [row.number, row.source, "" if row.label is None else row.label]
+            if row.text is not None:
+                cells.append(row.text)
             for number, score in zip(row.classes, row.scores, strict=True):
                 cells += [number, class_name(self._labels, number) or "", f"{score:.6g}"]
             self._writer.writerow(cells)
@@ -189,6 +205,8 @@ class JsonRows(RowFormat):
             document: dict[str, object] = {"item": row.number, "source": row.source}
             if row.label is not None:
                 document["label"] = row.label
+            if row.text is not None:
+                document["text"] = row.text
             document["top"] = [
                 self._entry(number, score) for number, score in zip(row.classes, row.scores, strict=True)
             ]

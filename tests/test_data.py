@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import logging
 from dataclasses import dataclass
@@ -326,6 +327,75 @@ class TestText:
         assert microbatch.sources == (f"{path}:1", f"{path}:2")
         assert microbatch.payload[0][0].tolist()[:2] == [2, 5]
         assert microbatch.payload[0][1].tolist()[:3] == [2, 7, 3]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "column"),
+        [
+            ("a.csv", 'id,text\n1,the\n\n2,"cat, sat"\n3,\n4,"the\nsat"\n', None),
+            ("a.csv", "Sentence;n\r\nthe;1\r\ncat, sat;2\r\nthe sat;3\r\n", None),
+            ("a.csv", "only\nthe\ncat sat\nthe sat\n", None),
+            ("a.tsv", "id\tfirst\tsecond\n1\tx\tthe\n2\tx\tcat sat\n3\tx\tthe sat\n", "second"),
+            ("a.tsv", '1\t"the\n2\tcat sat\n3\tthe sat\n', "2"),
+            ("-", "n,text\n1,the\n2,cat sat\n3,the sat\n", "text"),
+            ("-", "the\r\n\ncat sat\nthe sat", None),
+        ],
+    )
+    def test_columns_of_tables_and_standard_input(
+        self,
+        tmp_path: Path,
+        vocabulary: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        content: str,
+        column: str | None,
+    ) -> None:
+        path = Path("-") if name == "-" else tmp_path / name
+        if name == "-":
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+        else:
+            path.write_bytes(content.encode())
+        request = InputRequest(paths=(path,), text_column=column)
+        (microbatch,) = open_input(request, bert(10, directory=vocabulary)).microbatches(8)
+        assert microbatch.texts is not None
+        words = [text.replace('"', "").replace(",", "").split() for text in microbatch.texts]
+        assert words == [["the"], ["cat", "sat"], ["the", "sat"]]
+        assert microbatch.sources[0] == ("standard input" if name == "-" else str(path)) + (
+            ":1" if "text" not in content and content[:3] in ("the", '1\t"') else ":2"
+        )
+
+    @pytest.mark.parametrize(
+        ("content", "column", "message"),
+        [
+            ("id,body\n1,a\n", None, r"which column has the sentences\? --text-column NAME, of id, body"),
+            ("id,body\n1,a\n", "bdy", r"has no column bdy; did you mean body\?; its columns are id, body"),
+            ("a,b\n1\n", "b", r"a\.csv:2: this row has no column 2"),
+            ("a,b\n1,2\n", "0", "columns are counted from 1"),
+            ('a\n"' + "x" * 200_000 + '"\n', None, r"a\.csv:2: cannot be read as a table \(field larger"),
+        ],
+    )
+    def test_tables_without_the_column(
+        self, tmp_path: Path, vocabulary: Path, content: str, column: str | None, message: str
+    ) -> None:
+        path = file_with(tmp_path, content, "a.csv")
+        with pytest.raises(InputError, match=message):
+            open_input(InputRequest(paths=(path,), text_column=column), bert(10, directory=vocabulary))
+
+    def test_patterns_are_expanded(self, tmp_path: Path, vocabulary: Path) -> None:
+        first, second = file_with(tmp_path, "the", "b[1].txt"), file_with(tmp_path, "cat", "b2.txt")
+        model = bert(10, directory=vocabulary)
+        for paths, expected in (((first,), ["the"]), ((tmp_path / "b*.txt",), ["cat", "the"])):
+            (microbatch,) = open_input(InputRequest(paths=paths), model).microbatches(8)
+            assert list(microbatch.texts or ()) == expected
+        assert second.exists()
+        with pytest.raises(InputError, match=r"\*\.txt: no file matches this pattern"):
+            open_input(InputRequest(paths=(tmp_path / "x*.txt",)), model)
+
+    def test_options_that_would_have_no_effect(self, tmp_path: Path, vocabulary: Path) -> None:
+        path = file_with(tmp_path, "the")
+        with pytest.raises(InputError, match=r"--text-column x: the input has no \.csv or \.tsv"):
+            open_input(InputRequest(paths=(path,), text_column="x"), bert(10, directory=vocabulary))
+        with pytest.raises(InputError, match="goes alone"):
+            InputRequest(paths=(Path("-"), path))
 
     @pytest.mark.parametrize("word", ["cat ", "x" * 99 + " ", "cat" + " " * 2000, "\u4e2d", "xy" * 500 + " "])
     def test_of_a_long_line_only_the_beginning_is_tokenised(

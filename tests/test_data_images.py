@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import replace
@@ -354,6 +355,14 @@ class TestFiles:
         Image.fromarray(values).save(tmp_path / "a.tif")
         with pytest.raises(InputError, match=rf"a\.tif: its values are {kind}.*range is not known"):
             open_image(tmp_path / "a.tif")
+
+    def test_a_picture_from_standard_input(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = saved(tmp_path, "a.png")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+        (piped,) = open_input(InputRequest(paths=(Path("-"),)), vit(8)).microbatches(1)
+        (named,) = open_input(InputRequest(paths=(path,)), vit(8)).microbatches(1)
+        assert torch.equal(piped.payload[0], named.payload[0])
+        assert piped.sources == ("standard input",)
 
     def test_grey_pictures_give_the_same_values_as_their_colour_form(self) -> None:
         grey = picture(301, 203, mode="L")

@@ -32,6 +32,7 @@ class Items:
     numbers: Sequence[int]
     labels: Sequence[int | None]
     sources: Sequence[str]
+    texts: Sequence[str] | None = None
 
     @classmethod
     def of(cls, *numbers: int, labels: Sequence[int | None] | None = None) -> Items:
@@ -78,6 +79,16 @@ class TestFiles:
             ]
             scores = [float(row[f"score_{place}"]) for place in range(1, 6)]
             assert scores == pytest.approx([softmax(outputs)[number] for number in best], rel=1e-5)
+
+    def test_rows_of_text_carry_the_sentence(self, tmp_path: Path) -> None:
+        items = Items((0, 1), (None, 1), ("s.txt:1", "s.txt:2"), ('a "quoted", one', "zwei\u2028drei"))
+        table = written(tmp_path / "out.csv", NAMED, (OUTPUTS[:2], items))
+        with table.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        assert list(rows[0])[:5] == ["item", "source", "label", "text", "class_1"]
+        assert tuple(row["text"] for row in rows) == items.texts
+        lines = written(tmp_path / "out.jsonl", NAMED, (OUTPUTS[:2], items)).read_text(encoding="utf-8")
+        assert tuple(json.loads(line)["text"] for line in lines.strip().split("\n")) == items.texts
 
     def test_csv_of_a_model_with_few_and_nameless_classes(self, tmp_path: Path) -> None:
         path = written(tmp_path / "out.csv", Model(), (torch.zeros(1, 2), Items.of(0)))

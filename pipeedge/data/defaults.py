@@ -110,6 +110,7 @@ def default_sentences(model: ModelInputs, directories: Iterable[Path]) -> Items:
         tuple(entry.sentence.source for entry in shipped),
         (None,) * len(shipped),
         model.input_names,
+        tuple(entry.sentence.text for entry in shipped),
     )
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import glob
+import io
 import logging
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, is_digits
 from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
 from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.data.pictures import decode_image
 from pipeedge.data.selection import select
-from pipeedge.data.source import InputSource, Items, JoinedItems, RepeatedItems
+from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.tables import TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.errors import InputError
 
-__all__ = ["open_input"]
+__all__ = ["expanded", "open_input"]
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +88,9 @@ def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
 
 def path_items(request: InputRequest, model: ModelInputs) -> Items:
     """The items of ``request.paths``, in the order given."""
-    kinds = {path: kind_of(path) for path in request.paths}
-    one = request.paths[0]
+    given = expanded(request.paths)
+    kinds = {path: kind_of(path, model) for path in given}
+    one = given[0]
     for path, kind in kinds.items():
         if kind != kinds[one]:
             raise InputError(
@@ -92,36 +98,65 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
                 "give images and folders, or text files, or .npz files, not a mixture"
             )
     kind = kinds[one]
+    tables = any(path == STANDARD_INPUT or path.suffix.lower() in TABLE_SUFFIXES for path in given)
+    if request.text_column is not None and not (kind == TEXT and tables):
+        raise InputError(f"--text-column {request.text_column}: the input has no .csv or .tsv")
     if kind == ARRAYS:
-        return join(array_items(request, model))
+        return join(array_items(given, request.batch_size, model))
     if takes_text(model) != (kind == TEXT):
-        takes = "sentences (.txt)" if takes_text(model) else "images"
+        takes = "sentences (.txt, .csv, .tsv)" if takes_text(model) else "images"
         raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")
     directories = companion_directories(request, model)
     if kind == TEXT:
         tokenizer = open_tokenizer(model, directories)
-        return join([tokenizer.items(read_sentences(path)) for path in request.paths])
+        return join([tokenizer.items(read_sentences(path, request.text_column)) for path in given])
+    transform = image_transform(model, directories)
+    if one == STANDARD_INPUT:
+        picture = decode_image(
+            io.BytesIO(sys.stdin.buffer.read()), "standard input", request.max_image_pixels
+        )
+        item = Item((transform.encode(picture),), None, "standard input")
+        return MemoryItems((item,), pixels=transform.table)
     skipped: Counter[str] = Counter()
-    paths = tuple(image for path in request.paths for image in image_paths(path, skipped))
-    line = skipped_line(", ".join(str(path) for path in request.paths if path.is_dir()), skipped)
+    paths = tuple(image for path in given for image in image_paths(path, skipped))
+    line = skipped_line(", ".join(str(path) for path in given if path.is_dir()), skipped)
     if line is not None:
         log.warning("%s", line)
-    transform = image_transform(model, directories)
     return ImageFiles(paths, (None,) * len(paths), transform, request.max_image_pixels)
 
 
-def array_items(request: InputRequest, model: ModelInputs) -> list[Items]:
+def array_items(paths: Sequence[Path], limit: int | None, model: ModelInputs) -> list[Items]:
     """Open all files of arrays; of those behind the limit no row is read."""
-    left, found = request.batch_size, list[Items]()
-    for path in request.paths:
+    left, found = limit, list[Items]()
+    for path in paths:
         found.append(ArrayItems.open(path, model, left))
         if left is not None:
             left -= len(found[-1])
     return found
 
 
-def kind_of(path: Path) -> str:
-    """What ``path`` holds, by its suffix; a folder holds images."""
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """Replace patterns (``photos/*.jpg``), which not every shell expands, by the sorted files they match.
+
+    Raises:
+        InputError: a pattern matches nothing.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not glob.has_magic(str(path)) or path.exists():
+            found.append(path)
+            continue
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+        if not matches:
+            raise InputError(f"{path}: no file matches this pattern")
+        found += map(Path, matches)
+    return found
+
+
+def kind_of(path: Path, model: ModelInputs) -> str:
+    """What ``path`` holds, by its suffix; a folder holds images, standard input what the model takes."""
+    if path == STANDARD_INPUT:
+        return TEXT if takes_text(model) else IMAGES
     if path.is_dir():
         return IMAGES
     if not path.exists():
@@ -129,12 +164,14 @@ def kind_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return ARRAYS
-    if suffix == ".txt":
+    if suffix == ".txt" or suffix in TABLE_SUFFIXES:
         return TEXT
     if suffix in IMAGE_SUFFIXES:
         return IMAGES
     known = " ".join(IMAGE_SUFFIXES)
-    raise InputError(f"{path}: unknown kind of input; known are folders, .txt, .npz and images ({known})")
+    raise InputError(
+        f"{path}: unknown kind of input; known are folders, .txt, .csv, .tsv, .npz and images ({known})"
+    )
 
 
 def image_paths(path: Path, skipped: Counter[str]) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, features
@@ -19,7 +20,7 @@ from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS
 from pipeedge.errors import InputError
 from pipeedge.wording import figure, printable
 
-__all__ = ["IMAGE_SUFFIXES", "eight_bit", "is_image", "open_image"]
+__all__ = ["IMAGE_SUFFIXES", "decode_image", "eight_bit", "is_image", "open_image"]
 
 _SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -85,14 +86,22 @@ def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:
         # Opening a pipe would wait for somebody to write into it.
         if not stat.S_ISREG(path.stat().st_mode):
             raise InputError(f"{name}: is not a regular file")
-        with Image.open(path, formats=_FORMATS) as image:
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read as an image ({error})") from error
+    return decode_image(path, name, max_pixels)
+
+
+def decode_image(source: Path | BinaryIO, name: str, max_pixels: int | None = None) -> Image.Image:
+    """Decode what ``source`` holds, as ``open_image`` does; ``name`` is what messages call it."""
+    try:
+        with Image.open(source, formats=_FORMATS) as image:
             _check_size(image, name, max_pixels)
             _reduce(image)
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return eight_bit(image, name)
-    except FileNotFoundError:
-        raise InputError(f"{name}: no such file") from None
     except MemoryError:
         raise InputError(f"{name}: there is not enough memory for this picture") from None
     except (OSError, SyntaxError, ValueError) as error:

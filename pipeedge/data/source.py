@@ -46,6 +46,8 @@ class Item:
     """The index of its true class, if known."""
     source: str
     """Where it came from, for the results: a file, a line of a file, an entry of a data set."""
+    text: str | None = None
+    """Its sentence, for the results."""
 
 
 Reading: TypeAlias = Item | InputError
@@ -218,6 +220,8 @@ class Microbatch:
     """Where each item came from."""
     numbers: tuple[int, ...]
     """The place of each item in the input, from 0; items that are skipped leave gaps."""
+    texts: tuple[str, ...] | None = None
+    """The sentence of each item; None if they are not text."""
 
     @property
     def items(self) -> int:
@@ -247,8 +251,13 @@ class Group:
         numbers, items = zip(*self.numbered, strict=True)
         for target, tensors in zip(payload, zip(*(item.tensors for item in items), strict=True), strict=True):
             _stack(tensors, target)
+        texts = tuple(item.text for item in items if item.text is not None)
         return Microbatch(
-            payload, tuple(item.label for item in items), tuple(item.source for item in items), numbers
+            payload,
+            tuple(item.label for item in items),
+            tuple(item.source for item in items),
+            numbers,
+            texts if len(texts) == len(items) else None,
         )
 
 

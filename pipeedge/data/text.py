@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import Any
 
 import torch
 
+from pipeedge.config import STANDARD_INPUT
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
+from pipeedge.data.tables import TABLE_SUFFIXES, column_of
 from pipeedge.errors import InputError
 
 __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
@@ -52,6 +55,8 @@ class TokenItems:
     labels: tuple[int | None, ...]
     input_names: tuple[str, ...]
     """The model's inputs, out of those that ``read`` makes."""
+    texts: tuple[str, ...]
+    """The sentences themselves."""
 
     in_memory = True
     pixels = None
@@ -82,7 +87,7 @@ class TokenItems:
             "token_type_ids": torch.zeros_like(ids),
         }
         payload = tuple(tensors[name] for name in self.input_names)
-        return Item(payload, self.labels[index], self.sources[index])
+        return Item(payload, self.labels[index], self.sources[index], self.texts[index])
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ class Tokenizer:
             tuple(sentence.source for sentence in sentences),
             tuple(sentence.label for sentence in sentences),
             self.model.input_names,
+            tuple(sentence.text for sentence in sentences),
         )
 
     def _encode(self, texts: list[str], limit: int | None = None) -> list[array[int]]:
@@ -232,23 +238,32 @@ def download_tokenizer(model_name: str) -> Path | None:
     return companion_file(model_name, (), TOKENIZER_FILES)
 
 
-def read_sentences(path: Path) -> list[Sentence]:
-    """The sentences in ``path``, one a line; blank lines are left out.
+def read_sentences(path: Path, column: str | None = None) -> list[Sentence]:
+    """Read the sentences in a file: one a line, or one a row of a table; blank ones are left out.
 
     Lines end with LF or CR LF. Other characters that Unicode counts as ends of lines are part of a sentence.
+
+    Args:
+        path: the file, or ``STANDARD_INPUT``, which is a table if ``column`` is given.
+        column: the column of a table, as ``column_of`` takes it.
 
     Raises:
         InputError: the file cannot be read as UTF-8 text, or holds no sentence.
     """
+    name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    sentences = [
-        Sentence(line.strip(), f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+        raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error
+    suffix = path.suffix.lower()
+    lines: Iterable[tuple[int, str]]
+    if suffix in TABLE_SUFFIXES or (path == STANDARD_INPUT and column is not None):
+        tabs = suffix == ".tsv" or (not suffix and "\t" in text.partition("\n")[0])
+        lines = column_of(text, name, column, tabs=tabs)
+    else:
+        lines = enumerate(text.split("\n"), start=1)
+    sentences = [Sentence(line.strip(), f"{name}:{number}") for number, line in lines if line.strip()]
     if not sentences:
-        raise InputError(f"{path}: no sentence in this file (one a line)")
+        raise InputError(f"{name}: no sentence in this file (one a line)")
     return sentences

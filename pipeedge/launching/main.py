@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.config import Environment, RunRequest, inherited_environment
+from pipeedge.config import STANDARD_INPUT, Environment, RunRequest, inherited_environment
 from pipeedge.errors import RequestError
 from pipeedge.launching.commands import (
     DOCTOR_MODULE,
@@ -142,6 +142,8 @@ def _check(request: LaunchRequest) -> RunRequest:
     environment = Environment.read()
     parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
     asked = parse(argv, environment).request
+    if STANDARD_INPUT in asked.input.paths:
+        raise RequestError("--input -: ranks that are started here have no standard input; name a file")
     if asked.schedule.partition is not None:
         schedule = Schedule.from_partition(asked.schedule.partition)
         if asked.schedule.rank_order is not None:
