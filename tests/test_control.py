@@ -770,6 +770,28 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
 # --- real connections -------------------------------------------------------------------------------
 
 
+def test_a_rank_that_is_crowded_out_before_it_was_heard_says_all_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with member(address, 1) as self:
+            self.hello(world_size=2, host="pi")
+            for _ in range(2):
+                listener.accept()[0].close()  # as a hub does that has too many strangers
+            connection, _ = listener.accept()
+            with connection:
+                self.facts({"items": 3})
+                decoder, came = Decoder(), []
+                while "facts" not in came:
+                    came += [message.kind for message in decoder.feed(connection.recv(1 << 16))]
+                assert came[0] == "hello"
+                assert came.count("facts") == 1
+                connection.sendall(encode(Message("plan", {"x": 1})))
+                assert self.wait("plan") == {"x": 1}
+            # Once the hub was heard, the end of the connection is the end.
+            with pytest.raises(PeerFailedError, match="rank 0 is gone"):
+                self.wait("start")
+
+
 @contextlib.contextmanager
 def hub(world: int, timeout: float = 10.0) -> Iterator[tuple[Hub, tuple[str, int]]]:
     listener = socket.create_server(("127.0.0.1", 0))
@@ -836,6 +858,7 @@ def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
                 server_end.sendall(encode(Message("beat")))
             if closes:
                 server_end.close()
+                listener.close()
             began = time.monotonic()
             kind = PeerFailedError if closes else DeadlineError
             with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)") as caught:

@@ -16,7 +16,7 @@ from pipeedge.errors import PeerFailedError
 from pipeedge.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.frame import FrameError
-from pipeedge.transport.p2p import P2PReceiver, P2PSender, P2PShipment
+from pipeedge.transport.p2p import P2PReceiver, P2PSender, P2PShipment, _brief
 
 LINK = Link(3, 5, (TensorSpec((2, 3), torch.float32),))
 LIMIT_S = 5.0
@@ -180,6 +180,12 @@ def test_who_waits_second_finds_the_memory_free() -> None:
     assert given_back == [1]
     first.join(LIMIT_S)
     assert given_back == [1]
+
+
+def test_what_gloo_says_is_shown_without_its_own_words() -> None:
+    assert _brief(RuntimeError(CLOSED)) == "Connection closed by peer [10.0.0.1]:4"
+    noisy = "[a/b.cc:1] Gloo connectFullMesh failed with [c/d.cc:31] no error. GLHF!\nmore"
+    assert _brief(RuntimeError(noisy)) == "Gloo connectFullMesh failed with no error"
 
 
 # --- the rendezvous ---------------------------------------------------------------------------------

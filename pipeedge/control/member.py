@@ -32,6 +32,7 @@ _VERDICT_WAIT_S = 3.0
 """How long a rank that lost another waits to hear from the hub what the cause was."""
 _RETRY_S = 0.2
 _CONNECT_S = 5.0
+_MORE_DIALS = 10
 _CLOCK_BURST = 8
 """Exchanges of clocks, one after the other, as soon as the hub knows this rank; later, one with each beat."""
 _MAX_LINE = 2000
@@ -39,6 +40,14 @@ _MAX_NOTICE = 8000
 _MAX_KIND = 40
 _RECORD_CHARS = 24 << 10
 """Of one message. The hub takes 64 KiB, and what is quoted grows."""
+
+
+def _peer(sock: socket.socket) -> tuple[str, int] | None:
+    """Return where ``sock`` leads, or None if that is no address of a network."""
+    try:
+        return sock.getpeername()[:2] if sock.family in (socket.AF_INET, socket.AF_INET6) else None
+    except OSError:
+        return None
 
 
 class Member:
@@ -85,6 +94,9 @@ class Member:
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
         self._hub_heard = False  # whether who listens there has shown that it is a hub
+        self._hub_at = _peer(sock)
+        self._dials = _MORE_DIALS
+        self._unheard: list[bytes] = []  # said before the hub was heard, to be said again if it was not taken
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
@@ -224,9 +236,13 @@ class Member:
         data = encode(message)
         try:
             with self._send_lock:
+                if not self._hub_heard:
+                    self._unheard.append(data)
                 self._socket.sendall(data)
         except OSError:
-            self._fail(self._hub_gone())
+            if self._hub_heard or self._hub_at is None:
+                self._fail(self._hub_gone())
+            # Otherwise the member's thread sees the same, and connects anew.
 
     def _serve(self) -> None:
         try:
@@ -251,9 +267,13 @@ class Member:
                     data = self._socket.recv(1 << 16)
                     messages = decoder.feed(data)
                 except (OSError, PeerFailedError) as error:
+                    if isinstance(error, OSError) and self._connect_again():
+                        continue
                     self._fail(self._hub_gone(error))
                     return
                 if not data:
+                    if self._connect_again():
+                        continue
                     self._fail(self._hub_gone())
                     return
                 heard_at = now
@@ -272,6 +292,28 @@ class Member:
                 beat_at = now
                 self._say(Message("beat", self._status().to_body()))
                 self._ask_the_time()
+
+    def _connect_again(self) -> bool:
+        """Connect once more if the hub has not taken notice of this rank, and say again what was said.
+
+        The hub keeps few connections that have not said which rank they are. When many strangers come at
+        once, one of them can take the place of this rank before its hello was read.
+        """
+        if self._hub_heard or self._hub_at is None or not self._dials:
+            return False
+        self._dials -= 1
+        time.sleep(_RETRY_S)  # others crowd in at this moment
+        try:
+            sock = self.dial(*self._hub_at, timeout_s=_RETRY_S)
+        except PipeEdgeError:
+            return False
+        sock.settimeout(self._timeout_s)
+        with self._send_lock:
+            self._socket.close()
+            self._socket = sock
+            with contextlib.suppress(OSError):  # what happened to this one is seen when it is read
+                sock.sendall(b"".join(self._unheard))
+        return True
 
     def _ask_the_time(self) -> None:
         self._say(Message("clock", {"sent": self._run_clock()}))

@@ -254,8 +254,9 @@ def _lost_receiving(link: Link, error: RuntimeError) -> PeerFailedError:
 
 
 def _brief(error: Exception) -> str:
-    """What gloo says, without the place in its source that it says first."""
-    return re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", str(error))
+    """Return what gloo says in short: without places in its source, and without its good wishes (GLHF!)."""
+    text = re.sub(r"\[[^]]*\.(cc|cpp|h):\d+\]\s*", "", str(error)).partition("\n")[0]
+    return re.sub(r"[\s,.;]*GLHF!?\s*", "", text).strip()
 
 
 class _Inbound:
