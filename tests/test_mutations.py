@@ -17,15 +17,18 @@ import pytest
 import torch
 from mutations import document_bytes, mutate_bytes, mutate_document, refused, rounds
 from safetensors.torch import load_file, save_file
+from saved_reports import simulated_body, through_json
 
 from pipeedge.archive import read_exactly
 from pipeedge.config import InputRequest
 from pipeedge.data import arrays, open_input
-from pipeedge.errors import InputError, ModelError, WeightsError
+from pipeedge.errors import InputError, ModelError, RequestError, WeightsError
 from pipeedge.models import Model, find_model
 from pipeedge.models.weights import open_weights
 from pipeedge.models.writing import write_converted
+from pipeedge.page import compare_lines, read_run, render_run, summary_lines
 from pipeedge.payload import Payload
+from pipeedge.reporting.main import ReportRequest, make_report
 
 ROUNDS = 60
 
@@ -307,3 +310,44 @@ def test_labels_that_number_no_class_are_refused(label: int, tmp_path: Path) -> 
     np.savez(tmp_path / "x.npz", pixel_values=np.zeros((1, 1, 8, 8), np.float32), labels=labels)
     with pytest.raises(InputError, match=f"labels has {label}, which is no number of a class"):
         open_input(InputRequest(paths=(tmp_path / "x.npz",)), model)
+
+
+# --- saved reports -----------------------------------------------------------------------------------
+
+
+def test_mutated_reports_are_refused_in_one_line_or_shown() -> None:
+    body = through_json(simulated_body([0.1, 0.2], microbatches=4))
+    other = read_run(body, "other.json")
+    chance = random.Random(8)
+
+    def use() -> None:
+        run = read_run(mutated, "run.json")
+        render_run(run)
+        summary_lines(run)
+        compare_lines(run, other)
+
+    for _ in range(rounds(ROUNDS) // 2):
+        mutated = mutate_document(body, chance)
+        refused(use)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda lane: lane["start_us"].__setitem__(1, float("nan")), r"start_us\[1\] is nan"),
+        (lambda lane: lane["end_us"].__setitem__(1, 1e300), "which is no time of a run"),
+        (lambda lane: lane["doing"].__setitem__(1, []), "not text"),
+        (lambda lane: lane["microbatch"].__setitem__(1, "x"), "not a number"),
+    ],
+)
+def test_spans_that_cannot_be_are_refused(damage: Callable[[dict[str, Any]], None], words: str) -> None:
+    body = through_json(simulated_body([0.1, 0.2], microbatches=4))
+    damage(body["timeline"]["lanes"][0])
+    with pytest.raises(RequestError, match=words):
+        read_run(body, "run.json")
+
+
+def test_numbers_that_json_has_not_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"model": "m", "elapsed_s": NaN}')
+    with pytest.raises(RequestError, match=r"is no JSON \(NaN is no number\)"):
+        make_report(ReportRequest((tmp_path / "run.json",)))

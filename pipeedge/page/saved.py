@@ -14,6 +14,10 @@ from pipeedge.timeline import Doing, Timeline
 __all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
 
 
+_LONGEST_US = 1e15
+"""Thirty years, in microseconds."""
+
+
 class _Value:
     """A value of the document, and where it stands."""
 
@@ -338,8 +342,17 @@ def _timeline(root: _Value) -> Timeline | None:
     known = {doing.value for doing in Doing}
     for lane in value.at("lanes").items():
         for doing in lane.at("doing").items():
-            if doing.value not in known:
+            if doing.text() not in known:
                 doing.fail(f"is {_shown(doing.value)}, which this version does not know")
+        lane.at("rank").whole()
+        lane.at("lane").text()
+        for key in ("start_us", "end_us"):
+            for time in lane.at(key).items():
+                if abs(time.number()) > _LONGEST_US:
+                    time.fail(f"is {_shown(time.value)}, which is no time of a run")
+        for microbatch in lane.at("microbatch").items():
+            if microbatch.value is not None:
+                microbatch.whole()
     try:
         return Timeline.from_body(value.value)
     except (ValueError, KeyError, TypeError, OverflowError) as error:

@@ -121,8 +121,13 @@ def _read(path: Path) -> object:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RequestError(f"{path}: larger than {MAX_BYTES >> 20} MB; is it a report of this program?")
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path}: is no JSON ({error})") from error
+
+
+def _refuse(name: str) -> NoReturn:
+    """Refuse what Python's JSON has beyond the standard: NaN and Infinity."""
+    raise ValueError(f"{name} is no number")
