@@ -149,6 +149,10 @@ def inherited_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+MAX_WORLD = 1024
+"""Ranks of a run. More connections than this are beyond one hub, and a WORLD beyond it is a slip."""
+
+
 @dataclass(frozen=True)
 class WorldRequest:
     """This process among its peers."""
@@ -170,6 +174,8 @@ class WorldRequest:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise RequestError(f"a world of {count(self.size, 'rank')}: WORLD must be at least 1")
+        if self.size > MAX_WORLD:
+            raise RequestError(f"a world of {count(self.size, 'rank')}: WORLD is at most {MAX_WORLD}")
         if not 0 <= self.rank < self.size:
             raise RequestError(
                 f"rank {self.rank} is outside the world: with WORLD {self.size}, RANK is 0 to {self.size - 1}"

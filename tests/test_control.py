@@ -341,6 +341,14 @@ def test_a_rank_that_never_appears_is_named_at_the_deadline() -> None:
     assert play.heard(0, "verdict") == play.heard(2, "verdict") == [play.verdict.message()]
 
 
+def test_many_ranks_that_never_appear_are_counted() -> None:
+    play = Play(world=1000, timeout=10)
+    play.hello(0)
+    play.pass_time(11, beats={0: WAITING})
+    assert play.line().startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 989 more of 1000 never appeared")
+    assert len(play.line()) < 200
+
+
 def test_a_rank_that_comes_late_hears_the_verdict() -> None:
     play = Play(timeout=10)
     play.hello(0)

@@ -107,6 +107,7 @@ WRONG = [
     ("a 2", "RANK.*invalid int"),
     ("2 2", r"rank 2 is outside the world: with WORLD 2, RANK is 0 to 1"),
     ("-1 2", "rank -1 is outside the world"),
+    ("0 1000000", "WORLD is at most 1024"),
     ("0 0", "a world of 0 ranks"),
     ("0 -3", "a world of -3 ranks"),
     ("0 2 --port 0", "--port 0: a port is 1 to 65535"),

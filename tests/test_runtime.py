@@ -37,7 +37,9 @@ from processes import DEADLINE_S, RUNTIME, Ended, World, environment, free_port,
 from rich.console import Console
 
 from pipeedge import pipeline
-from pipeedge.config import Environment
+from pipeedge.config import Environment, WorldRequest
+from pipeedge.control.meeting import meet
+from pipeedge.errors import RequestError
 from pipeedge.models import find_model
 from pipeedge.options import guard, parse_runtime
 
@@ -829,12 +831,12 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_port_in_use_is_said(call: Callable[..., Call]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_port_in_use_is_said_and_a_single_rank_needs_none(call: Callable[..., Call]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as stack:
         port = taken.getsockname()[1]
-        done = call(*DIGITS, "--port", port)
-    assert done.status == 2
-    assert f"--port {port} is in use on 127.0.0.1" in done.line
+        assert call(*DIGITS, "-b", 8, "--port", port).status == 0
+        with pytest.raises(RequestError, match=f"--port {port} is in use on 127.0.0.1"):
+            meet(WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port), stack)
 
 
 def test_a_run_leaves_no_thread_behind(call: Callable[..., Call]) -> None:

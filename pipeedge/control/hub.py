@@ -51,7 +51,7 @@ from pipeedge.errors import (
     one_line,
 )
 from pipeedge.fields import MALFORMED, number, plain, text, whole_number
-from pipeedge.wording import count, figure
+from pipeedge.wording import count, figure, plural
 
 __all__ = ["Hub", "HubState", "Verdict"]
 
@@ -63,6 +63,8 @@ _MAX_VERDICT = 8000
 _EXIT_CODES = 256
 _MAX_HOST = 255
 _MAX_KIND = 40
+_MAX_NAMED = 10
+"""Ranks that a line names one by one."""
 _MAX_MESSAGE_BYTES = 64 << 10
 """What a rank says of itself is short."""
 _MAX_RECORD_CHARS = 8 << 20
@@ -389,7 +391,9 @@ class HubState:
         return self._to_all(self.verdict.message())
 
     def _never_appeared(self, absent: list[int]) -> str:
-        which = "rank " + str(absent[0]) if len(absent) == 1 else "ranks " + ", ".join(map(str, absent))
+        named = ", ".join(map(str, absent[:_MAX_NAMED]))
+        more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
+        which = f"{plural(len(absent), 'rank')} {named}{more}"
         return (
             f"{which} of {self._world_size} never appeared within {figure(self._appear_s)} s: "
             "start each rank, with the same --addr and --port"

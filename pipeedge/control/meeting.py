@@ -42,6 +42,8 @@ def meet(world: WorldRequest, stack: ExitStack) -> tuple[Hub | None, socket.sock
         agent = agent_store(addr, port, world.agent_run, timeout_s=world.timeout_s)
         port = 0
     hub = None
+    if world.size == 1:
+        port = 0  # nobody else connects: any free port will do, so that several single ranks run at once
     if world.rank == 0:
         listener = listen(addr, port)
         hub = stack.enter_context(Hub(listener, world_size=world.size, timeout_s=world.timeout_s))
