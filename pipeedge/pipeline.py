@@ -17,6 +17,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -99,6 +100,9 @@ __all__ = ["run", "show_schedule"]
 
 _Result = TypeVar("_Result")
 
+_PATIENCE_S = 2.0
+"""What takes longer is said."""
+
 
 def show_schedule(request: RunRequest, console: Console) -> None:
     """Print the schedule that would run (``--dry-run``), starting nothing.
@@ -151,6 +155,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
                 timeout_s=request.world.timeout_s,
                 status=rank.activity.status,
                 notify=warn,
+                show_waiting=warn if sys.stderr.isatty() else lambda line: None,
                 hear_work=rank.hear_work,
             )
         )
@@ -207,6 +212,7 @@ class _Rank:
         with decoding("the plan of rank 0"):
             plan = Plan.from_body(announced)
         if self._rank not in plan.participants:
+            self._say_waiting("the schedule gives it no stage, so it has nothing to do")
             if self._hub is not None:
                 member.wait("start")
                 self._close_store()
@@ -409,6 +415,22 @@ class _Rank:
         self._store, port = serve_store(self._request.world.addr)
         return port
 
+    def _say_waiting(self, line: str) -> None:
+        """Tell who sits in front of this rank why nothing happens here."""
+        if sys.stderr.isatty():
+            self._warn(line)
+
+    @contextmanager
+    def _patience(self, what: str) -> Iterator[None]:
+        """Say ``what`` this rank does, on a terminal, if it takes more than a moment."""
+        timer = threading.Timer(_PATIENCE_S, self._say_waiting, (what,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _close_store(self) -> None:
         """Serve the rendezvous no longer, so that no stranger can fill this rank's memory through it. RPC
         asks it for addresses until the end."""
@@ -456,7 +478,10 @@ class _Rank:
         slow = slow_here(dtype, device)
         if slow is not None:
             self._warn(f"stage {number} on rank {self._rank}: {slow}")
-        with self.activity.busy(f"loading {stage.layers.named}"):
+        with (
+            self.activity.busy(f"loading {stage.layers.named}"),
+            self._patience(f"loading {stage.layers.named} of {self._model.name}"),
+        ):
             shard = self._model.load(stage.layers, self._request.model.weights, device, dtype)
         table = plan.pixel_table if number == 0 else None
         pixels = None if table is None else PixelTable.from_text(table)

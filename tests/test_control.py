@@ -775,6 +775,25 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
             assert self.error is None
 
 
+def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None:
+    state = HubState(world_size=3, timeout_s=30.0, now=0.0)
+
+    def waiting(now: float) -> list[str]:
+        return [message.body["line"] for _, message in state.tick(now) if message.kind == "waiting"]
+
+    def hello(rank: int, now: float) -> None:
+        state.received(rank, "here", Message("hello", {"rank": rank, "world": 3, "host": "pi"}), now)
+
+    hello(0, 0.1)
+    assert waiting(1.9) == []
+    assert waiting(2.1) == ["waiting for ranks 1, 2 of 3 to start"]
+    assert waiting(5.0) == []
+    hello(2, 6.0)
+    assert waiting(6.1) == ["waiting for rank 1 of 3 to start"] * 2
+    hello(1, 7.0)
+    assert waiting(7.1) == []
+
+
 # --- real connections -------------------------------------------------------------------------------
 
 

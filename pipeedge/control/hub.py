@@ -69,6 +69,9 @@ _MAX_MESSAGE_BYTES = 64 << 10
 """What a rank says of itself is short."""
 _MAX_RECORD_CHARS = 8 << 20
 """What a rank may tell of its run in all."""
+_PATIENCE_S = 2.0
+"""Ranks that come later than that are waited for with a word."""
+_NAMED = 8
 _MAX_STRANGERS = 16
 """Connections without a rank. A further one takes the place of the oldest, which has had its time."""
 
@@ -142,6 +145,7 @@ class HubState:
         self._progress = -1
         self._progress_at = now
         self._noticed_at = now
+        self._told_absent: tuple[int, ...] = ()
         self._beat_at = now
         self._suspect: tuple[float, int, str] | None = None
         self._refused: set[int] = set()
@@ -231,7 +235,7 @@ class HubState:
             absent = self.absent()
             if absent:
                 return outgoing + self._judge(self._never_appeared(absent), absent[0], now)
-        return outgoing + self._watch(now)
+        return outgoing + self._tell_absent(now) + self._watch(now)
 
     # -- what the hub decides ---------------------------------------------------------------------
 
@@ -389,6 +393,20 @@ class HubState:
         self.verdict = Verdict(line, rank, exit_code)
         self.verdict_at = now
         return self._to_all(self.verdict.message())
+
+    def _tell_absent(self, now: float) -> list[tuple[int, Message]]:
+        """Tell those who wait which ranks have not come yet, once after a while and whenever that changes."""
+        absent = tuple(self.absent())
+        if self._participants is not None or not absent or now - self._opened_at < _PATIENCE_S:
+            return []
+        if absent == self._told_absent:
+            return []
+        self._told_absent = absent
+        which = ", ".join(map(str, absent[:_NAMED]))
+        if len(absent) > _NAMED:
+            which += f" and {figure(len(absent) - _NAMED)} more"
+        line = f"waiting for {plural(len(absent), 'rank')} {which} of {figure(self._world_size)} to start"
+        return self._to_all(Message("waiting", {"line": line}))
 
     def _never_appeared(self, absent: list[int]) -> str:
         named = ", ".join(map(str, absent[:_MAX_NAMED]))

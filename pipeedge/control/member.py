@@ -59,6 +59,7 @@ class Member:
         timeout_s: within how many seconds a silent hub is to be noticed.
         status: what this rank is at; called for each beat, from the member's thread.
         notify: called with a line for the user that ends nothing.
+        show_waiting: called, before the plan, with a line that says whom the hub waits for.
         hear_work: called, on the data rank, with what the stages say of their time, by rank.
         clock: monotonic seconds.
         run_clock: seconds, the clock by which the run is recorded.
@@ -72,6 +73,7 @@ class Member:
         timeout_s: float,
         status: Callable[[], RankStatus] = RankStatus,
         notify: Callable[[str], None] = lambda line: None,
+        show_waiting: Callable[[str], None] = lambda line: None,
         hear_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None,
         clock: Callable[[], float] = time.monotonic,
         run_clock: Callable[[], float] = time.perf_counter,
@@ -81,6 +83,7 @@ class Member:
         self._timeout_s = timeout_s
         self._status = status
         self._notify = notify
+        self._show_waiting = show_waiting
         self._hear_work = hear_work
         self._clock = clock
         self._run_clock = run_clock
@@ -336,6 +339,10 @@ class Member:
             self._fail(Verdict.from_message(message).error(self._rank))
         elif message.kind == "notice":
             self._show_notice(text(message.body["line"], _MAX_NOTICE))
+        elif message.kind == "waiting":
+            line = text(message.body["line"], _MAX_NOTICE)
+            with contextlib.suppress(OSError, ValueError):
+                self._show_waiting(line)
         elif message.kind == "clock":
             self._know_the_time(message.body)
         elif message.kind == "work":
