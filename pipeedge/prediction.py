@@ -207,6 +207,11 @@ def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, s
             f"{predicted.threads}; set "
             f"OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
         )
+    if not slower and tokens is not None:
+        return (
+            f"its times are those of the longest sentence, {tokens} tokens, and a microbatch is only as long "
+            "as its own longest; are most sentences shorter?"
+        )
     if not slower:
         return "was it profiled under load, or on slower hardware? profile this device again"
     on_processor = stats.compute_cpu_s_mean / stats.compute_s_mean

@@ -134,8 +134,8 @@ def test_what_is_off_gets_one_line_that_says_why(measured: dict[str, float], why
     [
         ((512,), 128, "with 512 tokens and the longest sentence here has 128"),
         ((), 128, "with an unknown number of tokens and the longest sentence here has 128"),
-        ((512,), 512, None),
-        ((32, 512), 128, None),
+        ((512,), 512, "its times are those of the longest sentence, 512 tokens"),
+        ((32, 512), 128, "its times are those of the longest sentence, 128 tokens"),
         ((), None, None),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_profile_of_another_length_is_named(
     stage = dataclasses.replace(PROMISE.stages[0], tokens=profiled)
     promise = dataclasses.replace(PROMISE, stages=(stage,), tokens=tokens)
     (line,) = remarks(stats(compute_s_mean=0.25, compute_cpu_s_mean=0.25), promise)
-    assert promise.scaled == (named is None)
+    assert promise.scaled == (tokens is None or tokens in profiled or len(profiled) > 1)
     if named is None:
         assert "tokens" not in line
     else:
