@@ -747,6 +747,8 @@ class _DataEnd:
                 model.check_weights(request.model.weights)
         self.writer = ResultWriter(request.output.results, model, None)
         self.source: InputSource = open_input(_with_companions(request), model)
+        if request.output.check_items:
+            self.source.check_distinct(request.output.check_items, "--check")
         self.link: LinkLane
         self._outgoing: Outgoing
         self._reading: ReadAhead | None = None

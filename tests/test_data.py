@@ -23,12 +23,14 @@ from pipeedge.data.defaults import asset, hashed_ids
 from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.text import Sentence, find_tokenizer, read_sentences
 from pipeedge.errors import InputError
+from pipeedge.models import find_model
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]
 
 
 def digits() -> FakeModel:
-    return vit(8, 1, directory=asset("vit-digits"))
+    model = vit(8, 1, directory=asset("vit-digits"))
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, num_labels=10))
 
 
 @pytest.fixture
@@ -160,6 +162,19 @@ class TestMicrobatches:
         assert decoded == []
         next(microbatches)
         assert decoded == [0, 1]
+
+    def test_only_different_items_are_compared(self) -> None:
+        repeated = InputSource(RepeatedItems(Sequences((1, 1, 1)), 8))
+        repeated.check_distinct(3, "--check")
+        with pytest.raises(InputError, match="--check 4: the input has 3 distinct items among its first 4, "):
+            repeated.check_distinct(4, "--check")
+        with pytest.raises(
+            InputError, match="--agreement 20: .* 3 distinct items among its first 8, .* --input"
+        ):
+            repeated.check_distinct(20, "--agreement")
+        twice = InputSource(Sequences((1, 2)), order=[1, 1])
+        with pytest.raises(InputError, match="--check 2: the input has 1 distinct item among"):
+            twice.check_distinct(2, "--check")
 
     def test_a_microbatch_needs_an_item(self) -> None:
         with pytest.raises(InputError, match="microbatch size 0"):
@@ -640,3 +655,15 @@ def test_items_in_memory() -> None:
     assert items.has_labels
     assert items.source(1) == "b"
     assert MemoryItems(items.items[:1]).has_labels is False
+
+
+def test_digits_are_the_default_wherever_they_fit(tmp_path: Path) -> None:
+    """A model that is not the shipped one gets 64 different digits, not one photo 64 times."""
+    shipped = find_model("vit-digits")
+    other = dataclasses.replace(shipped, directory=tmp_path)
+    source = open_input(InputRequest(), other)
+    source.check_distinct(64, "--check")
+    assert source.has_labels
+    photo = open_input(InputRequest(), vit(8, 1))
+    with pytest.raises(InputError, match="has 1 distinct item among its first 64,"):
+        photo.check_distinct(64, "--agreement")

@@ -19,10 +19,11 @@ from pipeedge.data.source import Item, Items, MemoryItems
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
 from pipeedge.payload import BYTE_VALUES, PixelTable
 
-__all__ = ["asset", "default_digits", "default_photo", "default_sentences", "is_digits"]
+__all__ = ["asset", "default_digits", "default_photo", "default_sentences", "digits_fit"]
 
 DIGITS_FILE = "digits.npz"
-DIGITS_MODEL = "vit-digits"
+DIGIT_SIZE = (8, 8)
+DIGIT_CLASSES = 10
 DIGIT_LEVELS = 16
 PHOTO_FILE = "chelsea.jpg"
 SENTENCES_FILE = "sentences.json"
@@ -60,10 +61,10 @@ def default_photo(transform: ImageTransform) -> MemoryItems:
     return MemoryItems((item,), pixels=transform.table)
 
 
-def is_digits(model: ModelInputs) -> bool:
-    """Whether ``model`` is the shipped ``vit-digits``, by name or by directory."""
-    directory = model.directory
-    return directory is not None and directory.resolve() == asset(DIGITS_MODEL).resolve()
+def digits_fit(model: ModelInputs) -> bool:
+    """Return whether ``model`` takes pictures like the shipped digits, of which it tells ten apart."""
+    config = model.config
+    return (config.channels, *config.image_size, config.num_labels) == (1, *DIGIT_SIZE, DIGIT_CLASSES)
 
 
 @dataclass(frozen=True)

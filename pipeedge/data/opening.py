@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeedge.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.defaults import default_digits, default_photo, default_sentences, is_digits
+from pipeedge.data.defaults import default_digits, default_photo, default_sentences, digits_fit
 from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import decode_image
@@ -63,7 +63,7 @@ def default_items(request: InputRequest, model: ModelInputs) -> Items:
     directories = companion_directories(request, model)
     if takes_text(model):
         return default_sentences(model, directories)
-    if is_digits(model):
+    if digits_fit(model):
         return default_digits()
     return default_photo(image_transform(model, directories))
 

@@ -304,6 +304,24 @@ class InputSource:
         """Items left out by the last pass over ``microbatches``, so far."""
         return tuple(self._skipped)
 
+    def check_distinct(self, wanted: int, option: str) -> None:
+        """Refuse to compare the first ``wanted`` items where they are not as many different ones.
+
+        Args:
+            wanted: items to be compared.
+            option: that asks for them, for the message.
+
+        Raises:
+            InputError: there are fewer, or some of them are the same.
+        """
+        compared = self._order[:wanted]
+        distinct = len({self._items.source(index) for index in compared})
+        if distinct < wanted:
+            raise InputError(
+                f"{option} {wanted}: the input has {count(distinct, 'distinct item')} among its first "
+                f"{len(compared)}, and comparing one twice proves nothing; give more with --input, or compare fewer"
+            )
+
     def first(self, count: int) -> InputSource:
         """The first ``count`` of the items, to be read once more."""
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)

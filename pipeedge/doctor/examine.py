@@ -329,6 +329,8 @@ class _Examination:
         items, max_tokens, pixels = None, None, None
         with self._noting("input"):
             source = open_input(self._request.input, model)
+            if output.check_items:
+                source.check_distinct(output.check_items, "--check")
             items, max_tokens, pixels = len(source), source.max_tokens, source.pixels
             self._note(ok("input", count(items, "item")).of(self._rank))
         return items, max_tokens, pixels

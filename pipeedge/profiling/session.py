@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from pipeedge.checking import agreement, outputs_by_block
 from pipeedge.config import InputRequest
-from pipeedge.data import open_input
+from pipeedge.data import InputSource, open_input
 from pipeedge.errors import InputError, RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
 from pipeedge.machine import (
@@ -100,6 +100,8 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
             *input_paths(InputRequest(paths=command.measure.input)),
         ],
     )
+    if command.measure.agreement_items:
+        _compared(command.measure, job.model)  # refused now, not after minutes of measuring
     old = load_results(command.results) if command.results.exists() else None
     expected = job.expected()
     together = expected if old is None else expected.joined(old, str(command.results))
@@ -382,15 +384,24 @@ class _Job:
         }
 
 
+def _compared(request: MeasureRequest, model: Model) -> InputSource:
+    """Open the items that ``--agreement`` compares.
+
+    Raises:
+        InputError: they cannot be read, or are not as many different ones.
+    """
+    source = open_input(InputRequest(paths=request.input, batch_size=request.agreement_items), model)
+    source.check_distinct(request.agreement_items, "--agreement")
+    return source
+
+
 def _agreement(job: _Job, tell: Tell) -> float | None:
     """How often the number type gives the class of float32, where that was asked."""
     request = job.request
     if not request.agreement_items:
         return None
     weights = request.model.weights
-    paths = request.input
-    wanted = InputRequest(paths=paths, batch_size=request.agreement_items)
-    source = open_input(wanted, job.model)
+    source = _compared(request, job.model)
     with _progress() as advance:
         ours, exact = (
             outputs_by_block(
