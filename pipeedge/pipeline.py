@@ -69,7 +69,7 @@ from pipeedge.monitoring import (
 )
 from pipeedge.outputs import check_run_outputs
 from pipeedge.payload import PixelTable
-from pipeedge.planning import Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.planning import Plan, checked_table, disagreement, plan_schedule, rank_facts
 from pipeedge.quantization.policies import Decided, make_policy
 from pipeedge.recording import (
     COLLECT,
@@ -389,6 +389,7 @@ class _Rank:
         with decoding(f"what rank {self._request.schedule.data_rank} says of its input"):
             items, rows = whole_number(data["items"]), whole_number(data["record_rows"])
             max_tokens = None if data["max_tokens"] is None else whole_number(data["max_tokens"])
+            pixel_table = checked_table(data["pixel_table"])
         with self.activity.busy("scheduling"):
             planned = plan_schedule(self._request, self._model, max_tokens)
         for note in planned.notes:
@@ -399,7 +400,7 @@ class _Rank:
             items=items,
             ubatch_size=self._request.ubatch_size,
             max_tokens=max_tokens,
-            pixel_table=data["pixel_table"],
+            pixel_table=pixel_table,
             store_port=None,
             prediction=planned.prediction,
             compression=self._request.compression,

@@ -33,7 +33,15 @@ from pipeedge.transport.base import Link
 from pipeedge.transport.frame import frame_capacity
 from pipeedge.wording import count
 
-__all__ = ["Plan", "PlannedSchedule", "disagreement", "disagreements", "plan_schedule", "rank_facts"]
+__all__ = [
+    "Plan",
+    "PlannedSchedule",
+    "checked_table",
+    "disagreement",
+    "disagreements",
+    "plan_schedule",
+    "rank_facts",
+]
 
 
 MEASURED_LINK_S = 1e-3
@@ -234,6 +242,11 @@ def rank_facts(
     }
 
 
+def checked_table(said: object) -> str | None:
+    """Return a table of pixels, in the form of a message, if it is one. Raises ValueError if it is not."""
+    return None if said is None else PixelTable.from_text(str(said)).to_text()
+
+
 def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
     """The first thing on which two ranks disagree, in words."""
     return next(iter(disagreements(facts)), None)
@@ -345,7 +358,14 @@ class Plan:
         )
         prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
         compression = record(CompressionRequest, body["compression"])
-        plan = record(cls, body, schedule=Schedule(stages), prediction=prediction, compression=compression)
+        plan = record(
+            cls,
+            body,
+            schedule=Schedule(stages),
+            prediction=prediction,
+            compression=compression,
+            pixel_table=checked_table(body["pixel_table"]),
+        )
         if plan.ubatch_size < 1:
             raise ValueError("microbatches without items")
         return plan

@@ -169,7 +169,7 @@ class TestMicrobatches:
         with pytest.raises(InputError, match="--check 4: the input has 3 distinct items among its first 4, "):
             repeated.check_distinct(4, "--check")
         with pytest.raises(
-            InputError, match="--agreement 20: .* 3 distinct items among its first 8, .* --input"
+            InputError, match=r"--agreement 20: .* 3 distinct items among its first 8, .* --input"
         ):
             repeated.check_distinct(20, "--agreement")
         twice = InputSource(Sequences((1, 2)), order=[1, 1])

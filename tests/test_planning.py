@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -20,7 +21,7 @@ from pipeedge.data.defaults import shipped_sentences
 from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
 from pipeedge.models import MODEL_NAMES, Model, find_model
 from pipeedge.options import parse_runtime
-from pipeedge.payload import specs_bytes
+from pipeedge.payload import PixelTable, specs_bytes
 from pipeedge.pipeline import show_schedule
 from pipeedge.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.prediction import Prediction, StagePrediction
@@ -368,7 +369,7 @@ def plans(draw: st.DrawFn) -> Plan:
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
         ),
-        pixel_table=draw(st.sampled_from([None, "a table"])),
+        pixel_table=draw(st.sampled_from([None, PixelTable(torch.zeros(3, 256)).to_text()])),
     )
 
 

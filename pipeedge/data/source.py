@@ -319,7 +319,7 @@ class InputSource:
         if distinct < wanted:
             raise InputError(
                 f"{option} {wanted}: the input has {count(distinct, 'distinct item')} among its first "
-                f"{len(compared)}, and comparing one twice proves nothing; give more with --input, or compare fewer"
+                f"{len(compared)}, and comparing one twice proves nothing: give more with --input"
             )
 
     def first(self, count: int) -> InputSource:
