@@ -82,6 +82,9 @@ def schedule(
     type_activation_bytes: npt.ArrayLike = ...,
     type_stage_s: npt.ArrayLike = ...,
     link_bits: int | None = 0,
+    type_feed_s: npt.ArrayLike = ...,
+    type_collect_s: npt.ArrayLike = ...,
+    input_bytes: float | None = None,
 ) -> ScheduleResult:
     """The best schedule of ``L`` layers on ``H`` hosts of ``T`` types. Runs without the interpreter lock.
 
@@ -114,6 +117,10 @@ def schedule(
             it does not take it. Bids stand for times, handling and memory, which should be 0 then.
         link_bits: bits a value on links between stages, 0: as they are; None: as wide as links can be without
             being the bottleneck (throughput only).
+        type_feed_s: ``[T]``, seconds to read and feed a microbatch where a type is the data host's.
+        type_collect_s: ``[T]``, seconds to collect its results there. A stage on the data host takes both
+            beside its own time; without one they overlap.
+        input_bytes: bytes of one item of input; None: ``elements_in * element_bytes``.
 
     Raises:
         ValueError: shapes that disagree, numbers that are negative or not finite, indices out of range.

@@ -25,12 +25,14 @@ from pipeedge.schedule import DTYPES, LayerRange, Schedule
 from pipeedge.specs import (
     DeviceType,
     ModelProfile,
+    find_named,
     load_device_types,
     load_devices,
     load_models,
     save_device_types,
     save_models,
     short_dtype,
+    spelling_in,
 )
 from pipeedge.wording import figure
 
@@ -155,7 +157,7 @@ def _fastest(each: Mapping[str, ModelProfile], tokens: int | None) -> str:
 def _by_dtype(kind: DeviceType, model: str, batch_size: int) -> dict[str, ModelProfile]:
     return {
         short_dtype(profile.dtype): profile
-        for profile in kind.profiles.get(model, ())
+        for profile in find_named(kind.profiles, model) or ()
         if profile.batch_size == batch_size and short_dtype(profile.dtype) in DTYPES
     }
 
@@ -219,8 +221,9 @@ def _plan_mixture(
 def _scaled_models(request: scheduler.SchedulerRequest, model: Model, dtype: str) -> Iterator[Path]:
     """A copy of the models file in which the weights of ``model`` take what they do in ``dtype``."""
     models = load_models(request.models_file)
-    known = models.get(model.name)
-    if known is None or known.layers != model.n_layers:
+    name = spelling_in(models, model.name)
+    known = None if name is None else models[name]
+    if name is None or known is None or known.layers != model.n_layers:
         yield request.models_file  # the scheduler says what is wrong with it
         return
     layers = [LayerRange(layer, layer + 1) for layer in range(model.n_layers)]
@@ -230,5 +233,5 @@ def _scaled_models(request: scheduler.SchedulerRequest, model: Model, dtype: str
     )
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / request.models_file.name
-        save_models(path, {**models, model.name: replace(known, mem_bytes=scaled)})
+        save_models(path, {**models, name: replace(known, mem_bytes=scaled)})
         yield path

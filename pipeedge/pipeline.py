@@ -116,8 +116,9 @@ def show_schedule(request: RunRequest, console: Console) -> None:
     for line in planned.schedule.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
-    if predicted is not None:
+    if planned.prediction is not None and predicted is not None:
         console.print(f"predicted throughput: {figure(predicted)} items/s", highlight=False)
+        console.print(f"predicted bottleneck: {planned.prediction.bottleneck}", highlight=False)
     for note in planned.notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from pipeedge.quantization import wire_specs
 from pipeedge.quantization.policies import Sizes
 from pipeedge.recording import DEFAULT_ROWS
 from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.specs import load_device_types, load_devices
 from pipeedge.transport.base import Link
 from pipeedge.transport.frame import frame_capacity
 from pipeedge.wording import count
@@ -140,6 +142,7 @@ def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -
         return PlannedSchedule(scheduler.load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
+    hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
     asked = scheduler.SchedulerRequest(
         models_file=wanted.models_file,
         dev_types_file=wanted.dev_types_file,
@@ -149,13 +152,16 @@ def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -
         batch_size=request.ubatch_size,
         link_bits=wanted.link_bits or "0",
         tokens=tokens,
+        data_host=data_host,
+        hosts=hosts,
+        input_bytes=model.input_bytes(tokens),
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)
-        notes = (note, *found.warnings)
+        notes = (*unlisted, note, *found.warnings)
     else:
         found = plan_for_dtype(asked, model, (wanted.dtypes or ("float32",))[0], wanted.hosts)
-        notes = found.warnings
+        notes = (*unlisted, *found.warnings)
     prediction = _prediction(found, request, tokens)
     scaled = sorted({length for stage in found.stages for length in stage.tokens})
     if tokens is not None and prediction.scaled and scaled != [tokens]:
@@ -167,13 +173,39 @@ def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -
     return PlannedSchedule(found.schedule, prediction, notes)
 
 
+def _known_hosts(
+    request: RunRequest, dev_types_file: Path, dev_file: Path
+) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+    """The hosts to schedule on, that of the data rank, and a line where the files do not know the latter.
+
+    Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
+    """
+    devices = load_devices(dev_file)
+    listed = {host: kind for kind, hosts in devices.items() for host in hosts}
+    ranks = tuple(map(str, range(request.world.size)))
+    hosts = request.schedule.hosts or tuple(rank for rank in ranks if rank in listed)
+    data_rank = request.schedule.data_rank
+    data_host = (request.schedule.hosts or ranks)[data_rank]
+    if listed.get(data_host) in load_device_types(dev_types_file):
+        return hosts, data_host, ()
+    where = dev_types_file if data_host in listed else dev_file
+    what = f"the type {listed[data_host]} of " if data_host in listed else ""
+    note = (
+        f"{what}the data rank's host {data_host} is not in {where}, so the links from and to the data rank "
+        "are not counted; list it there"
+    )
+    return hosts, None, (note,)
+
+
 def _prediction(found: scheduler.Plan, request: RunRequest, tokens: int | None) -> Prediction:
     """What the scheduler promises."""
     stages = (
-        StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens)
+        StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s)
         for stage in found.stages
     )
-    return Prediction(tuple(stages), request.ubatch_size, tokens)
+    return Prediction(
+        tuple(stages), request.ubatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
+    )
 
 
 def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:

@@ -4,7 +4,8 @@
     link 0-1                                  |--------|
     stage 1                                            |handling| layers  |handling|
 
-    period     = the longest of: what a stage spends on a microbatch, what a link does
+    period     = the longest of: what a stage spends on a microbatch, what a link does (those of the data rank
+                 too), and what the data rank itself does with its input and its results
     throughput = items of a microbatch / period, once the pipeline is full
 
 Handling is what a stage spends beside its layers: taking a microbatch from a link, passing it on.
@@ -33,13 +34,16 @@ class StagePrediction:
     """One stage, seconds a microbatch."""
 
     busy_s: float
-    """Of its layers, and of taking a microbatch from one link and passing it on to the next."""
+    """Of its layers, of taking a microbatch from one link and passing it on to the next, and on the data rank
+    of reading and collecting."""
     link_s: float
     """Of its outgoing link; 0 where nothing is counted."""
     threads: int | None
-    """That its device was profiled with; None where the profile does not say."""
+    """Threads its device was profiled with, or None if the profile does not say."""
     tokens: tuple[int, ...] = ()
     """Sentence lengths its device was profiled with; empty for images, and where the profile does not say."""
+    data_s: float = 0.0
+    """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
 
     def fits_tokens(self, tokens: int | None) -> bool:
         """Whether the profile tells what sentences of ``tokens`` take; None: of images."""
@@ -54,6 +58,12 @@ class Prediction:
     ubatch_size: int
     tokens: int | None = None
     """Tokens of the longest sentence; None for images."""
+    input_link_s: float = 0.0
+    """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
+    feed_s: float = 0.0
+    """Seconds in which the data rank reads and feeds a microbatch."""
+    collect_s: float = 0.0
+    """Seconds in which it collects the results of one."""
 
     @property
     def scaled(self) -> bool:
@@ -63,7 +73,24 @@ class Prediction:
     @property
     def period_s(self) -> float:
         """From one microbatch to the next, once the pipeline is full."""
-        return max(max(stage.busy_s, stage.link_s) for stage in self.stages)
+        return max(seconds for seconds, _ in self._costs())
+
+    @property
+    def bottleneck(self) -> str:
+        """What the period is the time of, in words: ``the link from the data rank to stage 0``."""
+        return max(self._costs(), key=lambda cost: cost[0])[1]
+
+    def _costs(self) -> Iterator[tuple[float, str]]:
+        """Seconds of everything that takes one microbatch at a time; stages first, which win ties."""
+        last = len(self.stages) - 1
+        for number, stage in enumerate(self.stages):
+            yield stage.busy_s, f"stage {number}"
+        yield self.input_link_s, "the link from the data rank to stage 0"
+        for number, stage in enumerate(self.stages):
+            to = "the data rank" if number == last else f"stage {number + 1}"
+            yield stage.link_s, f"the link from stage {number} to {to}"
+        yield self.feed_s, "the data rank, reading the input"
+        yield self.collect_s, "the data rank, collecting the results"
 
     @property
     def throughput_items_per_s(self) -> float | None:
@@ -72,7 +99,8 @@ class Prediction:
 
     def run_items_per_s(self, items: int) -> float | None:
         """Of a run of ``items``, filling and draining the pipeline included."""
-        latency_s = sum(stage.busy_s + stage.link_s for stage in self.stages)
+        latency_s = self.feed_s + self.input_link_s
+        latency_s += sum(stage.busy_s - stage.data_s + stage.link_s for stage in self.stages)
         microbatches = items / self.ubatch_size
         elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
         return items / elapsed_s if elapsed_s else None
@@ -135,6 +163,8 @@ class Comparison:
     run: Beside | None
     """Items a second of the whole run."""
     stages: tuple[StageComparison, ...]
+    bottleneck: str = ""
+    """Part of the pipeline that was predicted to limit it."""
 
     @property
     def remarks(self) -> Iterator[str]:
@@ -169,6 +199,7 @@ def compare(
             _compare_stage(predicted, stats, prediction.period_s, prediction.tokens)
             for predicted, stats in zip(prediction.stages, stages, strict=True)
         ),
+        bottleneck=prediction.bottleneck,
     )
 
 

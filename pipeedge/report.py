@@ -127,7 +127,11 @@ class RunReport:
         comparison = self.comparison
         if self.prediction is None or comparison is None:
             return {"throughput_items_per_s": None}
-        body: dict[str, Any] = {"throughput_items_per_s": self.prediction.throughput_items_per_s}
+        body: dict[str, Any] = {
+            "throughput_items_per_s": self.prediction.throughput_items_per_s,
+            "bottleneck": self.prediction.bottleneck,
+            "input_link_s": self.prediction.input_link_s,
+        }
         if comparison.steady is not None:
             body |= comparison.steady.to_body("throughput_items_per_s")
         if comparison.run is not None:
@@ -322,6 +326,8 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
                 f"{figure(figures.measured)} "
                 f"({percent(figures.error or 0.0)})"
             )
+    if comparison.steady is not None and comparison.bottleneck:
+        yield f"            limited by {comparison.bottleneck}, by the prediction"
     for remark in comparison.remarks:
         yield f"            {remark}"
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
-from pipeedge.specs import load_device_types, short_dtype
+from pipeedge.specs import find_named, load_device_types, short_dtype
 from pipeedge.wording import count
 from pipeedge.yamlfile import Field, read_document, write_text, yaml_name
 
@@ -70,7 +70,11 @@ class SchedulerRequest:
     buffers_out: int = 2
     """Microbatches a stage holds until they are sent."""
     data_host: str | None = None
-    """Reads the inputs and collects the outputs; its links count."""
+    """Reads the inputs and collects the outputs; its links and its own work count."""
+    input_bytes: int | None = None
+    """Bytes of one item of input; None: elements of the models file in the number type of the stages."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of the devices file to schedule on; empty: all."""
     dev_neighbors_file: Path | None = None
     link_bits: str = "0"
     """Bits a value on links between stages, or ``auto``."""
@@ -106,6 +110,8 @@ class SchedulerRequest:
             "--objective": self.objective,
             "--time-limit": self.time_limit_s,
             "--data-host": self.data_host,
+            "--input-bytes": self.input_bytes,
+            "--hosts": ",".join(self.hosts) or None,
             "--dev-neighbors-file": self.dev_neighbors_file,
         }
         return [f"{name}={value}" for name, value in options.items() if value is not None]
@@ -116,13 +122,16 @@ class PromisedStage:
     """What one stage of a schedule is to take, for one microbatch."""
 
     compute_s: float
-    """Of its layers, and of taking a microbatch from a link and passing it on, where the profile says it."""
+    """Of its layers, of taking a microbatch from a link and passing it on, and on the data host of the data
+    rank's own work, where the profile says it."""
     link_out_s: float
     """Of its outgoing link; 0 where nothing is counted."""
     threads: int | None = None
-    """That its device was profiled with, where the profile says it."""
+    """Threads its device was profiled with, where the profile says it."""
     tokens: tuple[int, ...] = ()
     """Sentence lengths its device was profiled with, shortest first, where the profile says it."""
+    data_s: float = 0.0
+    """Seconds of ``compute_s`` that are the data rank's own work."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,12 @@ class Plan:
     """Host and why it is not used."""
     stages: tuple[PromisedStage, ...] = ()
     """In the order of the schedule."""
+    input_link_s: float = 0.0
+    """Of the link from the data host to the first stage; 0 where nothing is counted."""
+    feed_s: float = 0.0
+    """Seconds in which the data rank reads and feeds a microbatch, where the profile says it."""
+    collect_s: float = 0.0
+    """Seconds in which it collects the results of one, where the profile says it."""
 
 
 def find_executable() -> Path:
@@ -235,6 +250,9 @@ def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerReque
             warnings=tuple(answer["warnings"]),
             unused_hosts=tuple((host["host"], host["why"]) for host in answer["unused_hosts"]),
             stages=_promised(answer["schedule"], request),
+            input_link_s=answer["schedule"][0]["link_in_s"],
+            feed_s=answer["feed_s"],
+            collect_s=answer["collect_s"],
         )
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise PipeEdgeError(
@@ -247,7 +265,7 @@ def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tu
     types = load_device_types(request.dev_types_file)
     promised = []
     for stage in stages:
-        profiles = types[stage["type"]].profiles[request.model_name]
+        profiles = find_named(types[stage["type"]].profiles, request.model_name) or ()
         profile = next(
             profile
             for profile in profiles
@@ -257,10 +275,11 @@ def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tu
         threads = profile.extra.get("threads")
         promised.append(
             PromisedStage(
-                compute_s=stage["compute_s"],
+                compute_s=stage["compute_s"] + stage["data_s"],
                 link_out_s=stage["link_out_s"],
                 threads=threads if isinstance(threads, int) else None,
                 tokens=profile.known_tokens,
+                data_s=stage["data_s"],
             )
         )
     return tuple(promised)

@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeedge import _native
 from pipeedge.errors import SpecError
@@ -39,6 +39,7 @@ __all__ = [
     "add_profile",
     "device_types_of",
     "devices_of",
+    "find_named",
     "load_device_types",
     "load_devices",
     "load_models",
@@ -48,6 +49,7 @@ __all__ = [
     "save_models",
     "save_neighbors",
     "short_dtype",
+    "spelling_in",
 ]
 
 BYTES_PER_MB = 1 << 20
@@ -56,6 +58,25 @@ BYTES_PER_SECOND_PER_MBPS = (1 << 20) / 8
 """``bw_Mbps`` in YAML counts 2**20 bits a second."""
 
 _PathLike = str | os.PathLike[str]
+
+
+_Named = TypeVar("_Named")
+
+
+def find_named(entries: Mapping[str, _Named], model: str) -> _Named | None:
+    """Return the entry of ``model``, which may be there under another spelling of its directory."""
+    name = spelling_in(entries, model)
+    return None if name is None else entries[name]
+
+
+def spelling_in(names: Iterable[str], model: str) -> str | None:
+    """Return the name of ``model`` in ``names``: its own or, of a directory, another spelling of its path."""
+    known, directory = list(names), Path(model)
+    if model in known:
+        return model
+    if not directory.is_dir():
+        return None
+    return next((name for name in known if Path(name).is_dir() and directory.samefile(name)), None)
 
 
 def short_dtype(dtype: str) -> str:

@@ -207,6 +207,57 @@ def test_a_dry_run_knows_the_sentences(tmp_path: Path) -> None:
     assert f"scheduled for sentences of {longest} tokens" in shown.getvalue()
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """The scheduler's files, as options: a slow board with the data and three fast ones."""
+    layers = DIGITS.n_layers
+    kind = "{name}:\n  bw_Mbps: {bw}\n  mem_MB: 100\n  model_profiles:\n    vit-digits:\n" + (
+        "    - {{batch_size: 8, dtype: float32, time_s: [{times}], feed_s: {feed}, collect_s: 0.001}}\n"
+    )
+    times = {"slow": 0.004, "fast": 0.001}
+    (tmp_path / "types.yml").write_text(
+        "".join(
+            kind.format(name=name, bw=bw, times=", ".join([str(times[name])] * layers), feed=feed)
+            for name, bw, feed in (("slow", 1, 0.003), ("fast", 1000, 0))
+        )
+    )
+    (tmp_path / "models.yml").write_text(
+        f"vit-digits:\n  layers: {layers}\n  mem_MB: {[1.0] * layers}\n  parameters_in: 64\n"
+        f"  parameters_out: {[544] * (layers - 1) + [10]}\n"
+    )
+    (tmp_path / "devices.yml").write_text("slow: [data]\nfast: [f0, f1, f2]\n")
+    return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml"
+
+
+def test_automatic_scheduling_counts_the_links_of_the_data_rank(cluster: str) -> None:
+    """Through 1 Mbps even the small input takes longer than a fast host needs for all layers."""
+    found = plan_schedule(request(f"0 2 {cluster} -H data,f0"), DIGITS)
+    assert found.prediction is not None
+    link_s = 8 * DIGITS.input_bytes() / (2**20 / 8)
+    assert [stage.host for stage in found.schedule.stages] == ["f0"]
+    assert found.prediction.input_link_s == pytest.approx(link_s)
+    assert found.prediction.period_s == pytest.approx(max(link_s, 16 * 0.001))
+    assert found.prediction.feed_s == pytest.approx(0.003)
+    if link_s > 16 * 0.001:
+        assert found.prediction.bottleneck == "the link from the data rank to stage 0"
+    # With the data on a fast host the slow link plays no part.
+    found = plan_schedule(request(f"0 2 {cluster} -H data,f0 -D 1"), DIGITS)
+    assert found.prediction is not None
+    assert found.prediction.input_link_s == 0
+    assert found.prediction.stages[0].data_s == pytest.approx(0.001)
+
+
+def test_only_hosts_with_a_rank_are_scheduled(cluster: str) -> None:
+    stages = plan_schedule(request(f"0 2 {cluster} -H f1,f2"), DIGITS).schedule.stages
+    assert {stage.host for stage in stages} <= {"f1", "f2"}
+    assert stages[0].host is not None
+    found = plan_schedule(request(f"0 3 {cluster} -H other,f1,f2"), DIGITS)
+    assert {stage.host for stage in found.schedule.stages} <= {"f1", "f2"}
+    assert "the data rank's host other is not in" in found.notes[0]
+    with pytest.raises(PipeEdgeError, match="lists none of the hosts x, y"):
+        plan_schedule(request(f"0 2 {cluster} -H x,y"), DIGITS)
+
+
 def test_a_schedule_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "s.yml"
     path.write_text("- b: [1, 5]\n- a: [6, 16]\n")

@@ -76,6 +76,30 @@ def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
     assert Prediction.from_body(json.loads(json.dumps(prediction.to_body()))) == prediction
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "stage 1"),
+        ({"input_link_s": 3.0}, "the link from the data rank to stage 0"),
+        ({"feed_s": 3.0}, "the data rank, reading the input"),
+        ({"collect_s": 3.0}, "the data rank, collecting the results"),
+    ],
+)
+def test_the_bottleneck_may_be_the_data_rank_or_its_link(changes: dict[str, float], words: str) -> None:
+    stages = (StagePrediction(1.0, 0.5, None), StagePrediction(2.0, 0.1, None))
+    promise = dataclasses.replace(Prediction(stages, 8), **changes)
+    assert promise.bottleneck == words
+    assert promise.period_s == max([2.0, *changes.values()])
+    back = dataclasses.replace(promise, stages=(stages[0], StagePrediction(2.0, 9.0, None)))
+    assert back.bottleneck == "the link from stage 1 to the data rank"
+
+
+def test_one_microbatch_waits_for_reading_and_not_for_what_is_done_beside_its_stage() -> None:
+    stage = StagePrediction(busy_s=1.5, link_s=0.0, threads=None, data_s=0.5)
+    promise = Prediction((stage,), 8, input_link_s=0.25, feed_s=0.25)
+    assert promise.run_items_per_s(8) == pytest.approx(8 / 1.5)
+
+
 def test_nothing_that_takes_time_promises_nothing() -> None:
     assert Prediction((StagePrediction(0.0, 0.0, None),), 8).throughput_items_per_s is None
 

@@ -238,6 +238,70 @@ def test_what_a_profile_knows_beside_the_layers_is_counted(cluster: Cluster) -> 
     assert [stage["compute_s"] for stage in stages] == pytest.approx([3.02, 3.205])
 
 
+def test_a_stage_on_the_data_host_also_feeds_and_collects(cluster: Cluster) -> None:
+    with_profile(cluster, feed_s=0.5, collect_s=0.25)
+    assert json.loads(cluster.run("--format=json").out)["bottleneck_s"] == pytest.approx(3)
+    data = json.loads(cluster.run("--format=json", "--data-host", "f0").out)
+    assert [(stage["host"], stage["compute_s"], stage["data_s"]) for stage in data["schedule"]] == [
+        ("f1", 3, 0),
+        ("f0", 3, 0.75),
+    ]
+    assert (data["feed_s"], data["collect_s"], data["bottleneck_s"]) == (0.5, 0.25, 3.75)
+    text = cluster.run("--explain", "--data-host", "f0").err
+    assert "data host    f0: feeding takes 0.500 s, collecting 0.250 s; it runs stage 1" in text
+    assert "stage 1 on f0 computes 3.750 s, of which reading and collecting take 0.750 s" in text
+    # Collecting 100 s a microbatch bounds every schedule: a host without stages waits for nothing else.
+    with_profile(cluster, collect_s=100)
+    data = json.loads(cluster.run("--format=json", "--data-host", "f0", "--objective", "latency").out)
+    assert data["bottleneck_s"] >= 100
+    assert data["latency_s"] < 100  # what the data rank does delays no microbatch in an idle pipeline
+    cluster.write("devices.yml", {"fast": ["f0", "f1", "f2"]})
+    data = json.loads(cluster.run("--format=json", "--data-host", "f0", "-i0", "-o0").out)
+    assert data["bottleneck"] == {
+        "kind": "data",
+        "stage": "data host",
+        "seconds": 100,
+        "words": "the data host f0 collects the results in 100.000 s",
+    }
+
+
+def test_the_links_of_the_data_host_can_be_the_bottleneck(cluster: Cluster) -> None:
+    """A data host without a profile holds no stage, yet all that goes in and out crosses its link."""
+    cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_in": 200_000}})
+    cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0"]})
+    data = json.loads(cluster.run("--format=json", "--data-host", "u0").out)
+    seconds = 200_000 * 8 * 4 / MIB
+    assert data["bottleneck_s"] == pytest.approx(seconds)
+    assert data["bottleneck"]["words"] == (
+        f"the link from the data host u0 to stage 0 on f0 takes {seconds:.3f} s"
+    )
+    assert [host["host"] for host in data["unused_hosts"]].count("u0") == 1
+    # The runtime knows better than models.yml what an item takes on the way.
+    data = json.loads(cluster.run("--format=json", "--data-host", "u0", "--input-bytes", "200000").out)
+    assert data["schedule"][0]["link_in_s"] == pytest.approx(seconds / 4)
+
+
+def test_only_the_hosts_that_are_named_are_scheduled(cluster: Cluster) -> None:
+    done = cluster.run("--hosts", "s0,f1,zz")
+    assert [next(iter(stage)) for stage in yaml.safe_load(done.out)] == ["f1", "s0"]
+    assert "devices.yml: does not list zz; no stage is scheduled there" in done.err
+    done = cluster.run("--hosts", "zz")
+    assert (done.code, done.error) == (2, "devices.yml: lists none of the hosts zz")
+    assert cluster.run("--hosts", "f0,,f1").error == "--hosts: the value is empty"
+
+
+def test_a_model_directory_is_found_under_any_spelling(cluster: Cluster) -> None:
+    (cluster.folder / "my" / "model").mkdir(parents=True)
+    (cluster.folder / "link").symlink_to("my/model")
+    (profile,) = TYPES["fast"]["model_profiles"]["m"]
+    cluster.write("models.yml", {"my/model": MODELS["m"]})
+    with_types(cluster, model_profiles={"my//model/": [profile]})
+    expected = [{"f0": [1, 2]}, {"f1": [3, 4]}]
+    for name in ("my/model", "my/model/", "./my/model", str(cluster.folder / "my/model"), "link"):
+        assert yaml.safe_load(cluster.run("-m", name).out) == expected, name
+    assert "no model my" in cluster.run("-m", "my").error
+
+
 def test_links_may_carry_fewer_bits_and_the_schedule_says_so(cluster: Cluster) -> None:
     cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_out": [200_000]}})
     with_types(cluster, mem_MB=4, bw_Mbps=8)

@@ -94,6 +94,21 @@ def test_bits_neighbours_and_the_data_host_change_the_links(cluster: Path) -> No
     assert found.data_rank == 0
 
 
+def test_what_the_data_rank_does_costs_the_stage_beside_it(cluster: Path) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    types["fast"]["model_profiles"]["m"][0] |= {"feed_s": 0.3, "collect_s": 0.1}
+    write(cluster / "device_types.yml", types)
+    model = simulate_request(request("--schedule-file", "cut.yml", "--data-host", "a")).outcome.model
+    assert (model.feed_s, model.collect_s) == (0.3, 0.1)
+    assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 1.1])
+    model = simulate_request(request("--schedule-file", "cut.yml", "--data-host", "b")).outcome.model
+    assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 0.7])
+    # Scheduled for a data host, it runs as the scheduler counted it.
+    found = simulate_request(request("-b", "8000", "--data-host", "a"))
+    promised = [stage.busy_s for stage in found.outcome.model.stages]
+    assert found.report().steady_items_per_s == pytest.approx(8 / max(promised), rel=1e-3)
+
+
 def test_each_stage_may_have_a_number_type_of_its_own(cluster: Path) -> None:
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     known = types["slow"]["model_profiles"]["m"]

@@ -24,7 +24,7 @@ from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.shard import Family, Shard, payload_specs
 from pipeedge.models.vit import VIT
 from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
-from pipeedge.payload import TensorSpec
+from pipeedge.payload import TensorSpec, specs_bytes
 from pipeedge.schedule import DTYPES, LayerRange
 from pipeedge.wording import count
 
@@ -158,6 +158,14 @@ class Model:
             dataclasses.replace(spec, dtype=torch.uint8) if spec.dtype.is_floating_point else spec
             for spec in specs
         )
+
+    def input_bytes(self, tokens: int | None = None) -> int:
+        """Bytes of one item of input as the data rank sends it to the first stage, pictures as bytes.
+
+        Args:
+            tokens: sentence length in tokens (text only; by default the longest).
+        """
+        return specs_bytes(self.input_specs(1, tokens))
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""

@@ -17,7 +17,7 @@ from typing import Any
 from pipeedge.errors import ScheduleError, SpecError
 from pipeedge.schedule import Schedule, StagePlan
 from pipeedge.simulation import PipelineModel, SimulatedLink, SimulatedStage
-from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
+from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, find_named, short_dtype
 from pipeedge.wording import count
 
 __all__ = ["Cluster", "StageMemory", "Workload"]
@@ -39,6 +39,8 @@ class Workload:
     tokens: int | None = None
     """Tokens of the longest sentence, for which ``model`` is; None: as profiled."""
     codec_bytes_per_s: float | None = None
+    input_bytes: int | None = None
+    """Bytes of one item of input; None: elements of the model in the number type of the first stage."""
     read_s: float = 0.0
     write_s: float = 0.0
 
@@ -56,6 +58,8 @@ class Workload:
             dtype: of the stage that sends it; of the input, that of the first stage.
             bits: of a value; 0: as it is.
         """
+        if layer == 0 and self.input_bytes is not None:
+            return self.input_bytes * self.ubatch_size
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
         return -(-values * bits // 8) if bits else values * STREAM_BYTES[dtype]
@@ -128,9 +132,9 @@ class Cluster:
         """
         host = host_of(stage)
         name, device = self.type_of(host)
-        known = device.profiles.get(load.model_name, ())
+        known = find_named(device.profiles, load.model_name) or ()
         for profile in known:
-            if profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == stage.dtype:
+            if _same_conditions(profile, stage.dtype, load):
                 if len(profile.time_s) != load.model.layers:
                     raise SpecError(
                         f"the profile of {load.model_name} on {name} has "
@@ -144,6 +148,20 @@ class Cluster:
             f"{load.ubatch_size} and {stage.dtype}; "
             + (f"it has them of {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
+
+    def data_work(self, data_host: str, dtype: str, load: Workload) -> tuple[float, float]:
+        """Return the seconds in which the data rank feeds a microbatch and collects one; 0 where unknown.
+
+        Args:
+            data_host: host of the data rank.
+            dtype: number type whose profile is asked.
+            load: what is run.
+        """
+        _, device = self.type_of(data_host)
+        for profile in find_named(device.profiles, load.model_name) or ():
+            if _same_conditions(profile, dtype, load):
+                return number(profile.extra.get("feed_s")), number(profile.extra.get("collect_s"))
+        return 0.0, 0.0
 
     def link(self, source: str, destination: str) -> Link:
         """What joins two hosts.
@@ -179,13 +197,16 @@ class Cluster:
         # Nothing encodes what the data rank sends.
         codecs = [0.0, *map(load.codec_s, schedule.stages)]
         stages = []
+        feed_s, collect_s = self.data_work(data_host, schedule.stages[0].dtype, load)
         for number, stage in enumerate(schedule.stages):
             profile, layers = self.profile(stage, load), stage.layers
             incoming, outgoing = links[number : number + 2]
             receive = 0.0 if incoming.in_memory else number_at(profile.extra.get("receive_s"), layers.first)
             stages.append(
                 SimulatedStage(
-                    compute_s=sum(profile.time_s[layers.start : layers.stop]),
+                    # What the data rank does beside its stage takes the stage's processor.
+                    compute_s=sum(profile.time_s[layers.start : layers.stop])
+                    + (feed_s + collect_s if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
                     encode_s=codecs[number + 1],
                     send_s=0.0 if outgoing.in_memory else number_at(profile.extra.get("send_s"), layers.last),
@@ -196,8 +217,8 @@ class Cluster:
             tuple(stages),
             links,
             load.microbatches,
-            load.read_s,
-            load.write_s + codecs[-1],
+            max(load.read_s, feed_s),
+            max(load.write_s, collect_s) + codecs[-1],
             last / load.ubatch_size,
         )
 
@@ -225,6 +246,10 @@ class Cluster:
         """That the profile of the stage's host was made with; 1 where it does not say."""
         threads = self.profile(stage, load).extra.get("threads")
         return threads if isinstance(threads, int) else 1
+
+
+def _same_conditions(profile: ModelProfile, dtype: str, load: Workload) -> bool:
+    return profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == dtype
 
 
 def _numbers(stage: StagePlan) -> range:

@@ -11,15 +11,23 @@ from rich.console import Console
 
 import pipeedge
 from pipeedge import scheduler
-from pipeedge.errors import RequestError, ScheduleError
+from pipeedge.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.metrics import Latency, StageStats
+from pipeedge.models import find_model
 from pipeedge.report import RunReport, check_report_path, print_report, save_body
 from pipeedge.schedule import Schedule
 from pipeedge.simulating.cluster import STREAM_BYTES, Cluster, StageMemory, Workload, host_of
 from pipeedge.simulating.options import SimulationRequest
 from pipeedge.simulation import PipelineModel, SimulatedRun, simulate
-from pipeedge.specs import BYTES_PER_MB, load_device_types, load_devices, load_models, load_neighbors
+from pipeedge.specs import (
+    BYTES_PER_MB,
+    find_named,
+    load_device_types,
+    load_devices,
+    load_models,
+    load_neighbors,
+)
 
 __all__ = ["Simulated", "run", "simulate_request"]
 
@@ -170,21 +178,30 @@ def simulate_request(request: SimulationRequest) -> Simulated:
 
 def _workload(request: SimulationRequest) -> Workload:
     models = load_models(request.models_file)
-    if request.model_name not in models:
+    model = find_named(models, request.model_name)
+    if model is None:
         raise RequestError(
             f"{request.models_file} does not have the model {request.model_name}; it has {', '.join(models)}"
         )
-    model = models[request.model_name]
     return Workload(
         model_name=request.model_name,
         model=model if request.tokens is None else model.at_tokens(request.tokens),
         tokens=request.tokens,
+        input_bytes=_input_bytes(request.model_name, request.tokens),
         ubatch_size=request.ubatch_size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
         read_s=request.read_s,
         write_s=request.write_s,
     )
+
+
+def _input_bytes(name: str, tokens: int | None) -> int | None:
+    """Return the bytes of one item as the runtime sends it; None for a model that only the files know."""
+    try:
+        return find_model(name).input_bytes(tokens)
+    except PipeEdgeError:
+        return None
 
 
 def _schedule(
@@ -210,6 +227,8 @@ def _schedule(
             dtype=(request.dtypes or ("float32",))[0],
             data_host=request.data_host,
             tokens=request.tokens,
+            input_bytes=load.input_bytes,
+            hosts=request.hosts or (),
         ),
         hosts=hosts,
     )

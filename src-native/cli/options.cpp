@@ -57,6 +57,16 @@ std::string nonempty(const std::string& name, const std::string& value) {
   return value;
 }
 
+std::vector<std::string> names(const std::string& option, const std::string& value) {
+  std::vector<std::string> found;
+  for (std::size_t from = 0; from <= value.size();) {
+    const std::size_t comma = std::min(value.find(',', from), value.size());
+    found.push_back(nonempty(option, value.substr(from, comma - from)));
+    from = comma + 1;
+  }
+  return found;
+}
+
 Change added_hosts(const std::string& name, const std::string& value) {
   const std::size_t equals = value.rfind('=');
   if (equals == std::string::npos || equals == 0) {
@@ -146,6 +156,21 @@ std::vector<Group> option_groups() {
             "stage count too",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.data_host = nonempty(n, v);
+            }},
+           {{"--input-bytes"},
+            "N",
+            "bytes of one item of input, on the link from the data\n"
+            "host and in memory [parameters_in times the bytes of\n"
+            "the dtype]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.input_bytes = whole_number(n, v, 0, 1e15);
+            }},
+           {{"--hosts"},
+            "HOST,...",
+            "of the hosts in the devices file, those to schedule on\n"
+            "[all]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.hosts = names(n, v);
             }},
            {{"--link-bits"},
             "N|auto",

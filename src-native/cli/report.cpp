@@ -55,17 +55,32 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
   };
   const int last = static_cast<int>(stages.size()) - 1;
   for (int i = 0; i <= last; ++i)
-    consider(Bottleneck::Kind::kCompute, i, i, costs[static_cast<std::size_t>(i)].compute_s);
+    consider(Bottleneck::Kind::kCompute, i, i, costs[static_cast<std::size_t>(i)].busy_s());
   consider(Bottleneck::Kind::kLink, Bottleneck::kDataHost, 0, costs.front().link_in_s);
   for (int i = 0; i <= last; ++i) {
     consider(Bottleneck::Kind::kLink, i, i < last ? i + 1 : Bottleneck::kDataHost,
              costs[static_cast<std::size_t>(i)].link_out_s);
   }
+  consider(Bottleneck::Kind::kData, Bottleneck::kDataHost, Bottleneck::kDataHost, data_floor_seconds(problem));
   const std::string from = stage_text(problem, stages, worst.stage);
-  worst.words = worst.kind == Bottleneck::Kind::kCompute
-                    ? from + " computes " + seconds_text(worst.seconds)
-                    : "the link from " + from + " to " + stage_text(problem, stages, worst.to) + " takes " +
-                          seconds_text(worst.seconds);
+  const std::string seconds = seconds_text(worst.seconds);
+  switch (worst.kind) {
+    case Bottleneck::Kind::kCompute: {
+      const double beside = costs[static_cast<std::size_t>(worst.stage)].data_s;
+      worst.words = from + " computes " + seconds +
+                    (beside > 0 ? ", of which reading and collecting take " + seconds_text(beside) : "");
+      break;
+    }
+    case Bottleneck::Kind::kLink:
+      worst.words = "the link from " + from + " to " + stage_text(problem, stages, worst.to) + " takes " + seconds;
+      break;
+    case Bottleneck::Kind::kData: {
+      const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
+      const DeviceType& type = type_of(problem, host);
+      worst.words = from + (type.feed_s >= type.collect_s ? " reads the input in " : " collects the results in ") + seconds;
+      break;
+    }
+  }
   return worst;
 }
 
@@ -132,6 +147,15 @@ double memory_factor(Problem problem) {
   return enough;
 }
 
+const char* bottleneck_kind(Bottleneck::Kind kind) {
+  switch (kind) {
+    case Bottleneck::Kind::kCompute: return "compute";
+    case Bottleneck::Kind::kLink: return "link";
+    case Bottleneck::Kind::kData: return "data";
+  }
+  return "";
+}
+
 const char* objective_name(Objective objective) {
   return objective == Objective::kLatency ? "latency" : "throughput";
 }
@@ -154,6 +178,7 @@ Report make_report(const yaml::Assembly& assembly, const Problem& problem, const
     if (used[h]) continue;
     const Host& host = report.problem.hosts[h];
     const DeviceType& type = type_of(report.problem, host);
+    if (type.bids()) continue;         // a data host without a profile, which is among those left out
     std::string& reason = why[static_cast<std::size_t>(host.type)];
     if (reason.empty()) reason = why_unused(report.problem, type, objective, solution);
     report.unused.push_back({host.name, type.name, reason});
@@ -239,7 +264,7 @@ std::string explanation(const Report& report) {
     const StageCost& cost = report.costs[i];
     const Host& host = host_of(problem, stage);
     table.row({std::to_string(i), yaml::printable(host.name), yaml::printable(type_of(problem, host).name),
-               layers_text(stage), microseconds_text(cost.compute_s),
+               layers_text(stage), microseconds_text(cost.busy_s()),
                i > 0 || data ? microseconds_text(cost.link_in_s) : "-",
                i < last || data ? microseconds_text(cost.link_out_s) : "-",
                bits_behind(problem, stage) != 0 ? std::to_string(bits_behind(problem, stage)) : "-",
@@ -251,6 +276,19 @@ std::string explanation(const Report& report) {
                      (problem.model.layers() == 1 ? " layer" : " layers") + ", microbatches of " +
                      std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
                      ", for " + objective_name(report.objective) + "\n" + table.text();
+  if (data) {
+    const DeviceType& type = type_of(problem, problem.hosts[static_cast<std::size_t>(problem.data_host)]);
+    const auto stage = std::find_if(solution.stages.begin(), solution.stages.end(),
+                                    [&](const Stage& one) { return one.host == problem.data_host; });
+    text += "data host    " + yaml::printable(problem.hosts[static_cast<std::size_t>(problem.data_host)].name) +
+            (type.feed_s + type.collect_s > 0
+                 ? ": feeding takes " + seconds_text(type.feed_s) + ", collecting " + seconds_text(type.collect_s)
+                 : std::string(": its profile does not say what feeding and collecting take")) +
+            (stage == solution.stages.end()
+                 ? std::string("; no stage is there")
+                 : "; it runs stage " + std::to_string(stage - solution.stages.begin())) +
+            "\n";
+  }
   text += "bottleneck   " + report.bottleneck.words + "\n";
   text += "throughput   " + rate_text(report.items_per_s()) + "\n";
   text +=
@@ -304,6 +342,10 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
                         const std::vector<WhatIf>& what_ifs) {
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
+  const DeviceType* data =
+      problem.data_host < 0
+          ? nullptr
+          : &type_of(problem, problem.hosts[static_cast<std::size_t>(problem.data_host)]);
   JsonWriter json;
   const auto stage_or_data = [&](int stage) {
     if (stage == Bottleneck::kDataHost) {
@@ -334,6 +376,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
     json.key("type").value(type_of(problem, host).name);
     json.key("layers").pair(stage.first + 1, stage.last);
     json.key("compute_s").value(cost.compute_s);
+    json.key("data_s").value(cost.data_s);
     json.key("link_in_s").value(cost.link_in_s);
     json.key("link_out_s").value(cost.link_out_s);
     json.key("quant_bits").value(bits_behind(problem, stage));
@@ -344,7 +387,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
   }
   json.close(']');
   json.key("bottleneck").open('{');
-  json.key("kind").value(report.bottleneck.kind == Bottleneck::Kind::kCompute ? "compute" : "link");
+  json.key("kind").value(bottleneck_kind(report.bottleneck.kind));
   json.key("stage");
   stage_or_data(report.bottleneck.stage);
   if (report.bottleneck.kind == Bottleneck::Kind::kLink) {
@@ -354,6 +397,8 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
   json.key("seconds").value(report.bottleneck.seconds);
   json.key("words").value(report.bottleneck.words);
   json.close('}');
+  json.key("feed_s").value(data ? data->feed_s : 0);
+  json.key("collect_s").value(data ? data->collect_s : 0);
   json.key("bottleneck_s").value(solution.bottleneck_s);
   json.key("throughput_items_per_s").value(report.items_per_s());
   json.key("latency_s").value(solution.latency_s);

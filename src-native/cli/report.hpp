@@ -11,11 +11,11 @@ namespace pipeedge::cli {
 
 // What a schedule's period is the time of. Stages count from 0.
 struct Bottleneck {
-  enum class Kind { kCompute, kLink };
+  enum class Kind { kCompute, kLink, kData };
   static constexpr int kDataHost = -1;
 
   Kind kind = Kind::kCompute;
-  int stage = 0;                       // that computes; or that sends, kDataHost for the inputs
+  int stage = 0;                       // that computes; or that sends, kDataHost for the inputs and for kData
   int to = 0;                          // of a link: that receives, kDataHost for the outputs
   double seconds = 0;
   std::string words;                   // "stage 3 on rcc-0 computes 1.549 s"

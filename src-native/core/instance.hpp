@@ -43,6 +43,16 @@ class Instance {
     if (type(cls).bids()) return type(cls).bid(first, last);
     return receive(cls, first) + layers_s + send(cls, last);
   }
+  // The same, with the data rank's own work where the class is its host.
+  double busy_seconds(int cls, int first, int last, double layers_s) const {
+    return data_s_[index(cls)] + stage_seconds(cls, first, last, layers_s);
+  }
+  // The data rank's own work where the class is its host, else 0.
+  double data_work(int cls) const { return data_s_[index(cls)]; }
+  // The same wherever the stages run: no schedule costs less.
+  double data_floor() const { return data_floor_; }
+  // The class of the data host alone; -1 without one.
+  int data_class() const { return data_class_; }
   // Beside the layers: taking a microbatch from the link at a cut, passing it on there.
   double receive(int cls, int cut) const { return receive_[row(cls) + index(cut)]; }
   double send(int cls, int cut) const { return send_[row(cls) + index(cut)]; }
@@ -68,7 +78,8 @@ class Instance {
   // Time from the data host to the first stage and from the last stage back; 0 without a data host.
   double link_from_data(int cls) const { return from_data_[index(cls)]; }
   double link_to_data(int cls) const { return to_data_[index(cls)]; }
-  // The link of a stage at a cut as far as its own end decides it: exact when separable, else a bound.
+  // The link of a stage at a cut as far as its own end decides it: exact when separable, else a bound. At the
+  // input it is at least data_floor().
   double link_in(int cls, int cut) const;
   double link_out(int cls, int cut) const;
 
@@ -94,6 +105,9 @@ class Instance {
   bool handles_ = false;                        // some type says what receiving takes
   std::vector<double> receive_, send_;          // [class, cut]
   std::vector<double> through_;                 // [class, cut]: seconds of the layers before
+  int data_class_ = -1;
+  double data_floor_ = 0;
+  std::vector<double> data_s_;                  // by class
   std::vector<double> from_data_, to_data_;
   std::vector<LinkSpeed> speeds_;               // pairwise only: [from * classes + to]
   std::vector<LinkSpeed> best_in_, best_out_;   // pairwise only: the best of each over all partners

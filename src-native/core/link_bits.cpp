@@ -76,8 +76,7 @@ AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
   // What was proven of the narrowest links holds for all.
   const std::vector<StageCost> costs = evaluate(best.problem, best.solution.stages);
   Solution& solution = best.solution;
-  solution.bottleneck_s = 0;
-  for (const StageCost& cost : costs) solution.bottleneck_s = std::max(solution.bottleneck_s, cost.worst_s());
+  solution.bottleneck_s = bottleneck_seconds(best.problem, costs);
   solution.latency_s = costs.front().link_in_s;
   for (const StageCost& cost : costs) solution.latency_s += cost.compute_s + cost.link_out_s;
   solution.objective = solution.bottleneck_s;

@@ -12,10 +12,12 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-Network::Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit)
+Network::Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit,
+                 double reluctance)
     : instance_(instance),
       purpose_(purpose),
-      latency_limit_(latency_limit + 2 * kRelativeTolerance * latency_limit) {
+      latency_limit_(latency_limit + 2 * kRelativeTolerance * latency_limit),
+      reluctance_(reluctance) {
   // Finite, so that a link without bandwidth (infinite seconds) is never within it.
   limit_ = std::min(loosened(bottleneck), std::numeric_limits<double>::max());
   std::vector<ClassStages> stages;
@@ -54,14 +56,16 @@ Network::ClassStages Network::collect(int cls) {
       mem += layer_mem[at(last - 1)];
       activation = std::max(activation, instance_.activation(cls, last - 1));
       if (mem + activation > mem_limit) break;
-      const double least = instance_.receive(cls, first) + layers_s;  // of this stage and all longer ones
+      // Of this stage and all longer ones.
+      const double least = instance_.data_work(cls) + (instance_.receive(cls, first) + layers_s);
       if (least > limit_) {
         note(least);
         break;
       }
       const double compute = instance_.stage_seconds(cls, first, last, layers_s);
-      note(compute);
-      if (compute > limit_) continue;
+      const double busy = instance_.busy_seconds(cls, first, last, layers_s);
+      note(busy);
+      if (busy > limit_) continue;
       if (may_end[at(last)] == 0 || !instance_.fits(cls, mem + activation, first, last)) continue;
       if (compute + instance_.fastest(0, first) + instance_.fastest(last, layers) > latency_limit_) continue;
       // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
@@ -112,7 +116,7 @@ void Network::add_arcs(const std::vector<ClassStages>& stages) {
         arc.to = ends[n].second;
         arc.sender = sender_of_.empty() ? 0 : sender_of_[at(cls)];
         if (purpose_ == Purpose::kLatency) {
-          arc.cost = stages[at(cls)].seconds[n];
+          arc.cost = stages[at(cls)].seconds[n] + (cls == instance_.data_class() ? 0 : reluctance_);
           if (cut == 0) arc.cost += instance_.link_from_data(cls);
           if (arc.to == layers) arc.cost += instance_.link_to_data(cls);
         }
@@ -181,7 +185,7 @@ bool Network::allows(int cls, int first, int last) const {
     activation = std::max(activation, instance_.activation(cls, l));
     if (layers_s > limit_) return false;
   }
-  return instance_.stage_seconds(cls, first, last, layers_s) <= limit_ &&
+  return instance_.busy_seconds(cls, first, last, layers_s) <= limit_ &&
          instance_.fits(cls, mem + activation, first, last);
 }
 

@@ -39,8 +39,10 @@ enum class Purpose { kFeasibility, kLatency };
 
 class Network {
  public:
-  // Leaves out stages that no schedule with a latency up to `latency_limit` can have.
-  Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit = kInfinity);
+  // Leaves out stages that no schedule with a latency up to `latency_limit` can have. `reluctance`: seconds by
+  // which every stage that is not on the data host is made to seem longer, for kLatency.
+  Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit = kInfinity,
+          double reluctance = 0);
 
   const Instance& instance() const { return instance_; }
   int layers() const { return instance_.layers(); }
@@ -94,6 +96,7 @@ class Network {
   double limit_ = 0;              // the bottleneck with its tolerance
   Purpose purpose_;
   double latency_limit_;
+  double reluctance_;
   double next_ = kInfinity;
   int senders_ = 1;
   std::vector<int> sender_of_;    // by class

@@ -36,6 +36,12 @@ void check_count(std::size_t actual, std::size_t expected, const std::string& wh
   }
 }
 
+const DeviceType* data_type(const Problem& problem) {
+  if (problem.data_host == -1) return nullptr;
+  const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
+  return &problem.types[static_cast<std::size_t>(host.type)];
+}
+
 bool in_range(int index, std::size_t count) {
   return index >= 0 && static_cast<std::size_t>(index) < count;
 }
@@ -48,7 +54,7 @@ double Solution::gap() const {
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
 }
 
-double StageCost::worst_s() const { return std::max({compute_s, link_in_s, link_out_s}); }
+double StageCost::worst_s() const { return std::max({busy_s(), link_in_s, link_out_s}); }
 
 void validate(const Problem& problem) {
   const Model& model = problem.model;
@@ -61,6 +67,7 @@ void validate(const Problem& problem) {
   check_number(problem.batch_size, "the batch size");
   if (problem.batch_size <= 0) fail("the batch size must be positive");
   check_number(problem.element_bytes, "the bytes of an element");
+  check_number(std::max(problem.input_bytes, 0.0), "the bytes of an item of input");
   check_number(problem.buffers_in, "the number of input buffers");
   check_number(problem.buffers_out, "the number of output buffers");
   if (!problem.cut_bits.empty()) {
@@ -75,6 +82,8 @@ void validate(const Problem& problem) {
     const std::string what = "device type " + quoted(type.name, t) + ": ";
     check_number(type.mem_bytes, what + "the memory");
     check_number(type.bw_bytes_per_s, what + "the bandwidth");
+    check_number(type.feed_s, what + "the time of feeding");
+    check_number(type.collect_s, what + "the time of collecting");
     check_count(type.time_s.size(), layers, what + "time_s");
     check_numbers(type.time_s, what + "the time");
     const auto check_known = [&](const std::vector<double>& values, const std::string& name) {
@@ -114,6 +123,22 @@ void validate(const Problem& problem) {
     fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
          std::to_string(problem.hosts.size()) + " hosts");
   }
+}
+
+double data_seconds(const Problem& problem) {
+  const DeviceType* type = data_type(problem);
+  return type == nullptr ? 0 : type->feed_s + type->collect_s;
+}
+
+double data_floor_seconds(const Problem& problem) {
+  const DeviceType* type = data_type(problem);
+  return type == nullptr ? 0 : std::max(type->feed_s, type->collect_s);
+}
+
+double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs) {
+  double worst = data_floor_seconds(problem);
+  for (const StageCost& cost : costs) worst = std::max(worst, cost.worst_s());
+  return worst;
 }
 
 double handling_seconds(const Problem& problem, int host, int first, int last) {
@@ -172,6 +197,7 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
     }
     cost.compute_s += handling_seconds(problem, stage.host, stage.first, stage.last);
     if (type.bids()) cost.compute_s = type.bid(stage.first, stage.last);
+    if (stage.host == problem.data_host) cost.data_s = data_seconds(problem);
     cost.mem_bytes += activation_bytes(type, stage.first, stage.last);
     cost.mem_bytes += buffer_bytes(problem, stage.first, stage.last);
     cost.mem_available_bytes = type.mem_bytes;

@@ -4,11 +4,13 @@
 //
 //   compute(s, h)  = receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type
 //   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
-//   cost(stage)    = max(compute, link in, link out)
-//   cost(schedule) = max over stages (throughput = batch_size / cost)
+//   busy(s, h)     = compute(s, h), and on the data host feed_s + collect_s of its type, which works for both
+//   cost(stage)    = max(busy, link in, link out)
+//   cost(schedule) = max over stages, feed_s and collect_s of the data host (throughput = batch_size / cost)
 //   latency        = sum of all computes and all links: one microbatch through an idle pipeline
 //
-// bytes(cut) = elements * batch_size * element_bytes. A link at a cut inside the model may carry fewer:
+// bytes(cut) = elements * batch_size * element_bytes; of the input, input_bytes * batch_size where that is known.
+// A link at a cut inside the model may carry fewer:
 // elements * batch_size * bits / 8. A bandwidth of 0 carries nothing, and nothing to carry costs the
 // latency alone. Without a data host the first stage receives and the last one sends for free; with
 // one, its links to the first stage and from the last count, and are free where that stage runs on the
@@ -19,9 +21,9 @@
 // is at most the type's mem_bytes; buffers are counted whole, because the bits of a link may be given
 // back while it runs. A host serves one stage.
 //
-// kThroughput asks for the least cost; among those equal the fewest hosts, then the least latency.
-// kLatency asks for the least latency; among those equal the least cost, then the fewest hosts. After
-// that hosts of a type are taken in the order of the file. Values within 1e-9 of each other,
+// kThroughput asks for the least cost; among those equal the fewest hosts, then a stage on the data host,
+// then the least latency. kLatency asks for the least latency; among those equal the least cost, then the
+// fewest hosts, then a stage on the data host. After that hosts of a type are taken in the order of the file. Values within 1e-9 of each other,
 // relatively, are equal. kOptimal is about the objective: ties are broken exactly on all but the
 // largest problems, where that effort is limited.
 //
@@ -56,6 +58,9 @@ struct DeviceType {
   std::vector<double> receive_s;        // taking a microbatch from a link, where the layer is a stage's first
   std::vector<double> send_s;           // passing it on, where the layer is a stage's last
   std::vector<double> activation_bytes; // what lives beside weights and buffers while the layer computes
+  // A microbatch on the data host, each in a thread of its own:
+  double feed_s = 0;                    // reading the input and feeding it
+  double collect_s = 0;                 // collecting the results
   // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite where the host does not take it. A
   // bid stands for whatever is above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
@@ -87,6 +92,7 @@ struct Problem {
   int data_host = -1;                   // index into hosts; -1: links from and to it are not counted
   double batch_size = 8;                // items of a microbatch
   double element_bytes = 4;
+  double input_bytes = -1;              // of one item that enters the first layer; negative: elements_in * element_bytes
   std::vector<int> cut_bits;            // [0, layers]: bits a value there, 0 as it is; empty: all as they are
   double buffers_in = 2;                // microbatches held in front of a stage, as memory
   double buffers_out = 2;               // ... and behind it
@@ -127,10 +133,12 @@ struct Solution {
 // Costs of one schedule, for tables and tests. Cheap; written once, used by the solver too.
 struct StageCost {
   double compute_s = 0;                 // receiving and sending included
+  double data_s = 0;                    // of the data rank's own work beside it
   double link_in_s = 0;                 // 0 for the first stage without a data host
   double link_out_s = 0;
   double mem_bytes = 0;                 // layers + activations + buffers
   double mem_available_bytes = 0;
+  double busy_s() const { return compute_s + data_s; }
   double worst_s() const;
 };
 
@@ -142,6 +150,12 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
 
 Solution solve(const Problem& problem, const Options& options);
 
+// What the data rank's own work costs a stage on its host, a microbatch; 0 without a data host.
+double data_seconds(const Problem& problem);
+// What it costs any schedule, wherever the stages are.
+double data_floor_seconds(const Problem& problem);
+// Cost of a schedule whose stages cost this.
+double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs);
 // What layers [first, last) take on a host beside the time of the layers.
 double handling_seconds(const Problem& problem, int host, int first, int last);
 // The largest activation of layers [first, last) on a type.

@@ -60,6 +60,7 @@ struct Costs {
 
 Costs measure(const Instance& instance, const Path& path) {
   Costs costs;
+  costs.bottleneck_s = instance.data_floor();
   for (std::size_t s = 0; s < path.size(); ++s) {
     const Step& step = path[s];
     double layers_s = 0;
@@ -68,7 +69,8 @@ Costs measure(const Instance& instance, const Path& path) {
     const double in = s == 0 ? instance.link_from_data(step.cls)
                              : instance.link(path[s - 1].cls, step.cls, step.first);
     const double out = s + 1 == path.size() ? instance.link_to_data(step.cls) : 0;
-    costs.bottleneck_s = std::max({costs.bottleneck_s, compute, in, out});
+    const double busy = instance.busy_seconds(step.cls, step.first, step.last, layers_s);
+    costs.bottleneck_s = std::max({costs.bottleneck_s, busy, in, out});
     costs.latency_s += in + compute + out;
   }
   return costs;
@@ -87,7 +89,8 @@ class Solver {
         minimise_bottleneck();
         if (proven()) {
           minimise_stages();
-          minimise_latency(kTieEffort, hi_);
+          minimise_latency(kTieEffort, hi_, 0);
+          prefer_data_host();
         }
       } else {
         minimise_whole_latency();
@@ -230,7 +233,7 @@ class Solver {
 
   // No layer runs faster than on its fastest class.
   double slowest_layer() const {
-    double bound = 0;
+    double bound = instance_.data_floor();
     for (int l = 0; l < instance_.layers(); ++l) {
       bound = std::max(bound, instance_.least(l));
     }
@@ -311,7 +314,7 @@ class Solver {
           activation = std::max(activation, instance_.activation(cls, last - 1));
           if (!(layers_s < high) || weights + activation > loosened(type.mem_bytes)) break;
           if (instance_.fits(cls, weights + activation, first, last)) {
-            note(instance_.stage_seconds(cls, first, last, layers_s));
+            note(instance_.busy_seconds(cls, first, last, layers_s));
           }
         }
         note(instance_.link_in(cls, first));
@@ -345,19 +348,39 @@ class Solver {
 
   // --- latency --------------------------------------------------------------------------------
 
+  bool uses_data_host(const Path& path) const {
+    return std::any_of(path.begin(), path.end(),
+                       [&](const Step& step) { return step.cls == instance_.data_class(); });
+  }
+
+  // The latency, and `reluctance` for every stage that is not on the data host.
+  double reluctant_latency(const Path& path, double reluctance) const {
+    const auto elsewhere = path.size() - (uses_data_host(path) ? 1 : 0);
+    return measure(instance_, path).latency_s + reluctance * static_cast<double>(elsewhere);
+  }
+
+  // Among schedules as good and of as many stages, one with a stage on the data host: there every other stage
+  // costs more than any latency can make up for.
+  void prefer_data_host() {
+    if (instance_.data_class() == -1 || uses_data_host(best_) || clock_.expired()) return;
+    const double stages = static_cast<double>(best_.size());
+    minimise_latency(kTieEffort, hi_, hi_ > 0 ? (2 * stages + 2) * hi_ : 1);
+  }
+
   // Among the schedules with at most this bottleneck and the stages of the best, the least latency.
-  void minimise_latency(const Effort& effort, double bottleneck) {
+  void minimise_latency(const Effort& effort, double bottleneck, double reluctance) {
+    const auto latency_of = [&](const Path& path) { return reluctant_latency(path, reluctance); };
     PricingTask task;
     task.max_stages = static_cast<int>(best_.size());
-    task.cutoff = measure(instance_, best_).latency_s;
-    const Network network(instance_, bottleneck, Purpose::kLatency, task.cutoff);
+    task.cutoff = latency_of(best_);
+    const Network network(instance_, bottleneck, Purpose::kLatency, task.cutoff, reluctance);
     task.precision = effort.precision;
     task.known = &best_;
     Pricer pricer(network, task, clock_);
     pricer.advance(max_rounds(network));
     double cutoff = task.cutoff;
     if (pricer.found()) {
-      const double latency = measure(instance_, *pricer.found()).latency_s;
+      const double latency = latency_of(*pricer.found());
       if (latency < cutoff) {
         best_ = *pricer.found();
         cutoff = latency;
@@ -369,7 +392,7 @@ class Solver {
     search_task.max_stages = task.max_stages;
     SearchResult found;
     for (search_task.width = 10; search_task.width <= effort.width && !clock_.expired(); search_task.width *= 5) {
-      search_task.cutoff = measure(instance_, best_).latency_s;
+      search_task.cutoff = latency_of(best_);
       search_task.max_work = effort.work;
       found = search(network, {pricer.best()}, search_task, clock_);
       if (found.found) best_ = *found.found;
@@ -436,15 +459,21 @@ class Solver {
       const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
       std::nth_element(values.begin(), middle, values.end());
       const Network network(instance_, *middle, Purpose::kLatency, quick_enough());
-      if (as_quick(network, max_stages())) {
+      if (as_quick(network, max_stages(), quick_enough())) {
         high = measure(instance_, best_).bottleneck_s;
       } else {
         low = network.next_bottleneck();
       }
     }
     const Network network(instance_, high, Purpose::kLatency, quick_enough());
-    while (best_.size() > 1 && !clock_.expired() && as_quick(network, static_cast<int>(best_.size()) - 1)) {
+    while (best_.size() > 1 && !clock_.expired() &&
+           as_quick(network, static_cast<int>(best_.size()) - 1, quick_enough())) {
     }
+    if (instance_.data_class() == -1 || uses_data_host(best_) || clock_.expired()) return;
+    // One stage less that is not on the data host is worth more than what counts as equally quick.
+    const double reluctance = hi_ > 0 ? 1e-3 * hi_ : 1;
+    const double limit = quick_enough() + reluctance * static_cast<double>(best_.size() - 1);
+    as_quick(Network(instance_, high, Purpose::kLatency, limit, reluctance), static_cast<int>(best_.size()), limit);
   }
 
   // A schedule exactly as quick as the best counts, also where everything takes no time.
@@ -452,8 +481,8 @@ class Solver {
     return hi_ + 4 * kRelativeTolerance * hi_ + std::numeric_limits<double>::min();
   }
 
-  // Looks for a schedule of the best latency in a narrower network.
-  bool as_quick(const Network& network, int stages) {
+  // Looks for a schedule within a latency in a narrower network.
+  bool as_quick(const Network& network, int stages, double latency) {
     Prices prices;
     for (int r = 0; r < network.resources(); ++r) {
       const double price = guess_[at(network.first_class(r))];
@@ -463,7 +492,7 @@ class Solver {
     price_paths(network, prices, nullptr);
     SearchTask task;
     task.max_stages = stages;
-    task.cutoff = quick_enough();
+    task.cutoff = latency;
     task.width = kTieEffort.width;
     task.max_work = kTieEffort.work;
     const SearchResult found = search(network, {prices}, task, clock_);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <set>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -84,6 +86,8 @@ Profile times_from(const View& view) {
   profile.receive_s = known("receive_s", 1);
   profile.send_s = known("send_s", 1);
   profile.activation_bytes = known("activations_MB", kBytesPerMB);
+  if (const auto seconds = view.find("feed_s")) profile.feed_s = seconds->number();
+  if (const auto seconds = view.find("collect_s")) profile.collect_s = seconds->number();
   return profile;
 }
 
@@ -204,9 +208,26 @@ TypeSpec type_from(const std::string& name, const View& view) {
   return spec;
 }
 
+// Whether two names mean one model: directories are compared as directories, however they are spelt.
+bool same_model(const std::string& one, const std::string& other) {
+  if (one == other) return true;
+  std::error_code error;
+  return std::filesystem::is_directory(one, error) && std::filesystem::is_directory(other, error) &&
+         std::filesystem::equivalent(one, other, error);
+}
+
+// The profiles of a model, under its name or another spelling of its directory.
+std::map<std::string, std::vector<Profile>>::const_iterator find_profiles(const TypeSpec& type,
+                                                                          const std::string& model) {
+  const auto found = type.profiles.find(model);
+  if (found != type.profiles.end()) return found;
+  return std::find_if(type.profiles.begin(), type.profiles.end(),
+                      [&](const auto& entry) { return same_model(entry.first, model); });
+}
+
 // "it has batch size 8 with dtype float32, ...": what a type can offer instead of what was asked.
 std::string offer(const TypeSpec& type, const std::string& model) {
-  const auto found = type.profiles.find(model);
+  const auto found = find_profiles(type, model);
   std::vector<std::string> names;
   if (found == type.profiles.end() || found->second.empty()) {
     for (const auto& [other, profiles] : type.profiles) {
@@ -219,6 +240,12 @@ std::string offer(const TypeSpec& type, const std::string& model) {
                     printable(profile.dtype));
   }
   return "it has " + listing(names);
+}
+
+std::vector<std::string> printable_all(const std::vector<std::string>& names) {
+  std::vector<std::string> shown;
+  for (const std::string& name : names) shown.push_back(printable(name));
+  return shown;
 }
 
 // Which host is which index of problem.hosts.
@@ -356,8 +383,12 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   const std::string types_name = printable(types.name, 400);
   const std::string devices_name = printable(devices.name, 400);
 
-  const auto model = std::find_if(models.entries.begin(), models.entries.end(),
-                                  [&](const ModelSpec& spec) { return spec.name == request.model; });
+  auto model = std::find_if(models.entries.begin(), models.entries.end(),
+                            [&](const ModelSpec& spec) { return spec.name == request.model; });
+  if (model == models.entries.end()) {
+    model = std::find_if(models.entries.begin(), models.entries.end(),
+                         [&](const ModelSpec& spec) { return same_model(spec.name, request.model); });
+  }
   if (model == models.entries.end()) {
     std::vector<std::string> names;
     for (const ModelSpec& spec : models.entries) names.push_back(printable(spec.name));
@@ -377,6 +408,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
                                 number_text(request.tokens) + ": profile the model anew");
   }
   problem.batch_size = request.batch_size;
+  problem.input_bytes = request.input_bytes;
   problem.buffers_in = request.buffers_in;
   problem.buffers_out = request.buffers_out;
 
@@ -387,7 +419,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   if (!bytes) {
     std::set<std::string> there;
     for (const TypeSpec& type : types.entries) {
-      const auto found = type.profiles.find(request.model);
+      const auto found = find_profiles(type, request.model);
       if (found == type.profiles.end()) continue;
       for (const Profile& profile : found->second) there.insert(printable(profile.dtype));
     }
@@ -402,7 +434,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   std::unordered_map<std::string, const TypeSpec*> type_spec;
   for (const TypeSpec& type : types.entries) {
     type_spec.emplace(type.name, &type);
-    const auto found = type.profiles.find(request.model);
+    const auto found = find_profiles(type, request.model);
     if (found == type.profiles.end()) continue;
     for (const Profile& profile : found->second) {
       if (profile.batch_size != request.batch_size || profile.dtype != dtype) continue;
@@ -419,13 +451,19 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
         assembly.warnings.push_back(types_name + ": " + printable(type.name) + " " + why);
       }
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, at.time_s, at.receive_s, at.send_s,
-                               at.activation_bytes, {}});
+                               at.activation_bytes, at.feed_s, at.collect_s, {}});
     }
   }
 
   HostIndex host_index;
   std::size_t listed = 0;
-  for (const TypeHosts& entry : devices.entries) {
+  for (TypeHosts entry : devices.entries) {
+    if (!request.hosts.empty()) {
+      const auto unwanted = [&](const std::string& host) {
+        return std::find(request.hosts.begin(), request.hosts.end(), host) == request.hosts.end();
+      };
+      entry.hosts.erase(std::remove_if(entry.hosts.begin(), entry.hosts.end(), unwanted), entry.hosts.end());
+    }
     if (entry.hosts.empty()) continue;
     listed += entry.hosts.size();
     const auto type = type_index.find(entry.type);
@@ -453,19 +491,46 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
     }
     for (const std::string& host : entry.hosts) assembly.left_out.push_back({host, entry.type, why});
   }
-  if (listed == 0) throw SpecError(devices_name + ": lists no host");
+  if (listed == 0) {
+    throw SpecError(devices_name + (request.hosts.empty() ? ": lists no host" : ": lists none of the hosts " + listing(printable_all(request.hosts))));
+  }
   if (problem.hosts.empty()) {
     throw SpecError("no host is left to schedule on; " + assembly.warnings.front());
   }
 
+  // Names that are not there would otherwise go without a stage and without a word.
+  std::vector<std::string> absent;
+  for (const std::string& host : request.hosts) {
+    const bool there = std::any_of(devices.entries.begin(), devices.entries.end(), [&](const TypeHosts& entry) {
+      return std::find(entry.hosts.begin(), entry.hosts.end(), host) != entry.hosts.end();
+    });
+    if (!there) absent.push_back(printable(host));
+  }
+  if (!absent.empty()) {
+    assembly.warnings.push_back(devices_name + ": does not list " + listing(absent) + "; no stage is scheduled there");
+  }
+
   if (!request.data_host.empty()) {
-    const auto found = host_index.find(request.data_host);
+    auto found = host_index.find(request.data_host);
     if (found == host_index.end()) {
       for (const LeftOut& host : assembly.left_out) {
-        if (host.host == request.data_host) {
-          throw SpecError("--data-host " + printable(request.data_host) + ": " + host.why);
-        }
+        if (host.host != request.data_host) continue;
+        const auto spec = type_spec.find(host.type);
+        if (spec == type_spec.end()) throw SpecError("--data-host " + printable(request.data_host) + ": " + host.why);
+        // It holds no stage, but what it feeds and collects crosses its links.
+        const std::size_t layers = problem.model.mem_bytes.size();
+        DeviceType type;
+        type.name = host.type + " (data host)";
+        type.bw_bytes_per_s = spec->second->bw_bytes_per_s;
+        type.time_s.assign(layers, 0);
+        type.stage_s.assign((layers + 1) * (layers + 1), kInfinity);
+        found = host_index.emplace(host.host, static_cast<int>(problem.hosts.size())).first;
+        problem.hosts.push_back({host.host, static_cast<int>(problem.types.size())});
+        problem.types.push_back(std::move(type));
+        break;
       }
+    }
+    if (found == host_index.end()) {
       std::vector<std::string> names;
       for (const Host& host : problem.hosts) names.push_back(printable(host.name));
       throw SpecError("--data-host " + printable(request.data_host) + ": no such host in " + devices_name +

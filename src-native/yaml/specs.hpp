@@ -3,7 +3,7 @@
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
 //                                  parameters_in_per_token, parameters_out_per_token
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
-//                                  receive_s, send_s, activations_MB]   (the last three optional); for text
+//                                  receive_s, send_s, activations_MB, feed_s, collect_s]   (the last five optional); for text
 //                                  optionally tokens, and lengths: [tokens, time_s, ...], the same of others
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
@@ -45,6 +45,8 @@ struct Profile {
   std::vector<double> receive_s;
   std::vector<double> send_s;
   std::vector<double> activation_bytes;
+  double feed_s = 0;
+  double collect_s = 0;
   double tokens = 0;                   // of a sentence; 0: unknown, or not of text
   std::vector<Profile> lengths;        // the same of other lengths; batch_size and dtype are not repeated
 };
@@ -100,6 +102,8 @@ struct Request {
   double buffers_out = 2;
   std::string data_host;               // empty: links from and to the data rank are not counted
   double tokens = 0;                   // of the longest sentence; 0: as it was profiled
+  double input_bytes = -1;             // of one item of input; negative: as models.yml and the dtype say
+  std::vector<std::string> hosts;      // of the devices file, those to schedule on; empty: all
 };
 
 // A host that cannot take part, and why.

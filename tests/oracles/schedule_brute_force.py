@@ -19,10 +19,13 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Best:
-    """The best by (bottleneck, hosts, latency) and by (latency, bottleneck, hosts)."""
+    """The best by (bottleneck, hosts, data host, latency) and by (latency, bottleneck, hosts, data host).
 
-    throughput: tuple[float, int, float]
-    latency: tuple[float, float, int]
+    The third and the last of them: 0 where the data host has a stage, 1 where it has none.
+    """
+
+    throughput: tuple[float, int, int, float]
+    latency: tuple[float, float, int, int]
 
 
 @cache
@@ -68,7 +71,7 @@ def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndar
     hosts_of_kind = [hosts for hosts in hosts_of_kind if hosts]
     kinds = [case.hosts[hosts[0]] for hosts in hosts_of_kind]
     n, layers = len(kinds), case.layers
-    nbytes = case.elements * case.batch * case.element_bytes
+    nbytes = case.cut_bytes()
     crossing = case.link_bytes()
 
     compute = np.full((n, layers + 1, layers + 1), np.inf)
@@ -98,16 +101,21 @@ def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndar
 def best_schedules(case: Case) -> Best | None:
     """The optima of both objectives, or None when nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
-    bottlenecks, latencies, sizes = [], [], []
+    bottlenecks, latencies, sizes, elsewhere = [], [], [], []
+    feed, collect = case.data_seconds()
     for stages in range(1, min(case.layers, sum(counts)) + 1):
         cuts, orders = cuts_of(case.layers, stages), orders_of(counts, stages)
         if not len(orders):
             continue
+        # With a data host every host is a kind of its own.
+        on_data_host = orders == (-1 if case.data_host is None else case.data_host)
         worst = np.maximum(to_first[orders[:, 0]], from_last[orders[:, -1]])[:, None]
+        worst = np.maximum(worst, max(feed, collect))
         total = (to_first[orders[:, 0]] + from_last[orders[:, -1]])[:, None]
         for s in range(stages):
             cost = compute[orders[:, s, None], cuts[None, :, s], cuts[None, :, s + 1]]
-            worst, total = np.maximum(worst, cost), total + cost
+            worst = np.maximum(worst, cost + (feed + collect) * on_data_host[:, s, None])
+            total = total + cost
             if s:
                 cost = between[orders[:, s - 1, None], orders[:, s, None], cuts[None, :, s]]
                 worst, total = np.maximum(worst, cost), total + cost
@@ -116,16 +124,30 @@ def best_schedules(case: Case) -> Best | None:
             bottlenecks.append(worst[possible])
             latencies.append(total[possible])
             sizes.append(np.full(possible.sum(), stages))
+            away = np.broadcast_to(~on_data_host.any(axis=1)[:, None], possible.shape)
+            elsewhere.append(away[possible].astype(int))
     if not bottlenecks:
         return None
     bottleneck, latency = np.concatenate(bottlenecks), np.concatenate(latencies)
-    size = np.concatenate(sizes)
+    size, away = np.concatenate(sizes), np.concatenate(elsewhere)
 
     fastest = bottleneck <= bottleneck.min() * (1 + SAME)
     fewest = fastest & (size == size[fastest].min())
+    preferred = fewest & (away == away[fewest].min())
     quickest = latency <= latency.min() * (1 + SAME)
     steadiest = quickest & (bottleneck <= bottleneck[quickest].min() * (1 + SAME))
+    smallest = steadiest & (size == size[steadiest].min())
     return Best(
-        throughput=(float(bottleneck.min()), int(size[fastest].min()), float(latency[fewest].min())),
-        latency=(float(latency.min()), float(bottleneck[steadiest].min()), int(size[steadiest].min())),
+        throughput=(
+            float(bottleneck.min()),
+            int(size[fastest].min()),
+            int(away[fewest].min()),
+            float(latency[preferred].min()),
+        ),
+        latency=(
+            float(latency.min()),
+            float(bottleneck[steadiest].min()),
+            int(size[steadiest].min()),
+            int(away[smallest].min()),
+        ),
     )

@@ -38,6 +38,12 @@ class Case:
     """[T, L] seconds, where a layer is the last of a stage."""
     activations: np.ndarray | None = None
     """[T, L] bytes."""
+    feed: np.ndarray | None = None
+    """[T] seconds of reading and feeding a microbatch, on the data host."""
+    collect: np.ndarray | None = None
+    """[T] seconds of collecting its results there."""
+    input_bytes: float | None = None
+    """Bytes of one item of input; None: ``elements[0] * element_bytes``."""
     link_bits: int = 0
     """Bits a value on links between stages; 0: as it is."""
 
@@ -66,12 +72,15 @@ class Case:
             "buffers_in": self.buffers_in,
             "buffers_out": self.buffers_out,
             "link_bits": self.link_bits,
+            "input_bytes": self.input_bytes,
             **{
                 name: table
                 for name, table in (
                     ("type_receive_s", self.receive),
                     ("type_send_s", self.send),
                     ("type_activation_bytes", self.activations),
+                    ("type_feed_s", self.feed),
+                    ("type_collect_s", self.collect),
                 )
                 if table is not None
             },
@@ -88,13 +97,30 @@ class Case:
             seconds += float(self.send[kind, last - 1])
         return seconds
 
+    def data_seconds(self) -> tuple[float, float]:
+        """What the data host feeds and collects in; 0 without one, or where its type does not say."""
+        if self.data_host is None:
+            return 0.0, 0.0
+        kind = self.hosts[self.data_host]
+        return (
+            0.0 if self.feed is None else float(self.feed[kind]),
+            0.0 if self.collect is None else float(self.collect[kind]),
+        )
+
+    def cut_bytes(self) -> np.ndarray:
+        """[L + 1] bytes of a microbatch at each cut, in memory."""
+        sizes = self.elements * self.batch * self.element_bytes
+        if self.input_bytes is not None:
+            sizes[0] = self.input_bytes * self.batch
+        return sizes
+
     def held(self, kind: int, first: int, last: int) -> float:
         """Bytes of the largest activation of a stage."""
         return 0.0 if self.activations is None else float(self.activations[kind, first:last].max())
 
     def link_bytes(self) -> np.ndarray:
         """[L + 1] bytes that cross each cut: fewer inside the model, where links are compressed."""
-        crossing = self.elements * self.batch * self.element_bytes
+        crossing = self.cut_bytes()
         if 0 < self.link_bits < 8 * self.element_bytes:
             crossing[1:-1] = self.elements[1:-1] * self.batch * self.link_bits / 8
         return crossing
@@ -174,6 +200,12 @@ def random_case(
         for name in list(beside):
             if rng.random() < 0.3:
                 del beside[name]
+    if data_host is not None and rng.random() < 0.6:
+        for name in ("feed", "collect"):
+            if rng.random() < 0.8:
+                beside[name] = rng.integers(0, 5, n_types) * 1.0 if whole else rng.uniform(0, 2, n_types)
+        if rng.random() < 0.5:
+            beside["input_bytes"] = float(rng.integers(0, 16))
     return Case(
         mem=mem,
         elements=sizes,

@@ -17,20 +17,29 @@ def best_schedules(case: Case) -> Best | None:
     """The optima of both objectives, or None when nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
     layers = case.layers
+    feed, collect = case.data_seconds()
+    busy = compute.copy()
+    if case.data_host is not None:  # then every host is a kind of its own
+        busy[case.data_host] += feed + collect
+    floor = max(feed, collect)
 
-    def search(limit: float, *, bottleneck: bool) -> dict[int, float]:
-        """Least bottleneck (or latency, with no cost above ``limit``) for each number of hosts."""
+    def search(limit: float, *, bottleneck: bool) -> dict[tuple[int, int], float]:
+        """Least bottleneck (or latency, with no cost above ``limit``) for each number of hosts, and whether
+        the data host is none of them."""
         combine = np.maximum if bottleneck else np.add
-        stage = np.where(compute <= limit, compute, np.inf)
+        stage = np.where(busy <= limit, busy if bottleneck else compute, np.inf)
         link = np.where(between <= limit, between, np.inf)
         first = np.where(to_first <= limit, to_first, np.inf)
         last = np.where(from_last <= limit, from_last, np.inf)
         table: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
-        best: dict[int, float] = {}
+        best: dict[tuple[int, int], float] = {}
+        if floor > limit:
+            return best
         for used in sorted(product(*(range(n + 1) for n in counts)), key=sum):
             size = sum(used)
             if not 0 < size <= layers:
                 continue
+            away = int(case.data_host is None or not used[case.data_host])
             for kind, n in enumerate(used):
                 if not n:
                     continue
@@ -46,20 +55,23 @@ def best_schedules(case: Case) -> Best | None:
                 done = combine(arrive[:, None], stage[kind]).min(axis=0)
                 table[used, kind] = done
                 total = float(combine(done[layers], last[kind]))
-                if total < best.get(size, np.inf):
-                    best[size] = total
+                if bottleneck:
+                    total = max(total, floor)
+                if total < best.get((size, away), np.inf):
+                    best[size, away] = total
         return best
 
     fastest = search(np.finfo(float).max, bottleneck=True)
     if not fastest:
         return None
     bottleneck = min(fastest.values())
-    size = min(n for n, value in fastest.items() if value <= bottleneck * (1 + SAME))
-    latency = search(bottleneck * (1 + SAME), bottleneck=False)[size]
+    size, away = min(n for n, value in fastest.items() if value <= bottleneck * (1 + SAME))
+    latency = search(bottleneck * (1 + SAME), bottleneck=False)[size, away]
 
     quickest = min(search(np.finfo(float).max, bottleneck=False).values())
     near = quickest * (1 + SAME)
-    costs = np.unique(np.concatenate([t[np.isfinite(t)] for t in (compute, between, to_first, from_last)]))
+    costs = np.unique(np.concatenate([t[np.isfinite(t)] for t in (busy, between, to_first, from_last)]))
+    costs = np.unique(np.maximum(costs, floor))
     low, high = 0, len(costs) - 1  # the smallest limit that still allows the least latency
     while low < high:
         middle = (low + high) // 2
@@ -70,6 +82,6 @@ def best_schedules(case: Case) -> Best | None:
             low = middle + 1
     steady = search(float(costs[low]) * (1 + SAME), bottleneck=False)
     return Best(
-        throughput=(bottleneck, size, latency),
-        latency=(quickest, float(costs[low]), min(n for n, value in steady.items() if value <= near)),
+        throughput=(bottleneck, size, away, latency),
+        latency=(quickest, float(costs[low]), *min(n for n, value in steady.items() if value <= near)),
     )
