@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,44 @@ def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(
     assert again.returncode == 2
     assert f"{last + 2} batches behind it" in again.stderr
     assert len(again.stderr.splitlines()) == 1
+
+
+def test_workers_end_with_a_train_py_that_is_killed(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        command(*DIGITS, *FOUR_ON_TWO, "--batches", 100000),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    workers: list[psutil.Process] = []
+    try:
+        next(iter(started.stdout))
+        workers = psutil.Process(started.pid).children()
+        started.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=DEADLINE_S)
+        assert len(gone) == 2
+        assert not alive
+    finally:
+        started.kill()
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+        started.communicate()
+
+
+def test_interrupt_during_imports_is_status_130(tmp_path: Path) -> None:
+    """The interpreter is interrupted as it reads the first module of the package."""
+    (tmp_path / "pipeedge").mkdir()
+    (tmp_path / "pipeedge" / "__init__.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    )
+    (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
+    ended = subprocess.run(
+        [sys.executable, "-S", "train.py"], cwd=tmp_path, capture_output=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -66,14 +66,15 @@ def status_of(endings: Sequence[Ending]) -> Ending | None:
     """The ending that decides: of the ranks that failed, the first whose failure is its own.
 
     A rank that fails tells the others, which then end with ``EXIT_PEER``, and which of them is seen to
-    end first is chance.
+    end first is chance. One that was interrupted comes before those that failed because of it.
 
     Args:
         endings: in the order in which they were seen, up to the moment when the rest were ended.
     """
     failed = [ending for ending in endings if ending.status != 0]
     own = [ending for ending in failed if ending.status not in (EXIT_PEER, INTERRUPTED)]
-    return next(iter(own or failed), None)
+    interrupted = [ending for ending in failed if ending.status == INTERRUPTED]
+    return next(iter(own or interrupted or failed), None)
 
 
 class Lines(Protocol):

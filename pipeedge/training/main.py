@@ -6,6 +6,7 @@ what they print is passed on, and a line that several of them have to say is sai
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -27,12 +28,17 @@ from pipeedge.training.options import PROGRAM, TrainCommand, parse_train
 __all__ = ["main"]
 
 _ADDRESS = "127.0.0.1"
+_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
+"""In the environment of a worker: the process that started it, and without which it shall not go on."""
+_PR_SET_PDEATHSIG = 1
+"""As in Linux's prctl.h."""
 _SIGNALLED = 128
 _SECOND_HAND = re.compile(r"rank \d+ (?:\(.*?\) )?failed: (.*)")
 
 
 def main() -> NoReturn:
     """Train, and end the process."""
+    signal.signal(signal.SIGINT, terminated)
     signal.signal(signal.SIGTERM, terminated)
     logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
     code = 0
@@ -56,6 +62,9 @@ def main() -> NoReturn:
 
 def _work(command: TrainCommand) -> None:
     """Be one of the workers."""
+    launcher = os.environ.get(_LAUNCHER)
+    if command.is_worker and launcher is not None:
+        _end_with(int(launcher))
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
@@ -92,6 +101,7 @@ def _launch(command: TrainCommand) -> int:
                 "WORLD_SIZE": str(workers),
                 "MASTER_ADDR": _ADDRESS,
                 "MASTER_PORT": str(port),
+                _LAUNCHER: str(os.getpid()),
                 "OMP_NUM_THREADS": str(command.request.pipeline.threads),
             },
         )
@@ -146,6 +156,15 @@ class _Output:
         stream = sys.stderr if error else sys.stdout
         stream.write(text)
         stream.flush()
+
+
+def _end_with(launcher: int) -> None:
+    """Have the kernel end this process when its parent ends, even by SIGKILL, where the system is Linux."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it ended before it was watched
+        os._exit(EXIT_PEER)
 
 
 def _bind(place: int, threads: int) -> None:

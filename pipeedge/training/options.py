@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a model in a pipeline of workers, each of which has some of its layers. Started "
         "by itself it starts the workers on this machine, one for each core; under torchrun it is one.",
         epilog="Example: 'train.py --schedule 1f1b --stages 4 --workers 2' trains vgg19 on random images. "
-        "Exit status: 0 done, 2 the request is wrong, 3 no partition fits, 4 a worker failed, 1 a fault of "
-        "this program.",
+        "Exit status: 0 done, 2 the request is wrong, 3 no partition fits, 4 a worker failed, 130 "
+        "interrupted, 1 a fault of this program.",
         allow_abbrev=False,
     )
     add_common(parser)
