@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import socket
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +16,15 @@ from pathlib import Path
 from pipeedge.errors import RequestError
 from pipeedge.wording import printable
 
-__all__ = ["InputPath", "OutputFile", "check_outputs", "check_writable", "named_output", "write_whole"]
+__all__ = [
+    "InputPath",
+    "OutputFile",
+    "check_outputs",
+    "check_writable",
+    "named_output",
+    "temporary_beside",
+    "write_whole",
+]
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,41 @@ def _is_same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return os.path.realpath(one) == os.path.realpath(other)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a name for what is to become ``path``, and remove what killed processes left.
+
+    The name tells machine and process, so that on a shared file system nobody removes what another machine
+    still writes.
+    """
+    place = f"{_place():08x}"
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{place}-(\d+)-[0-9a-f]{{8}}\.part")
+    with suppress(OSError), os.scandir(path.parent) as entries:  # who writes there will say so
+        for entry in entries:
+            found = pattern.fullmatch(entry.name)
+            if found is not None and not _is_alive(int(found[1])):
+                Path(entry.path).unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{place}-{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def _place() -> int:
+    """Return a number for where process numbers mean the same: this machine, or this container of it."""
+    try:
+        numbers = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # not Linux
+        numbers = 0
+    return zlib.crc32(f"{socket.gethostname()} {numbers}".encode())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import secrets
 import shutil
 import tempfile
 import zipfile
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 
 from pipeedge.errors import PipeEdgeError, RequestError
+from pipeedge.files import temporary_beside
 
 __all__ = ["Accuracy", "ResultItems", "ResultModel", "ResultWriter", "TOP_CLASSES", "check_output_path"]
 
@@ -340,7 +340,7 @@ class ResultWriter:
 
     def __enter__(self) -> ResultWriter:
         if self._path is not None:
-            self._temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
+            self._temporary = temporary_beside(self._path)
             with self._naming_the_file():
                 self._rows = FORMATS[self._path.suffix.lower()](self._temporary, self._model.labels)
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.config import Environment
 from pipeedge.data.defaults import asset
 from pipeedge.errors import RequestError
-from pipeedge.files import InputPath, OutputFile, check_outputs, named_output
+from pipeedge.files import InputPath, OutputFile, check_outputs, named_output, temporary_beside
 from pipeedge.options import parse_runtime
 from pipeedge.profiling import session
 from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
@@ -82,6 +83,24 @@ class TestCheck:
         assert check_outputs([output(deep)], [InputPath("-m", tmp_path / "in")]) == {deep}
         with pytest.raises(RequestError, match=r"would replace a\.png, which --input .*in reads"):
             check_outputs([output(deep)], [photos])
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+    target = tmp_path / "a.csv"
+    mine = temporary_beside(target)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    gone = file(mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")))
+    kept = [
+        file(mine),
+        file(mine.with_name(mine.name.replace(f"-{os.getpid()}-", "-1-"))),
+        file(gone.with_name(gone.name.replace("a.csv", "b.csv"))),
+        file(gone.with_name(gone.name.replace(f".csv.{gone.name.split('.')[3][:8]}", ".csv.00000000"))),
+        file(target),
+    ]
+    assert temporary_beside(target) != mine
+    assert not gone.exists()
+    assert all(path.exists() for path in kept)
 
 
 @pytest.fixture(scope="module")

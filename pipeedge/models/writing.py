@@ -7,7 +7,6 @@ their scales beside them under their own name and ``_scale``.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from pipeedge.errors import WeightsError
+from pipeedge.files import temporary_beside
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.fill import Filling, hub_filling, hub_tensors, plan, read, read_int8, scale_name
 from pipeedge.models.random_weights import RandomWeights
@@ -47,8 +47,8 @@ def replacing(target: Path) -> Iterator[Path]:
     Raises:
         WeightsError: the directory cannot be written to, or the disk is full.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     make_directory_of(target)
+    temporary = temporary_beside(target)
     try:
         yield temporary
         temporary.replace(target)
