@@ -112,7 +112,8 @@ def show_schedule(request: RunRequest, console: Console) -> None:
     """
     model = find_model(request.model.name)
     model.check_sizes(request.model.weights)
-    planned = plan_schedule(request, model, _tokens_here(request, model))
+    arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
+    planned = plan_schedule(request, model, _tokens_here(request, model), eight_bit=not arrays)
     for line in planned.schedule.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
@@ -392,7 +393,7 @@ class _Rank:
             max_tokens = None if data["max_tokens"] is None else whole_number(data["max_tokens"])
             pixel_table = checked_table(data["pixel_table"])
         with self.activity.busy("scheduling"):
-            planned = plan_schedule(self._request, self._model, max_tokens)
+            planned = plan_schedule(self._request, self._model, max_tokens, eight_bit=pixel_table is not None)
         for note in planned.notes:
             self._warn(note)
         plan = Plan(

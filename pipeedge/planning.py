@@ -59,19 +59,22 @@ class PlannedSchedule:
     notes: tuple[str, ...] = ()
 
 
-def plan_schedule(request: RunRequest, model: Model, tokens: int | None = None) -> PlannedSchedule:
+def plan_schedule(
+    request: RunRequest, model: Model, tokens: int | None = None, *, eight_bit: bool = True
+) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for.
 
     Args:
         request: of rank 0.
         model: the model to cut.
         tokens: of the longest sentence of the input; None for images, and where it is not known.
+        eight_bit: whether pictures are sent as bytes.
 
     Raises:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    planned = _requested_schedule(request, model, tokens)
+    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit)
     if planned is None:
         order = request.schedule.rank_order
         ranks = request.world.size if order is None else len(order)
@@ -134,7 +137,9 @@ def _on_link(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]
     return wire_specs(specs, bits) if bits else specs
 
 
-def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -> PlannedSchedule | None:
+def _requested_schedule(
+    request: RunRequest, model: Model, tokens: int | None, *, eight_bit: bool
+) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
         return _partitioned(request, model, wanted.partition)
@@ -154,7 +159,7 @@ def _requested_schedule(request: RunRequest, model: Model, tokens: int | None) -
         tokens=tokens,
         data_host=data_host,
         hosts=hosts,
-        input_bytes=model.input_bytes(tokens),
+        input_bytes=model.input_bytes(tokens, eight_bit=eight_bit),
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)

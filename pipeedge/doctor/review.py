@@ -89,7 +89,8 @@ def _plan(
     request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]], found: list[Finding]
 ) -> Plan | None:
     data = facts[request.schedule.data_rank]
-    planned = plan_schedule(request, model, data.get("max_tokens"))
+    eight_bit = data.get("pixel_table") is not None
+    planned = plan_schedule(request, model, data.get("max_tokens"), eight_bit=eight_bit)
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
     if data.get("items") is None:

@@ -159,13 +159,14 @@ class Model:
             for spec in specs
         )
 
-    def input_bytes(self, tokens: int | None = None) -> int:
-        """Bytes of one item of input as the data rank sends it to the first stage, pictures as bytes.
+    def input_bytes(self, tokens: int | None = None, *, eight_bit: bool = True) -> int:
+        """Bytes of one item of input as the data rank sends it to the first stage.
 
         Args:
             tokens: sentence length in tokens (text only; by default the longest).
+            eight_bit: as ``input_specs`` takes it.
         """
-        return specs_bytes(self.input_specs(1, tokens))
+        return specs_bytes(self.input_specs(1, tokens, eight_bit=eight_bit))
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""
