@@ -35,7 +35,7 @@ from pipeedge.checking import Agreement, Outputs, agreement, outputs_by_block
 from pipeedge.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
-from pipeedge.control.meeting import meet, telling
+from pipeedge.control.meeting import meet, telling, telling_absent
 from pipeedge.control.member import Member
 from pipeedge.data import InputSource, ReadAhead, open_input, read_threads
 from pipeedge.data_rank import Collector, Feeder
@@ -143,10 +143,11 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
     Raises:
         PipeEdgeError: the run failed; the message is one line for the user.
     """
-    model = find_model(request.model.name)
-    model.check_sizes(request.model.weights)
-    if request.schedule.partition is not None:
-        plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
+    with telling_absent(request.world):
+        model = find_model(request.model.name)
+        model.check_sizes(request.model.weights)
+        if request.schedule.partition is not None:
+            plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     with ExitStack() as stack:
         hub, sock = meet(request.world, stack)
         rank = _Rank(request, model, console, warn, hub)

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutate_message, rounds
 
+from pipeedge.config import WorldRequest
 from pipeedge.control.hub import Hub, HubState, Verdict, beat_interval_s
 from pipeedge.control.liveness import (
     Limits,
@@ -31,6 +32,7 @@ from pipeedge.control.liveness import (
     Stuck,
     diagnose,
 )
+from pipeedge.control.meeting import telling_absent
 from pipeedge.control.member import Member
 from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
 from pipeedge.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError, exit_code
@@ -748,6 +750,8 @@ def test_a_control_thread_that_dies_ends_its_ranks_with_a_line(monkeypatch: pyte
     with hub(2) as (served, address), member(address, 0) as zero, member(address, 1) as one:
         for self in (zero, one):
             self.hello(world_size=2, host="pi")
+            self.facts({})
+        assert served.gather() is not None
         monkeypatch.setattr(served._state, "tick", breaks)
         for self, kind, status in ((zero, PipeEdgeError, 1), (one, PeerFailedError, 4)):
             with pytest.raises(
@@ -857,6 +861,28 @@ def test_a_run_over_sockets() -> None:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
     assert threading.active_count() == before
+
+
+def test_ranks_that_come_after_rank_0_has_failed_hear_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    world = WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port, timeout_s=20)
+    heard: list[Exception] = []
+
+    def late() -> None:
+        with member(("127.0.0.1", port), 1) as self:
+            self.hello(world_size=2, host="pi1")
+            try:
+                self.wait("plan")
+            except PeerFailedError as error:
+                heard.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    with pytest.raises(RequestError, match="no such model"), telling_absent(world):
+        raise RequestError("no such model")
+    thread.join(10)
+    assert [str(error) for error in heard] == ["rank 0 failed: no such model"]
 
 
 def test_a_member_that_vanishes_is_noticed_at_once() -> None:

@@ -149,6 +149,7 @@ class HubState:
         self._beat_at = now
         self._suspect: tuple[float, int, str] | None = None
         self._refused: set[int] = set()
+        self._late = 0  # ranks that came after the verdict, and heard it
         self.verdict: Verdict | None = None
         self.verdict_at = now
 
@@ -287,6 +288,12 @@ class HubState:
         culprit = self.verdict.rank if self.verdict is not None else None
         return tuple(rank for rank in self._rank_of.values() if rank != culprit)
 
+    def awaits_others(self) -> bool:
+        """Whether the run has failed before all ranks came, and some may still be on their way."""
+        if self.verdict is None or self.verdict_at - self._opened_at > self._appear_s:
+            return False
+        return self._participants is None and len(self._ranks) + self._late < self._world_size
+
     def _slowest_s(self) -> float:
         """What the slowest stage spends on a microbatch, as far as they have told."""
         return max((self._ranks[rank].status.stage_s or 0.0 for rank in self._ranks), default=0.0)
@@ -297,6 +304,7 @@ class HubState:
         self, connection: int, peer: str, body: Mapping[str, Any], now: float
     ) -> list[tuple[int, Message]]:
         if self.verdict is not None:
+            self._late += 1
             return [(connection, self.verdict.message())]
         try:
             world = whole_number(body["world"])
@@ -490,9 +498,14 @@ class Hub:
         self._thread.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """Wait a moment until all ranks have heard of the end and left, then stop serving."""
         with self._changed:
+            if exc[0] is None or not issubclass(exc[0], KeyboardInterrupt):
+                # Ranks that are still starting would otherwise wait their whole timeout for this one.
+                self._changed.wait_for(
+                    lambda: self._ended or not self._state.awaits_others(), timeout=self._parting_s
+                )
             self._changed.wait_for(
                 lambda: self._ended or not self._state.expected_to_leave(), timeout=self._parting_s
             )
@@ -571,9 +584,18 @@ class Hub:
         """Tell all ranks that the hub has failed, as far as they take it at once."""
         with self._changed:
             self._queue(self._state.failed(one_line(error), self._clock()))
-            for connection in self._connections.values():
-                with contextlib.suppress(OSError):
-                    connection.socket.send(connection.outgoing)
+        until = self._clock() + self._parting_s
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.socket.settimeout(max(0.01, until - self._clock()))
+                connection.socket.sendall(connection.outgoing)
+                connection.socket.shutdown(socket.SHUT_WR)
+        # Closing a connection with unread bytes would reset it, and what was sent with it.
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.socket.settimeout(max(0.01, until - self._clock()))
+                while self._clock() < until and connection.socket.recv(1 << 16):
+                    pass
 
     def _accept(self) -> None:
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from pipeedge.config import WorldRequest
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Member
-from pipeedge.errors import PeerError, PeerFailedError, one_line
+from pipeedge.errors import EXIT_PEER, PeerError, PeerFailedError, PipeEdgeError, one_line
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.rendezvous import agent_store
 
-__all__ = ["meet", "telling"]
+__all__ = ["meet", "telling", "telling_absent"]
 
 
 @contextmanager
@@ -30,6 +30,21 @@ def telling(member: Member) -> Iterator[None]:
             raise member.explain(error.peer, error) from error
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         member.failed("it was interrupted" if interrupted else one_line(error))
+        raise
+
+
+@contextmanager
+def telling_absent(world: WorldRequest) -> Iterator[None]:
+    """Tell ranks that connect within a moment why rank 0 has failed, before it has met them."""
+    try:
+        yield
+    except PipeEdgeError as error:
+        if world.rank == 0 and world.size > 1 and not world.agent_store:
+            with (
+                suppress(PipeEdgeError),
+                Hub(listen(world.addr, world.port), world_size=world.size, timeout_s=world.timeout_s) as hub,
+            ):
+                hub.refuse(f"rank 0 failed: {one_line(error)}", EXIT_PEER)
         raise
 
 
