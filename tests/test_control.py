@@ -798,6 +798,21 @@ def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None
     assert waiting(7.1) == []
 
 
+@pytest.mark.parametrize(("last_beats", "blamed"), [((10.0, 10.5), 0), ((10.0, 25.0), 1)])
+def test_ranks_that_fall_silent_together_are_not_blamed(last_beats: tuple[float, float], blamed: int) -> None:
+    state = HubState(world_size=3, timeout_s=30.0, now=0.0)
+    for rank in range(3):
+        state.received(rank, "here", Message("hello", {"rank": rank, "world": 3, "host": "pi"}), 0.1)
+    beat = Message("beat", RankStatus().to_body())
+    for rank, at in ((1, last_beats[0]), (2, last_beats[1]), (0, 31.0)):
+        state.received(rank, "here", beat, at)
+    state.plan({}, (0, 1, 2), {}, 31.0)
+    state.tick(31.5)
+    assert state.verdict is not None
+    assert state.verdict.rank == blamed
+    assert ("its own network is cut" in state.verdict.line) == (blamed == 0)
+
+
 # --- real connections -------------------------------------------------------------------------------
 
 

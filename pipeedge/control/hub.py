@@ -367,6 +367,13 @@ class HubState:
             self._progress, self._progress_at = progress, now
         silence = {rank: now - self._ranks[rank].heard_at for rank in watched}
         finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
+        if isinstance(finding, Silent) and self._hears_nobody(silence):
+            return self._judge(
+                f"{self.name(0)} has heard none of the {len(silence) - (0 in silence)} other ranks for "
+                f"{finding.seconds:.1f} s: its own network is cut, or that of all others",
+                0,
+                now,
+            )
         if isinstance(finding, Silent):
             return self._judge(
                 f"{self.name(finding.rank)} has been silent for {finding.seconds:.1f} s: "
@@ -392,6 +399,11 @@ class HubState:
             )
             return self._to_all(Message("notice", {"line": line}))
         return []
+
+    def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
+        """Return whether several ranks fell silent together and none is left: not the fault of one of them."""
+        others = [seconds for rank, seconds in silence_s.items() if rank != 0]
+        return len(others) > 1 and min(others) > self._limits.silence_s - 2 * self._beat_s
 
     def _judge(
         self, line: str, rank: int | None, now: float, exit_code: int = EXIT_PEER
