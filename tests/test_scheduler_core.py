@@ -21,7 +21,7 @@ from pipeedge import _native as native
 
 ROOT = Path(__file__).parents[1]
 SCALE = int(os.environ.get("PIPEEDGE_TEST_SCALE", "1"))
-"""How many times the usual number of random problems."""
+"""How many times the usual number of random problems; 10 is what a change of the scheduler should pass."""
 MIB = 2.0**20
 ONE_LINK = {"link_bw_bytes_per_s": [1.0], "link_latency_s": [0.0]}
 
@@ -106,7 +106,7 @@ def compare(cases: int, draw: Callable[[], Case], oracle: Callable[[Case], Best 
 @pytest.mark.parametrize("seed", range(4))
 def test_small_problems_equal_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    compare(2600 * SCALE, lambda: random_case(rng), schedule_brute_force.best_schedules)
+    compare(260 * SCALE, lambda: random_case(rng), schedule_brute_force.best_schedules)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -116,7 +116,7 @@ def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
     def draw() -> Case:
         return random_case(rng, types=(2, 4), hosts_per_type=(1, 3), layers=(9, 18), named_hosts=6)
 
-    compare(1000 * SCALE, draw, schedule_dynamic.best_schedules)
+    compare(100 * SCALE, draw, schedule_dynamic.best_schedules)
 
 
 WIDTHS = (0, 16, 8, 7, 6, 5, 4, 3, 2)
