@@ -16,7 +16,11 @@ from mutations import document_bytes, mutate_bytes, mutate_document, refused, ro
 from safetensors.torch import load_file, save_file
 
 from pipeedge.errors import RequestError
+from pipeedge.models import find_model
+from pipeedge.schedule import LayerRange
 from pipeedge.training.checkpoint import CheckpointWriter, latest
+from pipeedge.training.exporting import export
+from pipeedge.training.networks import find_network
 
 DESCRIPTION = {"model": "small", "seed": 3}
 NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
@@ -45,8 +49,9 @@ def write(
     named: dict[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     parts: int = 2,
+    description: dict[str, object] = DESCRIPTION,
 ) -> None:
-    writer = CheckpointWriter(directory, DESCRIPTION)
+    writer = CheckpointWriter(directory, description)
     writer.make_directory()
     share = len(NAMES) // parts
     for part in range(parts):
@@ -112,6 +117,30 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot be made"):
         CheckpointWriter(tmp_path / "file", DESCRIPTION).make_directory()
+
+
+def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> None:
+    for name in ("vit-digits", "facebook/deit-tiny-distilled-patch16-224"):
+        model = find_model(name)
+        stage = find_network(name, seed=5, pretrained=False).build(LayerRange(0, model.n_layers)).eval()
+        named = dict(stage.named_parameters())
+        place = tmp_path / model.family
+        writer = CheckpointWriter(place, {"model": name})
+        writer.make_directory()
+        writer.write_part(3, "worker-0", named, torch.optim.SGD(named.values()))
+        writer.finish(3)
+        assert "after batch 3" in export(place, tmp_path / f"{model.family}-out")
+        exported = find_model(tmp_path / f"{model.family}-out")
+        assert exported.config == model.config
+        (spec,) = model.payload_specs(0, 2)
+        images = torch.rand(spec.shape)
+        with torch.inference_mode():
+            assert torch.equal(exported.load()((images,))[0], stage(images))
+        with pytest.raises(RequestError, match="is there already"):
+            export(place, tmp_path / f"{model.family}-out")
+    write(tmp_path / "vgg", 1, *small_checkpoint(tmp_path / "other"), description={"model": "vgg19"})
+    with pytest.raises(RequestError, match="vgg19 has no form"):
+        export(tmp_path / "vgg", tmp_path / "x")
 
 
 # --- damage -----------------------------------------------------------------------------------------

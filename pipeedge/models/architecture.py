@@ -16,7 +16,7 @@ from pipeedge.errors import ModelError
 from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.wording import count, excerpt
 
-__all__ = ["Architecture", "FamilyName", "HeadKind", "parse_hf_config"]
+__all__ = ["Architecture", "FamilyName", "HeadKind", "hf_config", "parse_hf_config"]
 
 FamilyName: TypeAlias = Literal["vit", "deit", "bert"]
 HeadKind: TypeAlias = Literal["classifier", "distilled", "vector"]
@@ -221,6 +221,27 @@ def parse_hf_config(
         )
     named = labels is not None and any(label != f"LABEL_{n}" for n, label in enumerate(labels))
     return architecture, labels if named and head != "vector" else None
+
+
+def hf_config(architecture: Architecture, labels: Sequence[str] | None) -> dict[str, Any]:
+    """Return the content of a ``config.json`` for an image classifier; ``parse_hf_config`` reads it back."""
+    kinds = {(family, head): name for name, (family, head, _) in reversed(list(_ARCHITECTURES.items()))}
+    names = labels or [f"LABEL_{number}" for number in range(architecture.num_labels)]
+    return {
+        "architectures": [kinds[architecture.family, architecture.head]],
+        "model_type": architecture.family,
+        "hidden_size": architecture.hidden,
+        "num_hidden_layers": architecture.blocks,
+        "num_attention_heads": architecture.heads,
+        "intermediate_size": architecture.intermediate,
+        "layer_norm_eps": architecture.eps,
+        "hidden_act": architecture.activation,
+        "qkv_bias": architecture.qkv_bias,
+        "image_size": list(architecture.image_size),
+        "patch_size": list(architecture.patch_size),
+        "num_channels": architecture.channels,
+        "id2label": {str(number): name for number, name in enumerate(names)},
+    }
 
 
 def _reject_options(config: Mapping[str, Any]) -> None:

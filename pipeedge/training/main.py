@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.config import Environment, inherited_environment
@@ -46,7 +47,9 @@ def main() -> NoReturn:
     def run() -> None:
         nonlocal code
         command = parse_train(sys.argv[1:], Environment.read(), cores=processors())
-        if command.is_worker or command.dry_run:
+        if command.export is not None:
+            _export(command.request.checkpoint_dir, command.export)
+        elif command.is_worker or command.dry_run:
             _work(command)
         else:
             code = _launch(command)
@@ -58,6 +61,15 @@ def main() -> NoReturn:
         # A thread may be blocked inside gloo, where nothing can wake it.
         os._exit(status)
     sys.exit(0)
+
+
+def _export(checkpoints: Path | None, target: Path) -> None:
+    """Write the last checkpoint's model."""
+    with signals_end_at_once():
+        from pipeedge.training.exporting import export
+
+    if checkpoints is not None:
+        print(export(checkpoints, target))
 
 
 def _work(command: TrainCommand) -> None:

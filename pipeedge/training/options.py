@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeedge.config import Environment, WorldRequest
+from pipeedge.errors import RequestError
 from pipeedge.options import OneLineParser, add_common, name, path
 from pipeedge.training.orders import SCHEDULES
 from pipeedge.training.request import (
@@ -39,6 +41,8 @@ class TrainCommand:
     place: int
     """Of this worker among those of this machine."""
     dry_run: bool
+    export: Path | None = None
+    """Directory to write the last checkpoint's model to, instead of training."""
 
 
 def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) -> TrainCommand:
@@ -62,6 +66,8 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         workers = environment.world_size or (1 if sequential else min(stages, cores))
     local = environment.local_world_size or workers
     rank = environment.rank or 0
+    if arguments.export is not None and arguments.checkpoint_dir is None:
+        raise RequestError("--export needs --checkpoint-dir, where the checkpoint is")
     request = TrainingRequest(
         world=WorldRequest(
             rank=rank,
@@ -97,7 +103,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         command=(PROGRAM, *argv),
     )
     place = rank if environment.local_rank is None else environment.local_rank
-    return TrainCommand(request, is_worker, place, arguments.dry_run)
+    return TrainCommand(request, is_worker, place, arguments.dry_run, arguments.export)
 
 
 def _stages(arguments: argparse.Namespace, sequential: bool) -> int:
@@ -216,6 +222,12 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint-every", type=int, default=10, metavar="N", help="batches between two (%(default)s)"
     )
     output.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint")
+    output.add_argument(
+        "--export",
+        type=path,
+        metavar="DIR",
+        help="write the model of the last checkpoint to this new directory, for runtime.py -m, and stop",
+    )
     output.add_argument(
         "--report",
         type=path,
