@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_MAX_IMAGE_PIXELS",
     "DEFAULT_WINDOW_SIZE",
     "DEFAULT_WORKER_THREADS",
+    "TRAIN_LAUNCHER",
     "Environment",
     "GivenOptions",
     "InputRequest",
@@ -74,6 +75,10 @@ _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
 
 
+TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
+"""By this variable ``train.py`` tells its workers which process started them."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """What the environment says, where the command line does not."""
@@ -97,6 +102,8 @@ class Environment:
     """SEND_CONSTRAINT: items a second."""
     csv_file_mode: str | None = None
     """CSV_FILE_MODE: of the metrics' files."""
+    train_launcher: int | None = None
+    """The process that started this worker of ``train.py``, without which it shall not go on."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -141,6 +148,7 @@ class Environment:
             window_size=number("WINDOW_SIZE"),
             send_constraint=decimal("SEND_CONSTRAINT"),
             csv_file_mode=environ.get("CSV_FILE_MODE"),
+            train_launcher=number(TRAIN_LAUNCHER),
         )
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from pipeedge.config import Environment, inherited_environment
+from pipeedge.config import TRAIN_LAUNCHER, Environment, inherited_environment
 from pipeedge.errors import EXIT_PEER
 from pipeedge.launching.commands import RankCommand
 from pipeedge.launching.main import free_port
@@ -29,8 +29,6 @@ from pipeedge.training.options import PROGRAM, TrainCommand, parse_train
 __all__ = ["main"]
 
 _ADDRESS = "127.0.0.1"
-_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
-"""In the environment of a worker: the process that started it, and without which it shall not go on."""
 _PR_SET_PDEATHSIG = 1
 """As in Linux's prctl.h."""
 _SIGNALLED = 128
@@ -74,9 +72,8 @@ def _export(checkpoints: Path | None, target: Path) -> None:
 
 def _work(command: TrainCommand) -> None:
     """Be one of the workers."""
-    launcher = os.environ.get(_LAUNCHER)
-    if command.is_worker and launcher is not None:
-        _end_with(int(launcher))
+    if command.launcher is not None:
+        _end_with(command.launcher)
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
@@ -113,7 +110,7 @@ def _launch(command: TrainCommand) -> int:
                 "WORLD_SIZE": str(workers),
                 "MASTER_ADDR": _ADDRESS,
                 "MASTER_PORT": str(port),
-                _LAUNCHER: str(os.getpid()),
+                TRAIN_LAUNCHER: str(os.getpid()),
                 "OMP_NUM_THREADS": str(command.request.pipeline.threads),
             },
         )

@@ -41,6 +41,8 @@ class TrainCommand:
     place: int
     """Of this worker among those of this machine."""
     dry_run: bool
+    launcher: int | None = None
+    """The process that started this worker, if it was ``train.py``."""
     export: Path | None = None
     """Directory to write the last checkpoint's model to, instead of training."""
 
@@ -103,7 +105,8 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         command=(PROGRAM, *argv),
     )
     place = rank if environment.local_rank is None else environment.local_rank
-    return TrainCommand(request, is_worker, place, arguments.dry_run, arguments.export)
+    launcher = environment.train_launcher if is_worker else None
+    return TrainCommand(request, is_worker, place, arguments.dry_run, launcher, arguments.export)
 
 
 def _stages(arguments: argparse.Namespace, sequential: bool) -> int:
