@@ -401,7 +401,7 @@ class HubState:
         return []
 
     def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
-        """Return whether several ranks fell silent together and none is left: not the fault of one of them."""
+        """Return whether several ranks fell silent together and none is left, through no fault of one."""
         others = [seconds for rank, seconds in silence_s.items() if rank != 0]
         return len(others) > 1 and min(others) > self._limits.silence_s - 2 * self._beat_s
 
