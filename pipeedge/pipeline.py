@@ -2,7 +2,11 @@
 
     every rank        hello ──> facts ──┐                 ┌─> shard, links ─> ready ─┐
     rank 0 (hub)          all there, all agree? ─> plan ──┘                    start ┴─> run ─> done
-    data rank                                                                     summary ─> report
+    data rank                                                       results written, summary ─> report
+
+A run is done when the data rank has written the results under their name. What happens to a rank after
+that is a warning; without the figures of every stage there is no report, and only if one was asked for,
+the data rank fails.
 
 Rank 0 decides the schedule and announces it; nobody else needs its files. A rank without a stage
 leaves as soon as it knows that.
@@ -43,6 +47,7 @@ from pipeedge.energy import EnergyMeter, open_source
 from pipeedge.errors import (
     EXIT_REQUEST,
     DeadlineError,
+    PeerError,
     PeerFailedError,
     PipeEdgeError,
     WeightsError,
@@ -244,26 +249,29 @@ class _Rank:
             if data_end is not None:
                 data_end.start(self._crew)
             self._crew.wait()
-        if isinstance(transport, RpcTransport):
-            # All close together: the first waits while the last still computes.
-            self._in_crew("close", transport.close)
-        elif transport is not None:
-            with self.activity.busy("closing its links"):
-                self._in_crew("close", transport.close, "the links could not be closed")
+        if data_end is not None:
+            member.complete()
+        unclosed = self._close_links(transport)
         member.record(self._recording(member, loops, data_end, monitor.use()).to_text())
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
-        summary = member.wait("summary")["stats"]
+        summary = self._summary(member, whole=data_end is not None)
+        if unclosed is not None:
+            self._warn(f"{one_line(unclosed)}; the results are complete")
         if data_end is None:
             return None
-        report = data_end.report(plan, summary, startup_s, self._recordings(member), member.hub_clock)
-        if self._request.output.check_items:
-            # The others have ended: what is computed from now on holds nobody up.
-            report = dataclasses.replace(report, check=data_end.check(device))
         if data_end.not_finite:
             self._warn(
                 f"{count(data_end.not_finite, 'item')} {plural(data_end.not_finite, 'has', 'have')} "
                 "outputs that are no numbers: are the weights whole?"
             )
+        missing = [rank for rank in plan.schedule.ranks if str(rank) not in summary]
+        if missing:
+            self._go_without_report(missing)
+            return None
+        report = data_end.report(plan, summary, startup_s, self._recordings(member), member.hub_clock)
+        if self._request.output.check_items:
+            # The others have ended: what is computed from now on holds nobody up.
+            report = dataclasses.replace(report, check=data_end.check(device))
         output = self._request.output
         if output.report is not None:
             save_report(report, output.report)
@@ -280,6 +288,55 @@ class _Rank:
                 replaced=data_end.replaced,
             )
         return report
+
+    def _close_links(self, transport: Transport | None) -> PeerError | None:
+        """Close the links; all that they had to carry has arrived. Return why it did not work, if so."""
+        try:
+            if isinstance(transport, RpcTransport):
+                # All close together: the first waits while the last still computes.
+                self._in_crew("close", transport.close)
+            elif transport is not None:
+                with self.activity.busy("closing its links"):
+                    self._in_crew("close", transport.close, "the links could not be closed")
+        except PeerError as error:
+            return error
+        return None
+
+    def _summary(self, member: Member, *, whole: bool) -> Mapping[str, Any]:
+        """Wait for the figures of every stage; return what is known of them.
+
+        Args:
+            member: of this rank.
+            whole: whether this rank has written the results.
+        """
+        try:
+            stats: Mapping[str, Any] = member.wait("summary")["stats"]
+            return stats
+        except PeerError as error:
+            if not whole and not member.results_complete:
+                raise
+            self._warn(f"{one_line(error)}; the results are complete")
+            return {}
+
+    def _go_without_report(self, missing: Sequence[int]) -> None:
+        """Say that there is no report because of the ``missing`` ranks; fail if one was asked for."""
+        output = self._request.output
+        ranks = f"{plural(len(missing), 'rank')} {', '.join(map(str, missing))}"
+        why = f"{ranks} left without saying how the run went: the results are complete"
+        asked = [
+            option
+            for option, value in (
+                ("--report", output.report),
+                ("--trace", output.trace),
+                ("--check", output.check_items),
+            )
+            if value
+        ]
+        if asked:
+            raise PeerFailedError(
+                f"{why}, but there is nothing for {' and '.join(asked)}; run again for that"
+            )
+        self._warn(f"{why}, without a table")
 
     def _check_metrics(self, interface: str, stack: ExitStack) -> Exporter | None:
         """Refuse places for metrics that cannot take them; the port is taken at once."""

@@ -30,10 +30,13 @@ from types import TracebackType
 import psutil
 import torch
 
+from pipeedge.control.member import Member
 from pipeedge.runtime import main
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime.py"
 DEADLINE_S = 60.0
+DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
+"""Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 
 _ports = itertools.count(20000 + os.getpid() % 500 * 16)
 _ports_lock = threading.Lock()
@@ -125,8 +128,16 @@ def _become_a_rank(arguments: Sequence[str], directory: Path, env: Mapping[str, 
     os.environ.clear()
     os.environ.update({**environment(), **env})
     torch.set_num_threads(1)
+    if env.get(DIES_WHEN_COMPLETE) == arguments[0]:
+        Member.done = _die_when_complete  # type: ignore[method-assign]
     sys.argv = [str(RUNTIME), *arguments]
     main()
+
+
+def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
+    """Stand in for ``Member.done``: SIGKILL, once the data rank has written the results."""
+    self.wait("complete")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class World:

@@ -646,6 +646,44 @@ def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
     assert "rank 1" not in play.line()
 
 
+def complete(play: Play) -> Play:
+    play.started()
+    play._note(play.state.plan({"items": 3}, (0, 1), {}, play.now, data_rank=0))
+    play.say(0, "complete")
+    return play
+
+
+@pytest.mark.parametrize("end", ["closed", "failed", "lost", "silent", "malformed"])
+def test_nothing_ends_a_run_whose_results_are_complete(end: str) -> None:
+    play = complete(Play())
+    assert play.heard(1, "complete")
+    if end == "closed":
+        play.close(1)
+    elif end == "failed":
+        play.say(1, "failed", line="links")
+    elif end == "lost":
+        play.say(0, "lost", rank=1, line="links")
+    elif end == "malformed":
+        play.say(1, "record", text=3)
+    if end in ("lost", "silent"):
+        play.pass_time(7.5, beats={0: WAITING})
+    play.say(1, "done", stats={"late": 1})
+    assert play.verdict is None
+    (notice,) = play.heard(0, "notice")
+    assert "rank 1" in notice.body["line"]
+    assert notice.body["line"].endswith("; the results are complete")
+    assert not play.heard(0, "summary")
+    play.say(0, "done", stats={"busy": 0.5})
+    assert [message.body for message in play.heard(0, "summary")] == [{"stats": {"0": {"busy": 0.5}}}]
+    assert play.state.expected_to_leave() == (0,)
+
+
+def test_only_the_data_rank_completes_a_run() -> None:
+    play = Play().started()
+    play.say(1, "complete")
+    assert "malformed 'complete'" in play.line()
+
+
 def test_a_rank_that_finishes_work_is_not_stuck_though_it_sends_nothing() -> None:
     play = Play(world=2, timeout=10).started()
     for second in range(30):
@@ -699,6 +737,7 @@ def test_the_hub_survives_any_mutation_of_any_message() -> None:
         "lost": {"rank": 0, "line": "x"},
         "record": {"text": "x"},
         "ready": {},
+        "complete": {},
         "done": {"stats": {"busy": 0.5, "threads": 1}},
     }
     for _ in range(rounds(400)):
@@ -720,6 +759,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         "beat": {"slowest_s": 0.5},
         "work": {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}},
         "record": {"rank": 1, "text": "x"},
+        "complete": {},
         "summary": {"stats": {"0": {}}},
     }
     ours, theirs = socket.socketpair()

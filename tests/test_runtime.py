@@ -33,7 +33,7 @@ import torch
 import yaml
 from conftest import VOCABULARY, WORDS
 from networks import make_network
-from processes import DEADLINE_S, RUNTIME, Ended, World, environment, free_port, run_world
+from processes import DEADLINE_S, DIES_WHEN_COMPLETE, RUNTIME, Ended, World, environment, free_port, run_world
 from rich.console import Console
 
 from pipeedge import pipeline
@@ -361,6 +361,32 @@ def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
         ended = world.wait(within=2 * KILL_S)
     others_name(ended, 2, says=r"\(data rank.*is gone", since=since, within=KILL_S)
     assert not (directory / "rows.csv").exists()
+    # It could not clean up; the next run that writes there does.
+    assert list(directory.glob(".rows.csv.*.part"))
+    run_world(directory, 1, *DIGITS, "-b", 8, "--output", "rows.csv")
+    assert (directory / "rows.csv").is_file()
+    assert not list(directory.glob(".*.part"))
+
+
+@scenarios(the_hub=(0, False), a_stage=(1, False), with_a_report=(1, True))
+def a_rank_is_killed_after_the_results_are_complete(
+    directory: Path, inputs: Inputs, variant: tuple[int, bool]
+) -> None:
+    culprit, reports = variant
+    options = (*DIGITS, "-b", 64, "--output", "rows.csv", "-D", 2)
+    asked = ("--report", "report.json") if reports else ()
+    with World(directory, 3, *options, own={2: asked}, env={DIES_WHEN_COMPLETE: str(culprit)}) as world:
+        ended = world.start().wait()
+    assert ended.pop(culprit).status == -signal.SIGKILL
+    assert {rank: end.status for rank, end in ended.items()} == {1 - culprit: 0, 2: 4 if reports else 0}
+    for rank, end in ended.items():
+        told = end.err.splitlines()
+        assert re.search(rf"rank {rank}: rank {culprit} \(.* is gone: .*; the results are complete$", told[0])
+        assert len(told) == (2 if rank == 2 else 1), end.err
+    without = "but there is nothing for --report" if reports else "without a table"
+    assert without in ended[2].err.splitlines()[-1]
+    assert len((directory / "rows.csv").read_text().splitlines()) == 65
+    assert not (directory / "report.json").exists()
 
 
 @scenarios(hub=0, member=1)

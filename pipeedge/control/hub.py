@@ -4,13 +4,18 @@
     to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
                        failed {line}                lost {rank, line}  done {stats}
                        clock {sent}                 record {text}, any number of them before done
+                       complete {}: from the data rank, before its done
     from the hub       plan {...}   start {}   summary {stats by rank}   beat {slowest_s}   notice {line}
+                       complete {}
                        clock {sent, there}
                        record {rank, text}, work {by rank}: to the data rank alone
                        verdict {line, rank, exit_code}
 
 ``HubState`` holds the rules and touches neither socket nor clock: connections, messages and the time
 come in, messages to send come out. ``Hub`` is the thread around it.
+
+Once the data rank has all results, and has written them, nothing that happens to a rank ends the run: all
+hear a notice of it, and the summary goes without what that rank would have told.
 
 A rank's own word on why it failed beats what others saw of it: when a rank reports that it *lost*
 another, the hub gives that other a moment to say why before it takes the loss for the cause.
@@ -120,10 +125,12 @@ class _Rank:
     stats: Mapping[str, Any] | None = None
     recorded: int = 0
     """Characters of its records."""
+    left: bool = False
+    """Whether it ended after the results were complete, without having finished."""
 
     @property
     def finished(self) -> bool:
-        return self.stats is not None
+        return self.stats is not None or self.left
 
 
 class HubState:
@@ -149,6 +156,7 @@ class HubState:
         self._beat_at = now
         self._suspect: tuple[float, int, str] | None = None
         self._refused: set[int] = set()
+        self._complete = False  # whether the data rank has written all results
         self._late = 0  # ranks that came after the verdict, and heard it
         self.verdict: Verdict | None = None
         self.verdict_at = now
@@ -179,6 +187,8 @@ class HubState:
         if message.kind == "clock":
             there = now - self._opened_at
             return [(known.connection, Message("clock", {"sent": number(body["sent"]), "there": there}))]
+        if known.left:
+            return []
         if message.kind == "facts" and known.facts is None:
             known.facts = plain(body["facts"])
             return []
@@ -200,12 +210,12 @@ class HubState:
                 return []
             self._progress_at = now
             return self._to_all(Message("start"))
+        if message.kind == "complete" and rank == self._data_rank and self._started() and not known.finished:
+            self._complete = True
+            return self._to_all(Message("complete"))
         if message.kind == "done" and rank in self._running() and self._started() and not known.finished:
             known.stats = plain(body["stats"])
-            if any(not self._ranks[other].finished for other in self._running()):
-                return []
-            stats = {str(other): self._ranks[other].stats for other in self._running()}
-            return self._to_all(Message("summary", {"stats": stats}))
+            return self._summarize()
         raise ValueError(message.kind)
 
     def closed(self, connection: int, now: float, why: str = "") -> list[tuple[int, Message]]:
@@ -286,7 +296,8 @@ class HubState:
     def expected_to_leave(self) -> tuple[int, ...]:
         """Ranks that are still there and will leave by themselves: not the one that stopped answering."""
         culprit = self.verdict.rank if self.verdict is not None else None
-        return tuple(rank for rank in self._rank_of.values() if rank != culprit)
+        here = self._rank_of.values()
+        return tuple(rank for rank in here if rank != culprit and not self._ranks[rank].left)
 
     def awaits_others(self) -> bool:
         """Whether the run has failed before all ranks came, and some may still be on their way."""
@@ -410,9 +421,30 @@ class HubState:
     ) -> list[tuple[int, Message]]:
         if self.verdict is not None:  # the first cause wins
             return []
+        if self._complete and exit_code == EXIT_PEER:
+            return self._go_on_without(line, rank)
         self.verdict = Verdict(line, rank, exit_code)
         self.verdict_at = now
         return self._to_all(self.verdict.message())
+
+    def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
+        """The results are complete: wait no longer for ``rank``, or for all that have not finished."""
+        waited_for = self._running() if rank is None else (rank,)
+        leaving = [each for each in waited_for if not self._ranks[each].finished]
+        for each in leaving:
+            self._ranks[each].left = True
+        if not leaving:
+            return []
+        notice = Message("notice", {"line": f"{line}; the results are complete"})
+        return self._to_all(notice) + self._summarize()
+
+    def _summarize(self) -> list[tuple[int, Message]]:
+        """Tell all what each rank has done, once nobody is waited for any longer."""
+        running = {rank: self._ranks[rank] for rank in self._running()}
+        if not all(known.finished for known in running.values()):
+            return []
+        stats = {str(rank): known.stats for rank, known in running.items() if known.stats is not None}
+        return self._to_all(Message("summary", {"stats": stats}))
 
     def _tell_absent(self, now: float) -> list[tuple[int, Message]]:
         """Tell those who wait which ranks have not come yet, once after a while and whenever that changes."""

@@ -171,6 +171,10 @@ class Member:
         for start in range(0, len(text), _RECORD_CHARS):
             self._say(Message("record", {"text": text[start : start + _RECORD_CHARS]}))
 
+    def complete(self) -> None:
+        """This rank, the data rank, has all results and has written them; before ``done``."""
+        self._say(Message("complete"))
+
     def done(self, stats: Mapping[str, Any]) -> None:
         """This rank has finished its part."""
         # No beat follows, and what came here last may be what another rank's fate hangs on.
@@ -226,6 +230,12 @@ class Member:
         """Why the run failed, if it did."""
         with self._changed:
             return self._error
+
+    @property
+    def results_complete(self) -> bool:
+        """Whether the data rank has all results and has written them, as far as this rank has heard."""
+        with self._changed:
+            return "complete" in self._heard
 
     @property
     def slowest_stage_s(self) -> float:
