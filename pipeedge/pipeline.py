@@ -59,6 +59,7 @@ from pipeedge.live import Display, Progress
 from pipeedge.metrics import EnergyUse, Latency, StageStats, energy_body
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
+from pipeedge.models.progress import ByteBar
 from pipeedge.monitoring import (
     DATA_KEYS,
     STAGE_KEYS,
@@ -543,7 +544,9 @@ class _Rank:
             self.activity.busy(f"loading {stage.layers.named}"),
             self._patience(f"loading {stage.layers.named} of {self._model.name}"),
         ):
-            shard = self._model.load(stage.layers, self._request.model.weights, device, dtype)
+            weights, total = self._request.model.weights, self._model.weight_bytes(stage.layers, dtype)
+            with ByteBar(f"rank {self._rank}: {stage.layers.named}", total, delay_s=_PATIENCE_S) as bar:
+                shard = self._model.load(stage.layers, weights, device, dtype, progress=bar.advance)
         table = plan.pixel_table if number == 0 else None
         pixels = None if table is None else PixelTable.from_text(table)
         return _NumberedStage(number, shard.parameter_count, Stage(shard, device, pixels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from pipeedge.errors import WeightsError, one_line
 from pipeedge.models import Model, find_model
 from pipeedge.models.fill import hub_tensors
+from pipeedge.models.progress import ByteBar
 from pipeedge.models.random_weights import RandomWeights
 from pipeedge.models.writing import write_random
 from pipeedge.schedule import LayerRange
@@ -286,6 +288,39 @@ def test_other_floating_types_become_float32(
         assert {p.dtype for p in model.load(weights=file).parameters()} == {torch.float32}
         expected = reference_output(rounded, reference.inputs())
         torch.testing.assert_close(run(model, reference.inputs(), file), expected, rtol=0, atol=1e-5)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("terminal", "delay_s", "shown"), [(True, 0, True), (True, 60, False), (False, 0, False)]
+)
+def test_a_bar_shows_loading_that_takes_long(
+    terminal: bool,
+    delay_s: float,
+    shown: bool,
+    saved: Callable[[str], tuple[Case, Model]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    monkeypatch.setattr(sys, "stderr", _Terminal() if terminal else io.StringIO())
+    with ByteBar("layers 1-8", model.weight_bytes(), delay_s=delay_s) as bar:
+        model.load(progress=bar.advance)
+    assert ("layers 1-8: 100%" in sys.stderr.getvalue()) == shown
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_progress_of_loading_adds_up_to_the_bytes_of_the_weights(
+    dtype: torch.dtype, saved: Callable[[str], tuple[Case, Model]]
+) -> None:
+    _, model = saved("ViTForImageClassification")
+    for layers in (LayerRange(0, 8), LayerRange(2, 7)):
+        loaded: list[int] = []
+        model.load(layers, dtype=dtype, progress=loaded.append)
+        assert sum(loaded) == model.weight_bytes(layers, dtype)
 
 
 def test_the_weights_take_the_type_that_is_asked_for(saved: Callable[[str], tuple[Case, Model]]) -> None:

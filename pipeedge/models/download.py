@@ -19,13 +19,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from pipeedge.errors import ModelError, WeightsError
 from pipeedge.files import InputPath, OutputFile, check_outputs, named_output
 from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.progress import ByteBar
 from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
 from pipeedge.models.weights import TensorEntry, WeightsFile, open_weights
 from pipeedge.models.writing import (
@@ -79,32 +80,6 @@ _ORIGINS: Mapping[str, Origin] = MappingProxyType(
 )
 
 
-class _Bar:
-    """A progress bar in bytes, on standard error."""
-
-    def __init__(self, label: str, total: int | None, initial: int = 0) -> None:
-        from tqdm import tqdm
-
-        self._bar: Any = tqdm(
-            desc=label,
-            total=total,
-            initial=initial,
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            disable=None,  # where standard error is no terminal
-        )
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def advance(self, count: int) -> None:
-        self._bar.update(count)
-
-
 def save_weights(
     names: Collection[str],
     directory: Path,
@@ -146,7 +121,7 @@ def save_weights(
         if target.exists() and problem is None:
             say(f"{target}: already there and whole, kept (delete it to have it written again)")
         elif random_seed is not None:
-            with _Bar(target.name, model.weight_bytes()) as bar:
+            with ByteBar(target.name, model.weight_bytes()) as bar:
                 write_random(target, model.build(), model.config, random_seed, progress=bar.advance)
             say(f"{target}: random weights of {model.name}, seed {random_seed}")
         else:
@@ -174,7 +149,7 @@ def convert(
     with open_weights(source) as file:
         shard = model.shard_for(file, dtype=dtype)
         total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
-        with _Bar(target.name, total) as bar:
+        with ByteBar(target.name, total) as bar:
             write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
     say(
         f"{named_output(target, replaced)}: weights of {model.name} as {dtype_name(dtype)}, "
@@ -282,7 +257,7 @@ def _transfer(url: str, part: Path, label: str) -> bool:
         have = have if resumed else 0
         length = response.headers.get("Content-Length")
         total_bytes = have + int(length) if length is not None else None
-        with part.open("ab" if resumed else "wb") as file, _Bar(label, total_bytes, have) as bar:
+        with part.open("ab" if resumed else "wb") as file, ByteBar(label, total_bytes, have) as bar:
             while piece := response.read(_CHUNK_BYTES):
                 file.write(piece)
                 bar.advance(len(piece))
@@ -315,7 +290,7 @@ def download_hub(model: Model, origin: HubSource, target: Path) -> None:
     with _open_fetched(fetched) as source:
         shard = model.shard_for(source)
         names = needed_names(shard, model.config, source)
-        with _Bar(target.name, sum(parameter.numel() for parameter in shard.parameters()) * 4) as bar:
+        with ByteBar(target.name, sum(parameter.numel() for parameter in shard.parameters()) * 4) as bar:
             write_npz(target, names, source, progress=bar.advance)
     shutil.rmtree(staging)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -127,11 +127,12 @@ def fill(
     file: WeightsFile,
     *,
     device: str | torch.device = "cpu",
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Shard:
     """Give ``shard``, built on ``meta``, its weights from ``file``, one tensor at a time; return it.
 
     Each is converted to the shard's type as it is read. What is made 8-bit here passes through float32, one
-    tensor after the other.
+    tensor after the other. ``progress`` is told the bytes of each as it is stored here.
 
     Raises:
         WeightsError: as ``plan``, or data that ends early or is damaged.
@@ -146,9 +147,11 @@ def fill(
         if name in int8_layers:
             weight, scale = read_int8(filling, place.shape, architecture, file, memory)
             int8_layers[name].set_weight(weight, scale, torch.device(device))
+            progress(weight.nbytes + scale.nbytes)
         else:
             tensor = read(filling, place.shape, place.dtype, architecture, file)
             _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
+            progress(tensor.nbytes)
     return shard
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -191,11 +191,13 @@ class Model:
         weights: str | os.PathLike[str] | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> Shard:
         """The shard of ``layers`` (by default all) with the weights in a file, ready to compute.
 
         Only the shard's own tensors are read, one at a time, after all their names and shapes were
         compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
+        ``progress`` is told the bytes of each tensor that is loaded.
 
         Raises:
             ScheduleError: layers beyond the model.
@@ -203,7 +205,8 @@ class Model:
         """
         with self._open(weights, dtype) as file:
             self._compare(file, layers)
-            return fill(self.shard_for(file, layers, dtype), self.config, file, device=device)
+            shard = self.shard_for(file, layers, dtype)
+            return fill(shard, self.config, file, device=device, progress=progress)
 
     def check_weights(
         self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32

@@ -1,0 +1,43 @@
+"""A progress bar in bytes, for weights that are fetched, converted or loaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["ByteBar"]
+
+
+class ByteBar:
+    """A progress bar on standard error, if that is a terminal. A context manager.
+
+    Args:
+        label: shown before the bar.
+        total: bytes in all; None where that is not known.
+        initial: bytes that were there before.
+        delay_s: seconds after which the bar appears; work that ends earlier shows none.
+    """
+
+    def __init__(self, label: str, total: int | None, initial: int = 0, delay_s: float = 0.0) -> None:
+        from tqdm import tqdm
+
+        self._bar: Any = tqdm(
+            desc=label,
+            total=total,
+            initial=initial,
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            delay=delay_s,
+            disable=sys.stderr is None or not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> ByteBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def advance(self, count: int) -> None:
+        """Add ``count`` bytes that are done."""
+        self._bar.update(count)
