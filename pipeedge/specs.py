@@ -241,6 +241,8 @@ class Link:
 
 LENGTH_KEYS = ("receive_s", "send_s", "activations_MB")
 """What is measured at each length beside times, a number a layer."""
+MEASURED_KEYS = (*LENGTH_KEYS, "feed_s", "collect_s")
+"""What a profile may hold beside times, and the scheduler reads."""
 
 
 def _numbers(values: Any, layers: int) -> bool:
@@ -421,16 +423,34 @@ def _read_profile(entry: Field) -> ModelProfile:
         time_s=time_s,
         tokens=length,
         lengths=tuple(others),
-        extra=_extra(entry, {"batch_size", "dtype", "time_s", "tokens", "lengths"}),
+        extra=_measured(entry, len(time_s))
+        | _extra(entry, {"batch_size", "dtype", "time_s", "tokens", "lengths", *MEASURED_KEYS}),
     )
 
 
 def _read_length(entry: Field) -> LengthProfile:
+    time_s = tuple(value.number() for value in entry.at("time_s").items())
     return LengthProfile(
         tokens=entry.at("tokens").whole_number(least=1),
-        time_s=tuple(value.number() for value in entry.at("time_s").items()),
-        extra=_extra(entry, {"tokens", "time_s"}),
+        time_s=time_s,
+        extra=_measured(entry, len(time_s)) | _extra(entry, {"tokens", "time_s", *MEASURED_KEYS}),
     )
+
+
+def _measured(entry: Field, layers: int) -> dict[str, Any]:
+    """Read what a profile may hold beside its times, by the rules of the scheduler."""
+    found: dict[str, Any] = {}
+    for key in MEASURED_KEYS:
+        value = entry.find(key)
+        if value is None:
+            continue
+        if key in LENGTH_KEYS:
+            found[key] = [each.number() for each in value.items()]
+            if len(found[key]) != layers:
+                value.fail(f"has {count(len(found[key]), 'value')}, time_s has {layers}")
+        else:
+            found[key] = value.number()
+    return found
 
 
 def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
@@ -547,6 +567,8 @@ def devices_of(document: Field) -> dict[str, tuple[str, ...]]:
             host = item.text()
             if not host:
                 item.fail("is an empty host name")
+            if any(char < " " or char == "\x7f" for char in host):
+                item.fail("is a host name with a control character in it")
             if host in type_of:
                 other = type_of[host]
                 also = "" if other == type_name else f"; it stands under {other} already"

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -35,6 +35,10 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 # [sign] digits [. digits] [e [sign] digits], no leading zero: YAML 1.1 would take that for octal.
 _NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
+
+_RARE_BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
+# Blank lines, comments and directives.
+_HEAD = re.compile(r"(?:(?:%[^\n]*|[ \t\r]*(?:#[^\n]*)?)(?:\n|\Z))*")
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Field:
         own: set[str] = set()
         merged: list[yaml.Node] = []
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not Field(self.file, key).is_name:
                 self.fail("a key of a map must be a name")
             if key.value == "<<" and not key.style:
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
@@ -199,6 +203,7 @@ def parse_document(data: bytes, name: str) -> Field:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SpecError(f"{name}:{line}: is not UTF-8 text") from error
+    _check_text(text, name)
     try:
         _check_size(text, name)
         node = yaml.compose(text, Loader=_Loader)
@@ -211,10 +216,34 @@ def parse_document(data: bytes, name: str) -> Field:
     return Field(name, node)
 
 
+def _check_text(text: str, name: str) -> None:
+    """Refuse what PyYAML and the scheduler's parser read differently: rare line breaks, late directives."""
+    broken = _RARE_BREAK.search(text)
+    if broken is not None:
+        line = text.count("\n", 0, broken.start()) + 1
+        raise SpecError(f"{name}:{line}: holds a control character; is this a text file?")
+    last = text.rfind("\n%")
+    if last >= 0 and not _HEAD.fullmatch(text, 0, last):
+        line = text.count("\n", 0, last) + 2
+        raise SpecError(
+            f"{name}:{line}: a line starts with %, which only directives at the head of a file do"
+        )
+
+
+class _OpenNode(NamedTuple):
+    """A list or map whose end the parser has not met."""
+
+    anchor: str | None
+    before: int
+    """Values counted up to its beginning, with it."""
+    in_flow: bool
+    """Whether it is written in brackets or braces."""
+
+
 def _check_size(text: str, name: str) -> None:
     """Walk the parser's events, which need no recursion, before anything that does sees the text."""
     weights: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []
+    open_nodes: list[_OpenNode] = []
     count = 0
     for event in yaml.parse(text, Loader=_Loader):
         line = event.start_mark.line + 1 if event.start_mark is not None else 1
@@ -222,17 +251,20 @@ def _check_size(text: str, name: str) -> None:
             count += weights.get(str(event.anchor), 0)
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
+            if open_nodes and open_nodes[-1].in_flow and not event.style and "?" in event.value:
+                # The scheduler's parser takes it for the mark of a key.
+                raise SpecError(f"{name}:{line}: a name with ? between brackets or braces needs quotes")
             if event.anchor:
                 weights[event.anchor] = 1
         elif isinstance(event, yaml.CollectionStartEvent):
             count += 1
-            open_nodes.append((event.anchor, count))
+            open_nodes.append(_OpenNode(event.anchor, count, bool(event.flow_style)))
             if len(open_nodes) > MAX_DEPTH:
                 raise SpecError(f"{name}:{line}: nested deeper than {MAX_DEPTH} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            if anchor:
-                weights[anchor] = count - before + 1
+            ended = open_nodes.pop()
+            if ended.anchor:
+                weights[ended.anchor] = count - ended.before + 1
         if count > MAX_VALUES:
             raise SpecError(
                 f"{name}:{line}: holds more than {MAX_VALUES} values (counted with aliases written out)"

@@ -23,6 +23,17 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 )
 """Values that a reader may meet in the place of any other."""
 
+TEXT_SCRAPS = (
+    *":-#,[]{}&*!|>'\"%@`?~=.\t\n\r \\09ex\x00\x7f\x85\xa0\u2028\ufeff",
+    ": ",
+    "- ",
+    "null",
+    "~",
+    "---\n",
+    "...",
+)
+"""Text that a reader of YAML may meet at any place."""
+
 
 def rounds(default: int) -> int:
     """Return how many mutations a test tries; the variable asks for more."""
@@ -104,3 +115,31 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, entry in entries:
         yield value, key
         yield from _places(entry)
+
+
+def mutate_text(text: str, chance: random.Random) -> str:
+    """Return ``text`` with one to three damages that an editor or a broken copy makes."""
+    for _ in range(chance.randint(1, 3)):
+        lines = text.splitlines(keepends=True) or [""]
+        row = chance.randrange(len(lines))
+        at = chance.randrange(len(text) + 1)
+        kind = chance.randrange(7)
+        if kind == 0:
+            text = text[:at]
+            continue
+        if kind == 1:
+            text = text[:at] + chance.choice(TEXT_SCRAPS) + text[at + chance.randrange(2) :]
+            continue
+        if kind == 2:
+            text = text[:at] + text[at + chance.randint(1, 3) :]
+            continue
+        if kind == 3:
+            del lines[row]
+        elif kind == 4:
+            lines.insert(chance.randrange(len(lines) + 1), lines[row])
+        elif kind == 5:
+            lines[row] = " " * chance.randint(1, 3) + lines[row]
+        else:
+            lines[row] = lines[row][chance.randint(1, 2) :]
+        text = "".join(lines)
+    return text

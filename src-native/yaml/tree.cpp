@@ -5,6 +5,7 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +18,8 @@
 
 namespace pipeedge::yaml {
 namespace {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Lines count from 1; 0 means the file as a whole.
 [[noreturn]] void fail_at(const std::string& name, int line, const std::string& what) {
@@ -46,20 +49,80 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
   return length;
 }
 
-// yaml-cpp takes byte 4 for the end of the file and replaces what is not UTF-8: say it instead.
+// Whether the UTF-8 sequence at text[at] is a character that no YAML file may hold, or one that some
+// parsers take for a line break and others for text.
+bool is_refused(std::string_view text, std::size_t at, std::size_t length) {
+  const std::string_view bytes = text.substr(at, length);
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  if (length == 1) return (byte(0) < 0x20 && bytes.find_first_of("\t\n\r") != 0) || byte(0) == 0x7F;
+  if (length == 2) return byte(0) == 0xC2 && byte(1) < 0xA0;  // U+0080 to U+009F, with the break U+0085
+  if (bytes == kByteOrderMark) return at != 0;
+  return bytes == "\xE2\x80\xA8" || bytes == "\xE2\x80\xA9" ||  // the breaks U+2028 and U+2029
+         bytes == "\xEF\xBF\xBE" || bytes == "\xEF\xBF\xBF";
+}
+
+// Whether only comments, directives and blank lines stand in `text`.
+bool is_head(std::string_view text) {
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    const std::size_t first = line.find_first_not_of(" \t\r");
+    if (first != line.npos && line[first] != '#' && line[0] != '%') return false;
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+  }
+  return true;
+}
+
+// yaml-cpp takes byte 4 for the end of the file, replaces what is not UTF-8 and drops directives behind
+// the document: say it instead.
 void check_text(const std::string& text, const std::string& name) {
   int line = 1;
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const std::size_t length = utf8_length(text, at);
-    const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
-    if (length == 0 || control) {
-      fail_at(name, line,
-              length == 0 ? "is not UTF-8 text" : "holds a control character; is this a text file?");
+    if (length == 0) fail_at(name, line, "is not UTF-8 text");
+    if (is_refused(text, at, length)) {
+      fail_at(name, line, "holds a control character; is this a text file?");
     }
     if (byte == '\n') ++line;
     at += length;
   }
+  const std::size_t last = text.rfind("\n%");
+  if (last != text.npos && !is_head(std::string_view(text).substr(0, last))) {
+    fail_at(name, 1 + static_cast<int>(std::count(text.begin(), text.begin() + last + 1, '\n')),
+            "a line starts with %, which only directives at the head of a file do");
+  }
+  // YAML 1.1 forbids a tab there, YAML 1.2 where something else than a scalar follows.
+  for (std::size_t at = text.find('\t'); at != text.npos; at = text.find('\t', at + 1)) {
+    const std::size_t begin = at == 0 ? 0 : text.find_last_of("\r\n", at - 1) + 1;
+    const std::string_view before = std::string_view(text).substr(begin, at - begin);
+    if (before.find_first_not_of(" -?") == before.npos && before.find_first_of("-?") != before.npos) {
+      fail_at(name, 1 + static_cast<int>(std::count(text.begin(), text.begin() + at, '\n')),
+              "is not valid YAML: a tab cannot follow '-' or '?' there");
+    }
+  }
+}
+
+// `text` as yaml-cpp reads it by the standard. It takes no lone carriage return for a line break, and at
+// the end of a file neither misses the end of a quoted scalar behind the last break nor knows a '?' or '-'.
+std::string prepared(std::string text) {
+  for (std::size_t at = text.find('\r'); at != text.npos; at = text.find('\r', at + 1)) {
+    if (at + 1 == text.size() || text[at + 1] != '\n') text[at] = '\n';
+  }
+  const std::size_t last = text.rfind('\n');
+  if (last == text.npos || text.find_first_not_of(" \t-?", last + 1) != text.npos) return text;
+  return text + (last + 1 == text.size() ? "#" : "\n#");
+}
+
+// `value` of a quoted scalar; yaml-cpp gives the escapes \N and \_ as the bytes 0x85 and 0xA0, not as UTF-8.
+std::string repaired(const std::string& value) {
+  std::string out;
+  for (std::size_t at = 0; at < value.size();) {
+    const std::size_t length = utf8_length(value, at);
+    if (length == 0) out += '\xC2';
+    out.append(value, at, std::max<std::size_t>(length, 1));
+    at += std::max<std::size_t>(length, 1);
+  }
+  return out;
 }
 
 // Whether line `line` (from 1) of `text` is indented with a tab, the usual cause of a message that
@@ -102,15 +165,20 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    // At the end of a file yaml-cpp takes a last word for a key, and puts its value where the key is.
+    if (last_key_ == mark.pos) {
+      fail_at(document_.name(), mark.line + 1, "is not valid YAML: a key without a ':' behind it");
+    }
     close(add(mark, Node::Kind::kNull, anchor));
   }
 
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     Node& node = add(mark, Node::Kind::kScalar, anchor);
-    node.text = value;
+    node.text = repaired(value);
     node.plain = tag != "!";
     close(node);
+    last_key_ = mark.pos;
   }
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -120,6 +188,7 @@ class TreeBuilder : public YAML::EventHandler {
     if (target->weight == 0) fail_at(document_.name(), line, "an alias inside its own anchor");
     count(target->weight, line);
     attach(*target, line);
+    last_key_ = mark.pos;
   }
 
   void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
@@ -148,6 +217,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   Node& add(const YAML::Mark& mark, Node::Kind kind, YAML::anchor_t anchor) {
     count(1, mark.line + 1);
+    last_key_ = kNowhere;
     Node& node = document_.nodes_.emplace_back();
     node.kind = kind;
     node.line = mark.line + 1;
@@ -225,10 +295,13 @@ class TreeBuilder : public YAML::EventHandler {
     map.children = std::move(own);
   }
 
+  static constexpr int kNowhere = -2;
+
   Document& document_;
   std::vector<Node*> open_;
   std::vector<const Node*> anchors_;  // by yaml-cpp's number, from 1
   std::size_t seen_ = 0;
+  int last_key_ = kNowhere;           // position of the scalar or alias before, which may be a key
   const Node* root_ = nullptr;
 };
 
@@ -237,7 +310,7 @@ Document parse(const std::string& text, std::string name) {
   check_text(text, document.name());
   TreeBuilder builder(document);
   try {
-    std::istringstream stream(text);
+    std::istringstream stream(prepared(text));
     YAML::Parser parser(stream);
     if (parser.HandleNextDocument(builder)) document.root_ = builder.root();
     if (document.root_ == nullptr) fail_at(document.name(), 0, "is empty");
