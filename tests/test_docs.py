@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import io
@@ -19,21 +18,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from documents import Page, commands, console_steps, fits
 from processes import environment, free_port
-from rich.console import Console
 
 import pipeedge
-from pipeedge import pipeline
 from pipeedge.auction.options import parse_auction
 from pipeedge.config import Environment
-from pipeedge.errors import PipeEdgeError, RequestError, one_line
+from pipeedge.errors import RequestError
 from pipeedge.launching.main import parse_launch, plan_launch
 from pipeedge.options import parse_doctor, parse_runtime
-from pipeedge.pipeline import show_schedule
 from pipeedge.profiling.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.reporting.main import parse_report
 from pipeedge.simulating.options import parse_simulate
@@ -379,151 +374,3 @@ def test_examples_of_files_can_be_read(name: str) -> None:
     for block in PAGES[name].blocks:
         if block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict | list), f"{name}:{block.line}"
-
-
-# --- messages ---------------------------------------------------------------------------------------
-
-
-@cache
-def sayings() -> list[list[str]]:
-    """Every text in the code, as the parts between what is filled in."""
-    found = []
-    for path in sorted((ROOT / "pipeedge").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                found.append([str(part.value) for part in node.values if isinstance(part, ast.Constant)])
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append([node.value])
-    for path in sorted((ROOT / "src-native").rglob("*.cpp")):
-        for statement in path.read_text("utf-8").split(";\n"):
-            found.append([text.replace('\\"', '"') for text in re.findall(r'"((?:[^"\\]|\\.)*)"', statement)])
-    kept = ([text for part in parts if len(text := " ".join(part.split())) > 2] for parts in found)
-    return [parts for parts in kept if any(" " in part for part in parts)]
-
-
-def said(message: str) -> float:
-    """How much of a message, of 1, stands in one text of the code, its parts in their order.
-
-    A message may begin within the first part of a text and end within the last.
-    """
-    return max(_covered(message, parts) for parts in sayings()) / len(message)
-
-
-def _covered(message: str, parts: Sequence[str]) -> int:
-    covered, at = 0, 0
-    for part in parts:
-        place = message.find(part, at)
-        if place >= 0:
-            covered, at = covered + len(part), place + len(part)
-        elif message[at:] and message[at:] in part:
-            return covered + len(message) - at
-        elif part[:_KNOWN] in message[at:] or (not at and part[-_KNOWN:] in message):
-            rest = message[at:]
-            for length in range(min(len(part), len(rest)), 2, -1):
-                if rest.endswith(part[:length]) or (not at and rest.startswith(part[-length:])):
-                    covered, at = covered + length, at + length
-                    break
-    return covered
-
-
-_KNOWN = 5
-"""Characters by which a part that is cut off is recognised."""
-
-
-def messages() -> Iterator[str]:
-    """What the tables of troubleshooting.md quote: the first cell of each row, between backquotes."""
-    for line in PAGES["docs/troubleshooting.md"].prose.splitlines():
-        cell = re.match(r"\| *`([^`]+)`", line)
-        if cell:
-            yield cell[1]
-
-
-def test_the_troubleshooting_quotes_what_the_programs_say() -> None:
-    invented = []
-    for message in messages():
-        for fragment in filter(None, (part.strip(" …") for part in message.split("…"))):
-            if len(fragment) > 8 and said(fragment) < 0.5:
-                invented.append(f"{fragment} ({said(fragment):.2f})")
-    assert not invented
-    assert len(list(messages())) > 40
-
-
-PROVOKED = (
-    "0 1 -m vit-digits --input nothing",
-    "0 1 -m vit-digits --input photos",
-    "0 1 -m vit-digits --input empty",
-    "0 1 -m vit-digits --input photos s.txt",
-    "0 1 -m bert-base-uncased --input t.npz",
-    "0 1 -m vit-digits --output out/a.csv",
-    "0 1 -m vit-digits --output a.txt",
-    "0 1 -m bert-base-uncased --output a.csv",
-    "0 1 -m vit-digits --report a.txt",
-    "0 1 -m vit-digits --input t.npz --output t.npz",
-    "0 1 -m vit-digits --report x.json --trace x.json",
-    "0 1 -m vit-base",
-    "0 1 -m ./gpt",
-    "0 1 -m ./empty",
-    "0 1",
-    "0 3 -m vit-digits -H a,b -sm models.yml -sdt device_types.yml -sd devices.yml",
-    "0 1 -m vit-digits -H a -sm models.yml -sdt device_types.yml -sd devices.yml --dry-run",
-    "0 1 -u 4 -H mb-0 -sm models.yml -sdt device_types.yml -sd devices.yml --dry-run",
-    "0 2 -m vit-digits -pt 1,8 --dry-run",
-    "0 2 -m vit-digits -pt 1,24 --dry-run",
-    "0 2 -pt 1,24,24,48 --dry-run",
-    "0 2 -pt 1,24,26,48 --dry-run",
-    "0 2 -pt 1,24,25 --dry-run",
-    "0 2 -m vit-digits -pt 1,4,5,8,9,12,13,16 --dry-run",
-    "0 3 -pt 1,16,17,32,33,48 -q 8,8 --dry-run",
-    "0 2 -sm models.yml --dry-run",
-    "0 2 -m vit-digits --schedule-file s.yml --dry-run",
-    "0 2 -m vit-digits --schedule-file s.yml -H mb-0,mb-1 --dry-run",
-    "5 2 -m vit-digits",
-    "",
-    "0 1 -m vit-digits --addr 10.255.0.77",
-    "1 2 -m vit-digits --addr nowhere.invalid --timeout 1",
-    "1 2 -m vit-digits --timeout 0.5 --port 9",
-    "0 1 -m vit-digits -s eth77",
-    "0 1 --dataset-name ImageNet --dataset-root nowhere",
-    "0 1 -m vit-digits --dataset-name CoLA --input photos",
-    "0 1 -m vit-digits --metrics-dir metrics",
-)
-"""Command lines of ``runtime.py`` that are refused, each with a message that the troubleshooting quotes."""
-
-
-@pytest.fixture(scope="module")
-def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which much is wrong."""
-    here = tmp_path_factory.mktemp("trouble")
-    for folder in ("photos", "empty", "gpt", "metrics"):
-        (here / folder).mkdir()
-    for path in ROOT.glob("*.yml"):
-        shutil.copy(path, here)
-    (here / "photos" / "a.png").write_text("no picture")
-    (here / "metrics" / "shard-rank0.csv").write_text("")
-    (here / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
-    (here / "s.txt").write_text("a sentence\n")
-    (here / "s.yml").write_text("- mb-0: [1, 8]\n- mb-7: [9, 16]\n")
-    np.savez(here / "t.npz", input_ids=np.zeros((2, 4), np.int64))
-    return here
-
-
-def start(argv: Sequence[str]) -> None:
-    """As ``runtime.py`` would, within this process."""
-    command = parse_runtime(argv, Environment())
-    console = Console(file=io.StringIO())
-    if command.dry_run:
-        show_schedule(command.request, console)
-    else:
-        pipeline.run(command.request, console, print)
-
-
-@pytest.mark.parametrize("line", PROVOKED)
-def test_mistakes_get_the_messages_that_are_quoted(
-    line: str, trouble: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(trouble)
-    with pytest.raises(PipeEdgeError) as caught:
-        start(line.split())
-    told = one_line(caught.value)
-    quoted = [[part.strip() for part in message.split("…")] for message in messages()]
-    assert any(all(part in told for part in parts) for parts in quoted if max(map(len, parts)) > 12), told

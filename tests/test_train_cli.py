@@ -258,6 +258,7 @@ def parsed(*arguments: object, environ: Environment | None = None, cores: int = 
         (("--checkpoint-dir", ""), "it is empty"),
         (("--lr", 0), "--lr 0"),
         (("--lr", "nan"), "--lr nan"),
+        (("--lr", "1e30"), "--lr above 10^18: a number above 0 and up to 1,000,000"),
         (("--batches", 0), "--batches 0"),
         (("--batch-size", 0), "--batch-size 0"),
         (("--seed", -1), "--seed -1"),
@@ -265,6 +266,7 @@ def parsed(*arguments: object, environ: Environment | None = None, cores: int = 
         (("--checkpoint-every", 0), "--checkpoint-every 0"),
         (("--report", "report.txt"), "FILE.json"),
         (("--memory", 0), "--memory 0"),
+        (("--memory", "1e300"), "--memory above 10^18: megabytes above 0 and up to 1,000,000,000"),
         (("--memory", 100, "--partition", "1,10,11,44"), "--memory goes with --partition auto"),
     ],
 )

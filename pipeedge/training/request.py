@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +33,8 @@ OPTIMIZERS = tuple(DEFAULT_RATES)
 
 _MAX_STEPS = 10**9
 _MAX_THREADS = 1024
+_MAX_RATE = 1e6
+_MAX_MEMORY_MB = 1e9
 _MAX_PIECES = 100_000
 """Stages times microbatches: beyond, what is asked is a slip, and making the order would take minutes."""
 
@@ -61,8 +62,10 @@ class PipelineRequest:
             raise ScheduleError(f"--workers {self.workers}: at least 1")
         if not 1 <= self.threads <= _MAX_THREADS:
             raise RequestError(f"--threads {self.threads}: 1 to {_MAX_THREADS}")
-        if self.memory_mb is not None and not 0 < self.memory_mb < math.inf:
-            raise RequestError(f"--memory {figure(self.memory_mb)}: megabytes above 0")
+        if self.memory_mb is not None and not 0 < self.memory_mb <= _MAX_MEMORY_MB:
+            raise RequestError(
+                f"--memory {figure(self.memory_mb)}: megabytes above 0 and up to {figure(_MAX_MEMORY_MB, 7)}"
+            )
         if self.memory_mb is not None and self.partition is not None:
             raise RequestError(
                 "--memory goes with --partition auto; a partition that is given is taken as it is"
@@ -113,8 +116,8 @@ class TrainingRequest:
             )
         if self.optimizer not in OPTIMIZERS:
             raise RequestError(f"--optimizer {self.optimizer}: choose {' or '.join(OPTIMIZERS)}")
-        if not 0 < self.rate < math.inf:
-            raise RequestError(f"--lr {figure(self.rate)}: a number above 0")
+        if not 0 < self.rate <= _MAX_RATE:
+            raise RequestError(f"--lr {figure(self.rate)}: a number above 0 and up to {figure(_MAX_RATE, 7)}")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"--seed {self.seed}: 0 or more")
         if self.checkpoint_every < 1:
