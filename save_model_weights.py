@@ -13,6 +13,7 @@ from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
 from pipeedge.options import OneLineParser, add_common, guard, name, path
 from pipeedge.schedule import DTYPES
+from pipeedge.streams import end
 
 
 def parse_save(argv: Sequence[str]) -> argparse.Namespace:
@@ -68,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guard("save_model_weights.py", main, verbose="--verbose" in sys.argv))
+    end("save_model_weights.py", guard("save_model_weights.py", main, verbose="--verbose" in sys.argv))

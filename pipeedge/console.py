@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.streams import stop_printing, unprinted
 from pipeedge.wording import printable, shortened
 
 __all__ = ["StandardOutput", "fitted"]
@@ -41,24 +41,32 @@ def fitted(table: Callable[[Sequence[str]], Table], names: Sequence[str], consol
 class StandardOutput(Console):
     """Tables and lines on standard output.
 
-    Where the reader goes away, as ``head`` does when it has seen enough, the rest is thrown away and the
-    program goes on: what it computes is not what it shows.
+    Where the reader goes away, as ``head`` does when it has seen enough, or the disk is full, the rest is
+    thrown away and the program goes on: what it computes is not what it shows.
+
+    Args:
+        result: whether what is printed is what the user asked for, so that a full disk is an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, result: bool = False) -> None:
+        self._result = result
         width = None if sys.stdout.isatty() else shutil.get_terminal_size((_WIDTH, 24)).columns
         super().__init__(width=width)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, with everything in plain text that a terminal would act upon made visible."""
-        super().print(*(_visible(each) if isinstance(each, str) else each for each in objects), **options)
+        visible = (_visible(each) if isinstance(each, str) else each for each in objects)
+        try:
+            super().print(*visible, **options)
+        except OSError as error:
+            self.on_broken_pipe()
+            if self._result:
+                raise unprinted(error) from error
 
     def on_broken_pipe(self) -> None:
         """Nobody reads any longer."""
         self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        stop_printing()
 
 
 def _visible(text: str) -> str:

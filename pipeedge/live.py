@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -148,8 +149,7 @@ class Display:
         self._waited_s = waited_s
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        show = self._show_table if console.is_terminal else self._show_lines
-        self._thread = threading.Thread(target=show, name="display", daemon=True)
+        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
 
     def heard(self, statuses: Mapping[int, StageWork]) -> None:
         """What stages say of themselves; from any thread."""
@@ -165,6 +165,13 @@ class Display:
     ) -> None:
         self._ending.set()
         self._thread.join()
+
+    def _show(self) -> None:
+        with suppress(OSError, ValueError):  # the run goes on where nobody can see it
+            if self._console.is_terminal:
+                self._show_table()
+            else:
+                self._show_lines()
 
     def _show_table(self) -> None:
         # What others print meanwhile goes through ``Live`` and appears above the table: on standard error

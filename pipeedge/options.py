@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import shlex
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,8 +30,9 @@ from pipeedge.config import (
     TransportRequest,
     WorldRequest,
 )
-from pipeedge.errors import PipeEdgeError, RequestError, exit_code, one_line
+from pipeedge.errors import EXIT_OK, PipeEdgeError, RequestError, exit_code, one_line
 from pipeedge.schedule import DTYPES
+from pipeedge.streams import open_standard_streams, print_result, say
 from pipeedge.wording import hint, printable
 
 __all__ = [
@@ -52,7 +50,6 @@ __all__ = [
     "parse_doctor",
     "parse_runtime",
     "path",
-    "say",
 ]
 
 _INTERRUPTED = 130
@@ -64,6 +61,11 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise RequestError(f"{printable(message)} (see --help)")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        # argparse would pass over a message that cannot be printed.
+        if message:
+            print_result(message, end="")
 
     # argparse declares overloads for the type of the namespace, of which no program here has its own.
     def parse_args(  # type: ignore[override]
@@ -107,17 +109,6 @@ class DoctorCommand:
         self.neighbors_file = neighbors_file
 
 
-def say(program: str, line: str) -> None:
-    """Print a line for the user on standard error, after the name of the program.
-
-    A line that cannot be printed, because the stream is closed or its disk is full, is dropped: whatever it
-    was about goes on.
-    """
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(f"{program}: {printable(line)}", file=sys.stderr, flush=True)
-
-
 def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     """Run ``main`` and return the exit status; a failure is one line on standard error.
 
@@ -126,17 +117,18 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
         main: raises to fail.
         verbose: print the traceback too.
     """
+    open_standard_streams()
     try:
         main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_OK
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:
         if verbose:
             traceback.print_exc()
         line = one_line(error)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            line = "standard output cannot be written: no space left on the device"
-        elif not isinstance(error, PipeEdgeError) and not verbose:
+        if not isinstance(error, PipeEdgeError) and not verbose:
             line = f"internal error: {line} (run again with --verbose to see where)"
         say(program, line)
         return exit_code(error)

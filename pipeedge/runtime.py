@@ -17,7 +17,8 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeedge.config import Environment
-from pipeedge.options import guard, parse_runtime, say
+from pipeedge.options import guard, parse_runtime
+from pipeedge.streams import end, say
 
 __all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]
 
@@ -31,13 +32,7 @@ def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
     signal.signal(signal.SIGTERM, terminated)
     logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
-    status = guard(PROGRAM, _run, verbose="--verbose" in sys.argv)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if status:
-        # A thread may be blocked inside gloo, where nothing can wake it; what must be removed is removed.
-        os._exit(status)
-    sys.exit(0)
+    end(PROGRAM, guard(PROGRAM, _run, verbose="--verbose" in sys.argv))
 
 
 def _run() -> None:
@@ -54,11 +49,10 @@ def _run() -> None:
     def warn(line: str) -> None:
         say(PROGRAM, f"rank {command.request.world.rank}: {line}")
 
-    console = StandardOutput()
     if command.dry_run:
-        show_schedule(command.request, console)
+        show_schedule(command.request, StandardOutput(result=True))
     else:
-        run(command.request, console, warn)
+        run(command.request, StandardOutput(), warn)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from processes import RUNTIME, environment, free_port
 from saved_reports import simulated_body
 
 from pipeedge.console import StandardOutput
-from pipeedge.options import say
+from pipeedge.errors import PipeEdgeError
+from pipeedge.streams import print_notice, print_result, say
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("75", 75), ("200", 200)])
@@ -47,6 +48,36 @@ def test_a_notice_that_cannot_be_printed_is_dropped(monkeypatch: pytest.MonkeyPa
     for stream in (FullDisk(), closed, None):
         monkeypatch.setattr(sys, "stderr", stream)
         say("runtime.py", "a notice")
+
+
+def test_only_results_that_cannot_be_printed_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    print_notice("1 of 2 items")
+    StandardOutput().print("1 of 2 items")
+    for show in (print_result, StandardOutput(result=True).print):
+        with pytest.raises(PipeEdgeError, match="cannot be written: no space left on device"):
+            show("a schedule")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
+def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
+    """Rank 0 finds full disks behind them, and writes the results; rank 1 starts with all three closed."""
+    script = """
+        "$@" --output rows.csv 0 2 >/dev/full 2>/dev/full & first=$!
+        "$@" 1 2 <&- >&- 2>&- & second=$!
+        wait $first; echo $?; wait $second; echo $?
+    """
+    run = [sys.executable, str(RUNTIME), "--port", str(free_port()), "-m", "vit-digits", "-b", "40"]
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *run],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("0\n0\n", "")
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "pipeedge"
 ORDER = (
     "wording",
     "errors",
+    "streams",
     "fields",
     "archive",
     "machine",

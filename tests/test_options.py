@@ -270,7 +270,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr == "runtime.py: standard output cannot be written: no space left on the device\n"
+    assert done.stderr == "runtime.py: standard output cannot be written: no space left on device\n"
 
 
 SCHEDULED = "-sm m -sdt t -sd d"

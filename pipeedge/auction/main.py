@@ -17,10 +17,11 @@ from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.errors import RequestError
 from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
-from pipeedge.options import guard, say
+from pipeedge.options import guard
 from pipeedge.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.scheduler import format_schedule, save_schedule
 from pipeedge.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
+from pipeedge.streams import end, print_result, say
 from pipeedge.transport.interfaces import listen
 from pipeedge.wording import count, figure
 
@@ -31,7 +32,10 @@ PROGRAM = "revauct.py"
 
 def main() -> NoReturn:
     """Take part in the auction that the command line asks for, and end the process."""
-    sys.exit(guard(PROGRAM, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv))
+    end(
+        PROGRAM,
+        guard(PROGRAM, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv),
+    )
 
 
 def _take_part(request: AuctionRequest) -> None:
@@ -170,7 +174,7 @@ def _sell(
             for device, first, last in found.stages
         )
     )
-    print(format_schedule(schedule), end="", flush=True)
+    print_result(format_schedule(schedule), end="")
     for line in _summary(found, call, len(bids)):
         _say(line)
     if request.output is not None:
@@ -229,8 +233,6 @@ def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
         *(("-s", world.socket_ifname) if world.socket_ifname else ()),
         *(request.run or ()),
     ]
-    sys.stdout.flush()
-    sys.stderr.flush()
     _become([sys.executable, "-m", "pipeedge.runtime", *arguments])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -11,6 +10,7 @@ from typing import NoReturn
 from pipeedge.config import Environment
 from pipeedge.doctor.examine import examine
 from pipeedge.options import guard, parse_doctor
+from pipeedge.streams import end, print_result
 from pipeedge.wording import printable
 
 __all__ = ["PROGRAM", "main"]
@@ -26,14 +26,11 @@ def main() -> NoReturn:
     def run() -> None:
         nonlocal found
         found = examine(
-            parse_doctor(sys.argv[1:], Environment.read()), lambda line: print(printable(line), flush=True)
+            parse_doctor(sys.argv[1:], Environment.read()), lambda line: print_result(printable(line))
         )
 
     status = guard(PROGRAM, run, verbose="--verbose" in sys.argv) or found
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread may be blocked inside gloo, where nothing can wake it.
-    os._exit(status)
+    end(PROGRAM, status)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import signal
@@ -29,9 +28,10 @@ from pipeedge.launching.commands import (
 )
 from pipeedge.launching.supervisor import Supervisor
 from pipeedge.machine import processors
-from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime, say
+from pipeedge.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime
 from pipeedge.schedule import Schedule
 from pipeedge.specs import load_devices
+from pipeedge.streams import end, pass_on, print_result, say
 
 __all__ = ["LaunchRequest", "free_port", "main", "parse_launch", "plan_launch"]
 
@@ -75,11 +75,7 @@ def main() -> NoReturn:
         code = _launch(sys.argv[1:])
 
     status = guard(PROGRAM, launch, verbose="--verbose" in _own(sys.argv[1:])[0])
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os._exit(status or code)  # nobody reads; the interpreter would complain of it again
-    sys.exit(status or code)
+    end(PROGRAM, status or code)
 
 
 def _launch(argv: Sequence[str]) -> int:
@@ -87,13 +83,8 @@ def _launch(argv: Sequence[str]) -> int:
     commands = plan_launch(request)
     if request.show:
         for command in commands:
-            print(command.shown())
+            print_result(command.shown())
         return 0
-
-    def lines(text: str, *, error: bool) -> None:
-        stream = sys.stderr if error else sys.stdout
-        stream.write(text)
-        stream.flush()
 
     environment = inherited_environment()
     if sys.stdout.isatty():
@@ -103,7 +94,7 @@ def _launch(argv: Sequence[str]) -> int:
     return Supervisor(
         commands,
         environment=environment,
-        lines=lines,
+        lines=pass_on,
         say=lambda line: say(PROGRAM, line),
         program="runtime.py" if request.module == RUNTIME_MODULE else "pipeedge-doctor",
     ).run()

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from pipeedge.options import guard, say
+from pipeedge.options import guard
 from pipeedge.profiling.options import (
     LinkCommand,
     ServeCommand,
@@ -15,6 +15,7 @@ from pipeedge.profiling.options import (
     parse_models,
     parse_profiler,
 )
+from pipeedge.streams import end, print_notice, print_result, say
 from pipeedge.wording import printable
 
 __all__ = ["main", "main_device_types", "main_models"]
@@ -26,7 +27,7 @@ DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
 
 def main() -> NoReturn:
     """``profiler.py``."""
-    sys.exit(guard(PROGRAM, _profiler, verbose="--verbose" in sys.argv))
+    end(PROGRAM, guard(PROGRAM, _profiler, verbose="--verbose" in sys.argv))
 
 
 def main_models() -> NoReturn:
@@ -38,7 +39,7 @@ def main_models() -> NoReturn:
 
         convert_to_model(command, _say)
 
-    sys.exit(guard(MODELS_PROGRAM, convert, verbose="--verbose" in sys.argv))
+    end(MODELS_PROGRAM, guard(MODELS_PROGRAM, convert, verbose="--verbose" in sys.argv))
 
 
 def main_device_types() -> NoReturn:
@@ -50,11 +51,11 @@ def main_device_types() -> NoReturn:
 
         convert_to_device_type(command, _say)
 
-    sys.exit(guard(DEVICE_TYPES_PROGRAM, convert, verbose="--verbose" in sys.argv))
+    end(DEVICE_TYPES_PROGRAM, guard(DEVICE_TYPES_PROGRAM, convert, verbose="--verbose" in sys.argv))
 
 
 def _say(line: str) -> None:
-    print("\n".join(map(printable, line.split("\n"))), flush=True)
+    print_notice("\n".join(map(printable, line.split("\n"))))
 
 
 def _warn(line: str) -> None:
@@ -69,7 +70,7 @@ def _profiler() -> None:
         place = network.parse_place(command.place)
         if isinstance(command, ServeCommand):
             network.serve_link(*place, tell=_say)
-        _say(str(network.measure_link(*place)))
+        print_result(str(network.measure_link(*place)))
         return
     # torch's own profiler, which tells of allocations, would print a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

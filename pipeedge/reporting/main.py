@@ -19,6 +19,7 @@ from pipeedge.files import (
     write_whole,
 )
 from pipeedge.options import OneLineParser, add_common, guard
+from pipeedge.streams import end
 
 __all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report"]
 
@@ -91,7 +92,7 @@ def main() -> NoReturn:
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    sys.exit(guard(PROGRAM, report, verbose="--verbose" in sys.argv))
+    end(PROGRAM, guard(PROGRAM, report, verbose="--verbose" in sys.argv))
 
 
 def make_report(request: ReportRequest) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from pipeedge.options import guard, say
+from pipeedge.options import guard
 from pipeedge.simulating.options import parse_simulate
+from pipeedge.streams import end, say
 
 __all__ = ["PROGRAM", "main"]
 
@@ -15,7 +16,7 @@ PROGRAM = "pipeedge-simulate"
 
 def main() -> NoReturn:
     """Simulate what the command line asks for, and end the process."""
-    sys.exit(guard(PROGRAM, _simulate, verbose="--verbose" in sys.argv))
+    end(PROGRAM, guard(PROGRAM, _simulate, verbose="--verbose" in sys.argv))
 
 
 def _simulate() -> None:
@@ -27,4 +28,4 @@ def _simulate() -> None:
     def warn(line: str) -> None:
         say(PROGRAM, line)
 
-    run(request, sys.argv, StandardOutput(), warn)
+    run(request, sys.argv, StandardOutput(result=True), warn)

@@ -21,6 +21,7 @@ from typing import NoReturn
 from pipeedge.errors import RequestError
 from pipeedge.files import InputPath, OutputFile, check_outputs
 from pipeedge.options import OneLineParser, add_common, guard
+from pipeedge.streams import end, print_notice, print_result
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
 from pipeedge.wording import count, figure
@@ -36,7 +37,7 @@ _SSH_WITH_VALUE = frozenset("bcDeFiIlLmoOpPQRsSwW")
 def main() -> NoReturn:
     """Do what the command line says, and end the process."""
     signal.signal(signal.SIGTERM, _terminated)
-    sys.exit(guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
+    end(PROGRAM, guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
 
 
 def _run(argv: Sequence[str]) -> None:
@@ -53,13 +54,13 @@ def _run(argv: Sequence[str]) -> None:
         _show(beds.up(arguments.name, load_cluster(arguments.cluster)))
     elif arguments.action == "down":
         if not beds.down(arguments.name):
-            print(f"no test bed {arguments.name} is up")
+            print_notice(f"no test bed {arguments.name} is up")
     elif arguments.action == "status":
         found = beds.all()
         for bed in found:
             _show(bed)
         if not found:
-            print("no test bed is up")
+            print_result("no test bed is up")
     else:
         command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
         if not command:
@@ -121,7 +122,6 @@ def _ssh(argv: Sequence[str]) -> NoReturn:
 def _become(bed: TestBed, host: str, command: Sequence[str]) -> NoReturn:
     """This process goes into the host and becomes the command."""
     inside = bed.command(host, command)
-    sys.stdout.flush()
     os.execvp(inside[0], inside)  # noqa: S606
 
 
@@ -145,7 +145,7 @@ def _show(bed: TestBed) -> None:
             f"{usage.mem_bytes >> 20}/{host.mem_bytes >> 20} MB",
             str(usage.processes),
         )
-    console = StandardOutput()
+    console = StandardOutput(result=True)
     console.print(f"test bed {bed.journal.name}: {count(len(bed.journal.hosts), 'host')}", highlight=False)
     console.print(table)
 

@@ -21,8 +21,9 @@ from pipeedge.launching.commands import RankCommand
 from pipeedge.launching.main import free_port
 from pipeedge.launching.supervisor import INTERRUPTED, Supervisor
 from pipeedge.machine import processors
-from pipeedge.options import guard, say
+from pipeedge.options import guard
 from pipeedge.runtime import share_one_heap, signals_end_at_once, terminated
+from pipeedge.streams import end, pass_on, print_notice, say
 from pipeedge.training.heap import keep_freed_memory
 from pipeedge.training.options import PROGRAM, TrainCommand, parse_train
 
@@ -52,13 +53,7 @@ def main() -> NoReturn:
         else:
             code = _launch(command)
 
-    status = guard(PROGRAM, run, verbose="--verbose" in sys.argv) or code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if status:
-        # A thread may be blocked inside gloo, where nothing can wake it.
-        os._exit(status)
-    sys.exit(0)
+    end(PROGRAM, guard(PROGRAM, run, verbose="--verbose" in sys.argv) or code)
 
 
 def _export(checkpoints: Path | None, target: Path) -> None:
@@ -67,7 +62,7 @@ def _export(checkpoints: Path | None, target: Path) -> None:
         from pipeedge.training.exporting import export
 
     if checkpoints is not None:
-        print(export(checkpoints, target))
+        print_notice(export(checkpoints, target))
 
 
 def _work(command: TrainCommand) -> None:
@@ -91,7 +86,7 @@ def _work(command: TrainCommand) -> None:
         say(PROGRAM, f"worker {command.request.world.rank}: {line}")
 
     if command.dry_run:
-        show(command.request, StandardOutput())
+        show(command.request, StandardOutput(result=True))
     else:
         train(command.request, StandardOutput(), warn)
 
@@ -162,9 +157,7 @@ class _Output:
     def _write(self, text: str, *, error: bool) -> None:
         if error:
             self._said[text] = None
-        stream = sys.stderr if error else sys.stdout
-        stream.write(text)
-        stream.flush()
+        pass_on(text, error=error)
 
 
 def _end_with(launcher: int) -> None:
