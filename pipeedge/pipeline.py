@@ -151,7 +151,6 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
     """
     with telling_absent(request.world):
         model = find_model(request.model.name)
-        model.check_sizes(request.model.weights)
         if request.schedule.partition is not None:
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     with ExitStack() as stack:
@@ -209,6 +208,8 @@ class _Rank:
         data_end = None
         with self.activity.busy("reading its weights and input"):
             world = self._request.world
+            # Only now: the others are to hear that this rank's weights do not fit.
+            self._model.check_sizes(self._request.model.weights)
             device = resolve_device(self._request.model.device)
             interface = choose_interface(world.socket_ifname, world.addr, world.port)
             exporter = self._check_metrics(interface, stack)

@@ -499,7 +499,7 @@ def test_a_bidders_mistake_is_told_to_both(
         (("-D", "elsewhere"), "-D/--data-host elsewhere made no bid"),
         (("--deadline", "0"), "--timeout 0"),
         (("-u", "4"), "has no profile for vit-digits, microbatches of 4"),
-        (("--output", "no/where.yml"), "no such directory"),
+        (("--output", "no/where.yml"), "the directory no does not exist"),
         (("-sch", "luck"), "invalid choice"),
     ],
 )

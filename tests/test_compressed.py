@@ -200,7 +200,7 @@ def test_bits_come_from_the_command_line_or_the_schedule_file(tmp_path: Path) ->
 @pytest.mark.parametrize("line", ["0 3 -q 8,0", "0 2 --schedule-file {file} -q 8"])
 def test_a_list_of_another_length_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "s.yml").write_text("- 0: [1, 6]\n- 1: [7, 16]\n")
-    with pytest.raises(RequestError, match=r"bit widths \(-q\) for . stages"):
+    with pytest.raises(RequestError, match=r"bit widths? \(-q\) for . stages"):
         planned(line.format(file=tmp_path / "s.yml"))
 
 

@@ -227,7 +227,7 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
         ("bert", {"quantization_config": {"bits": 4}}, ["quantization_config"]),
         ("vit", {"hidden_act": "prelu"}, ["prelu", "gelu_new"]),
         ("vit", {"hidden_size": 100, "num_attention_heads": 12}, ["100", "12"]),
-        ("vit", {"num_hidden_layers": 0}, ["blocks", "0", "at least 1"]),
+        ("vit", {"num_hidden_layers": 0}, ["blocks", "0", "1 to 1000"]),
         ("vit", {"hidden_size": "768"}, ["hidden_size", "'768'"]),
         ("vit", {"layer_norm_eps": "tiny"}, ["layer_norm_eps", "'tiny'"]),
         ("vit", {"layer_norm_eps": -1.0}, ["epsilon", "-1"]),

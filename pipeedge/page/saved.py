@@ -362,7 +362,7 @@ def _timeline(root: _Value) -> Timeline | None:
 def _series(entry: _Value) -> SavedSeries:
     columns = {}
     for key, column in entry.entries():
-        if isinstance(column.value, list):
+        if isinstance(column.value, list) and key != "decided":  # whose entries are objects
             columns[key] = [None if value.value is None else value.amount() for value in column.items()]
     times = columns.pop("t_s", [])
     for key, values in columns.items():
