@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -27,8 +28,11 @@ from pipeedge.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.models import find_model
 from pipeedge.options import guard
+from pipeedge.payload import specs_bytes
 from pipeedge.profiling import session
 from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
+from pipeedge.profiling.data_work import measure_data_work
+from pipeedge.profiling.handling import Wire
 from pipeedge.profiling.measuring import (
     Pacing,
     activation_peaks,
@@ -54,6 +58,7 @@ from pipeedge.profiling.results import (
     save_results,
 )
 from pipeedge.schedule import LayerRange
+from pipeedge.transport.frame import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
@@ -358,6 +363,24 @@ def test_the_reserve_is_told() -> None:
     assert MemoryBudget(100 * MIB, 200 * MIB).usable_bytes == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("name", ["vit-digits", "vit", "bert"])
+def test_the_data_rank_feeds_and_collects_as_in_a_run(
+    name: str, dtype: torch.dtype, model_dirs: dict[str, Path]
+) -> None:
+    model = find_model(name if name not in model_dirs else str(model_dirs[name]))
+    ticks = itertools.count()
+    wire = Wire(receive_s_per_byte=1.0, send_s_per_byte=1.0)
+    found = measure_data_work(
+        model, 3, tokens=5, dtype=dtype, wire=wire, clock=lambda: float(next(ticks)), stretch=0.5
+    )
+    # The clock is read once a microbatch. Pictures go out as bytes, and what comes back is float32.
+    outputs = specs_bytes(model.payload_specs(model.n_layers, 3, 5))
+    assert found.collect_s == pytest.approx(0.5 + outputs)
+    values = specs_bytes(model.input_specs(3, 5))
+    assert 0 <= found.feed_s - 0.5 - values - HEADER_BYTES < 64 * len(model.input_names)
+
+
 # --- the whole program ------------------------------------------------------------------------------
 
 
@@ -417,6 +440,9 @@ def test_one_command_gives_the_scheduler_all_it_needs(here: Path) -> None:
     (profile,) = kind.profiles["vit-digits"]
     assert profile.time_s == tuple(entry["time"] for entry in written["profile_data"])
     assert len(profile.extra["receive_s"]) == len(profile.extra["send_s"]) == 16
+    assert (profile.extra["feed_s"], profile.extra["collect_s"]) == (written["feed"], written["collect"])
+    assert min(written["feed"], written["collect"]) > 0
+    assert any(line.startswith("data rank    feeds a microbatch in ") for line in told)
     assert "<svg" in (here / "p.html").read_text()
 
     (here / "devices.yml").write_text("board: [a, b]\n")

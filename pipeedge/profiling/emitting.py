@@ -106,7 +106,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
 
     Beside the times, where they were measured: ``receive_s`` and ``send_s``, a number a layer, which a
     stage spends beside its layers when it begins or ends with that layer; ``spread_s`` of the times;
-    ``agreement`` with float32; ``activations_MB``, of which a stage needs the largest; ``process_MB``,
+    ``agreement`` with float32; ``feed_s`` and ``collect_s`` of a data rank;
+    ``activations_MB``, of which a stage needs the largest; ``process_MB``,
     ``threads``, ``device``.
 
     Raises:
@@ -122,6 +123,10 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         extra["process_MB"] = round(results.process_bytes / BYTES_PER_MB, 1)
     if results.agreement is not None:
         extra["agreement"] = results.agreement
+    if results.feed_s is not None:
+        extra["feed_s"] = results.feed_s
+    if results.collect_s is not None:
+        extra["collect_s"] = results.collect_s
     return ModelProfile(
         batch_size=results.batch_size,
         dtype=results.dtype,
@@ -162,6 +167,9 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
         for key in ("receive_s", "send_s", "spread_s"):
             if isinstance(found.get(key), list):
                 found[key] = [factor * value for value in found[key]]
+        for key in ("feed_s", "collect_s"):
+            if key in found:
+                found[key] = factor * found[key]
         return found
 
     return replace(

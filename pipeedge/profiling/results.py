@@ -21,9 +21,12 @@ the same of shorter sentences, with ``tokens``, shapes, times and activations.
 In another number type than float32 there is ``memory_float32`` too, and ``agreement`` at the top where it
 was measured: the part of items, of 1, whose class was that of float32.
 
-``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process``, ``agreement`` and
-``tokens`` at the top are this tool's own; a file without them loads. Other keys are kept. A file is extended
-by layers that it has not; nothing in it is ever replaced.
+At the top, ``feed`` and ``collect`` are the seconds in which a data rank on this device reads and feeds a
+microbatch, and collects its results.
+
+``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process``, ``agreement``,
+``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them loads. Other
+keys are kept. A file is extended by layers that it has not; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -157,6 +160,10 @@ class ProfileResults:
     """The part of items, of 1, whose class was that of float32; None where nobody compared."""
     tokens: int | None = None
     """Tokens of each sentence; None for images, and where the file does not say."""
+    feed_s: float | None = None
+    """Seconds in which a data rank here reads and feeds a microbatch; None where the file does not say."""
+    collect_s: float | None = None
+    """Seconds in which it collects the results of one."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -255,6 +262,8 @@ class ProfileResults:
             threads=old.threads or self.threads,
             process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
             agreement=old.agreement if self.agreement is None else self.agreement,
+            feed_s=old.feed_s if self.feed_s is None else self.feed_s,
+            collect_s=old.collect_s if self.collect_s is None else self.collect_s,
         )
 
 
@@ -295,6 +304,8 @@ _TOP_KEYS = {
     "memory_process",
     "agreement",
     "tokens",
+    "feed",
+    "collect",
 }
 
 
@@ -307,6 +318,7 @@ def load_results(path: Path) -> ProfileResults:
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
     agreement, tokens = document.find("agreement"), document.find("tokens")
+    feed, collect = document.find("feed"), document.find("collect")
     try:
         return ProfileResults(
             model_name=document.at("model_name").text(),
@@ -319,6 +331,8 @@ def load_results(path: Path) -> ProfileResults:
             process_bytes=None if process is None else process.number() * BYTES_PER_MB,
             agreement=None if agreement is None else agreement.number(),
             tokens=None if tokens is None else tokens.whole_number(least=1),
+            feed_s=None if feed is None else feed.number(),
+            collect_s=None if collect is None else collect.number(),
             extra=_rest(document, _TOP_KEYS),
         )
     except SpecError as error:
@@ -379,6 +393,8 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
         "agreement": results.agreement,
         "tokens": results.tokens,
+        "feed": results.feed_s,
+        "collect": results.collect_s,
     }
     document = {key: value for key, value in top.items() if value is not None}
     write_document(

@@ -41,6 +41,7 @@ from pipeedge.outputs import input_paths, model_paths
 from pipeedge.payload import TensorSpec
 from pipeedge.profiling import emitting
 from pipeedge.profiling.converting import given_figures
+from pipeedge.profiling.data_work import DataWork, measure_data_work
 from pipeedge.profiling.handling import Handling, Wire, distinct, measure_handling, measure_wire
 from pipeedge.profiling.measuring import (
     Pacing,
@@ -115,7 +116,14 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     process_bytes = _process_bytes()
     with _progress() as advance:
         measured = job.measure(advance)
-    measured = replace(measured, process_bytes=process_bytes, agreement=_agreement(job, tell))
+    data_work = job.data_work()
+    measured = replace(
+        measured,
+        process_bytes=process_bytes,
+        agreement=_agreement(job, tell),
+        feed_s=None if data_work is None else data_work.feed_s,
+        collect_s=None if data_work is None else data_work.collect_s,
+    )
     results = measured if old is None else measured.joined(old, str(command.results))
     save_results(command.results, results)
     for line in _table(measured):
@@ -294,15 +302,38 @@ class _Job:
             del shard  # before the next group comes
         return self._results(sizes, found)
 
+    def data_work(self) -> DataWork | None:
+        """Measure what a data rank here does; None where the model does not take the shipped input."""
+        quota = self._quota()
+        measure = functools.partial(
+            measure_data_work,
+            self.model,
+            self.request.batch_size,
+            tokens=self.tokens[0],
+            dtype=self.dtype,
+            wire=self._wire(),
+        )
+        if quota is not None:
+            measure = functools.partial(measure, clock=time.process_time, stretch=max(1.0, 1.0 / quota))
+        try:
+            return measure()
+        except InputError:
+            return None
+
+    def _wire(self) -> Wire:
+        """What a byte costs the processor of a stage on its way to and from the network."""
+        quota = self._quota()
+        # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
+        spare = self.device.type == "cpu" and quota is None and processors() > torch.get_num_threads()
+        return Wire() if spare else measure_wire(1.0 if quota is None else max(1.0, 1.0 / quota))
+
     def _handling(self, tokens: int | None, advance: Callable[[str, float], None]) -> list[Handling]:
         """Of the cut before each layer, and of the one after the last."""
         advance("measuring what links cost", 0.0)
         quota = self._quota()
         stretch = 1.0 if quota is None else max(1.0, 1.0 / quota)
         on_cpu = self.device.type == "cpu"
-        # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
-        spare = on_cpu and quota is None and processors() > torch.get_num_threads()
-        wire = Wire() if spare else measure_wire(stretch)
+        wire = self._wire()
         cuts = [self.specs(cut, tokens) for cut in range(self.layers.start, self.layers.stop + 1)]
         measure = functools.partial(measure_handling, device=self.device, wire=wire)
         if quota is not None and on_cpu:  # copies to a GPU are waited for, not worked for
@@ -519,6 +550,11 @@ def _table(results: ProfileResults) -> Iterator[str]:
         f"{(peak.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); a process "
         f"{(results.process_bytes or 0) / BYTES_PER_MB:.0f} MB without them"
     )
+    if results.feed_s is not None and results.collect_s is not None:
+        yield (
+            f"data rank    feeds a microbatch in {figure(1e3 * results.feed_s)} ms, collects one in "
+            f"{figure(1e3 * results.collect_s)} ms"
+        )
 
 
 def _threads(number: int | None) -> str:
