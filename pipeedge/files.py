@@ -22,6 +22,7 @@ __all__ = [
     "check_outputs",
     "check_writable",
     "named_output",
+    "replace_file",
     "temporary_beside",
     "write_whole",
 ]
@@ -190,19 +191,26 @@ def write_whole(path: Path, text: str, option: str) -> None:
     Raises:
         RequestError: the disk is full or no longer writable.
     """
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(text)
-        # The temporary file is private; this one gets the permissions that a new file has.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise RequestError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write ``content`` to a temporary file beside ``path`` and rename it; an existing file keeps its mode.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from pipeedge.errors import SpecError
+from pipeedge.files import replace_file
 from pipeedge.wording import figure
 
 __all__ = ["Field", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
@@ -287,19 +287,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         SpecError: it cannot be written.
     """
-    target = Path(path)
-    temporary: Path | None = None
     try:
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        temporary.chmod(mode)
-        temporary.replace(target)
+        replace_file(Path(path), text.encode())
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise SpecError(f"{_printable(str(path), 400)}: cannot be written: {error.strerror}") from error
 
 

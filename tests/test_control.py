@@ -819,6 +819,37 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
             assert self.error is None
 
 
+def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
+    address, told = ("127.0.0.1", 0), Verdict("rank 2 is gone: killed", 2, 4).message()
+    with socket.create_server(address) as listener, member(listener.getsockname(), 1) as self:
+        hub_end, _ = listener.accept()
+        self.hello(world_size=3, host="pi1")
+        hub_end.sendall(encode(Message("beat", {"slowest_s": 0.0})))
+        while not self._hub_heard:
+            time.sleep(0.01)
+        with self._changed:  # the member's thread takes nothing meanwhile
+            hub_end.sendall(encode(told))
+            hub_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hub_end.close()
+            for _ in range(3):
+                self._say(Message("ready"))
+        with pytest.raises(PeerFailedError, match="rank 2 is gone: killed"):
+            self.wait("start")
+
+
+def test_a_display_that_fails_ends_nothing_and_blames_nobody() -> None:
+    def breaks(work: object) -> None:
+        raise ValueError("no such column")
+
+    notices: list[str] = []
+    ours, theirs = socket.socketpair()
+    with theirs, Member(ours, rank=0, timeout_s=5.0, notify=notices.append, hear_work=breaks) as self:
+        for _ in range(2):
+            self._hear(Message("work", {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}}))
+        assert self.error is None
+    assert notices == ["the display of the run has failed: ValueError: no such column"]
+
+
 def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None:
     state = HubState(world_size=3, timeout_s=30.0, now=0.0)
 

@@ -481,9 +481,12 @@ def test_fault_addr_of_another_machine() -> None:
 def test_fault_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        (alone,) = examine_all((0, 1, "--port", port))
+        (alone,) = examine_all((0, 2, "--port", port))
+        (single,) = examine_all((0, 1, "--port", port))
     only_problem(alone, "port", f"{port} is in use", "choose another --port")
     assert alone.status == 2
+    assert not single.found("problem", "port")
+    assert single.status == 0
 
 
 def test_fault_rank_0_absent() -> None:

@@ -19,7 +19,14 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.config import Environment
 from pipeedge.data.defaults import asset
 from pipeedge.errors import RequestError
-from pipeedge.files import InputPath, OutputFile, check_outputs, named_output, temporary_beside
+from pipeedge.files import (
+    InputPath,
+    OutputFile,
+    check_outputs,
+    named_output,
+    temporary_beside,
+    write_whole,
+)
 from pipeedge.options import parse_runtime
 from pipeedge.profiling import session
 from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
@@ -29,6 +36,7 @@ from pipeedge.simulating.options import parse_simulate
 from pipeedge.simulating.session import run as simulate
 from pipeedge.training.options import parse_train
 from pipeedge.training.session import train
+from pipeedge.yamlfile import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,6 +108,11 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     ]
     assert temporary_beside(target) != mine
     assert not gone.exists()
+    for write in (lambda: write_whole(target, "x", "--report"), lambda: write_text(target, "x")):
+        write_text(gone, "half")
+        write()
+        assert target.read_text() == "x"
+        assert not gone.exists()
     assert all(path.exists() for path in kept)
 
 

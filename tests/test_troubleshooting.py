@@ -63,7 +63,7 @@ from pipeedge.models.dtypes import slow_here
 from pipeedge.models.weights import open_weights
 from pipeedge.models.writing import write_converted
 from pipeedge.monitoring import Exporter
-from pipeedge.options import guard, parse_runtime
+from pipeedge.options import parse_runtime
 from pipeedge.payload import Payload
 from pipeedge.pipeline import show_schedule
 from pipeedge.planning import disagreements, rank_facts
@@ -75,6 +75,7 @@ from pipeedge.scheduler import find_executable
 from pipeedge.specs import Link as LinkSpec
 from pipeedge.specs import load_models
 from pipeedge.stage import Encode, resolve_device
+from pipeedge.streams import unprinted
 from pipeedge.testbed.bed import TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
 from pipeedge.training.checkpoint import Checkpoint, latest
@@ -569,6 +570,16 @@ def a_control_thread_dies(patch: Patch) -> str:
         return refused(lambda: member.wait("plan"))
 
 
+@says("the display of the run has failed: …")
+def a_display_fails(patch: Patch) -> str:
+    said: list[str] = []
+    ours, theirs = socket.socketpair()
+    show = raising(ValueError("no such column"))
+    with theirs, Member(ours, rank=0, timeout_s=1.0, notify=said.append, hear_work=show) as member:
+        member._hear(Message("work", {"work": {}}))
+    return said[0]
+
+
 @says("rank 0 is gone: it was killed or lost its network")
 def the_hub_is_gone(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
@@ -1010,11 +1021,10 @@ def a_port_of_another_rank(patch: Patch) -> str:
     return refused(lambda: Exporter("127.0.0.1", 9000, 0))
 
 
-@says("standard output cannot be written: no space left on the device")
+@says("standard output cannot be written: no space left on device", "… it is closed")
 def the_disk_is_full(patch: Patch) -> str:
-    with contextlib.redirect_stderr(io.StringIO()) as told:
-        guard("runtime.py", raising(OSError(errno.ENOSPC, "No space left on device")), verbose=False)
-    return told.getvalue()
+    numbers = errno.ENOSPC, errno.EBADF
+    return "\n".join(str(unprinted(OSError(number, os.strerror(number)))) for number in numbers)
 
 
 # --- profiling ----------------------------------------------------------------------------------------

@@ -252,10 +252,12 @@ class Member:
                 if not self._hub_heard:
                     self._unheard.append(data)
                 self._socket.sendall(data)
+        except TimeoutError:
+            self._fail(self._hub_gone())
         except OSError:
-            if self._hub_heard or self._hub_at is None:
-                self._fail(self._hub_gone())
-            # Otherwise the member's thread sees the same, and connects anew.
+            # The member's thread sees the same. Where the hub has not heard this rank yet, it connects anew;
+            # else it first reads what is left: the hub may have said why it ends.
+            return
 
     def _serve(self) -> None:
         try:
@@ -356,8 +358,13 @@ class Member:
         elif message.kind == "clock":
             self._know_the_time(message.body)
         elif message.kind == "work":
-            work = message.body["work"].items()
-            self._hear_work({whole_number(int(rank)): StageWork.from_body(told) for rank, told in work})
+            told = message.body["work"].items()
+            work = {whole_number(int(rank)): StageWork.from_body(one) for rank, one in told}
+            try:
+                self._hear_work(work)
+            except Exception as error:  # what is shown of a run must not end it
+                self._hear_work = lambda work: None
+                self._show_notice(f"the display of the run has failed: {one_line(error)}")
         elif message.kind == "record":
             rank, part = whole_number(message.body["rank"]), message.body["text"]
             if not isinstance(part, str):

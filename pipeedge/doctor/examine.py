@@ -77,6 +77,7 @@ class _Examination:
         self._request: RunRequest = command.request
         self._world: WorldRequest = command.request.world
         self._rank = command.request.world.rank
+        self._port = command.request.world.port
         self._say = say
         self._probe = probe
         self._findings: list[Finding] = []
@@ -165,12 +166,14 @@ class _Examination:
             return None
         world = self._world
         try:
-            listener = listen(world.addr, world.port)
+            # Nobody else connects to a single rank: as in a run, any free port will do.
+            listener = listen(world.addr, world.port if world.size > 1 else 0)
         except RequestError as error:
             self._note(problem_from("port", error).of(0))
             raise _Over from error
-        self._note(ok("port", f"{world.port} is free at {world.addr}").of(0))
+        self._port = listener.getsockname()[1]
         if world.size > 1:
+            self._note(ok("port", f"{world.port} is free at {world.addr}").of(0))
             self._say(f"waiting up to {figure(world.timeout_s)} s for {world.size - 1} more to start")
         liveness_s = max(_LEAST_LIVENESS_S, world.timeout_s)
         return stack.enter_context(
@@ -181,7 +184,7 @@ class _Examination:
         """Connect to rank 0 and be seen, before anything that takes time."""
         world = self._world
         try:
-            sock = Member.dial(world.addr, world.port, timeout_s=world.timeout_s)
+            sock = Member.dial(world.addr, self._port, timeout_s=world.timeout_s)
         except PeerError as error:
             cause = error.__cause__ if isinstance(error, DeadlineError) else None
             self._note(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeedge.errors import RequestError
+from pipeedge.files import replace_file
 from pipeedge.profiling.results import ProfileResults, elements
 from pipeedge.specs import BYTES_PER_MB, short_dtype
 from pipeedge.wording import count, figure
@@ -45,16 +45,9 @@ def save_plot(path: Path, results: ProfileResults) -> None:
     """
     check_plot(path)
     content = _page(results) if path.suffix == ".html" else _drawn(results, "png")
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-            temporary = Path(stream.name)
-            stream.write(content)
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise RequestError(f"--plot {path}: cannot be written ({error.strerror})") from error
 
 
