@@ -43,6 +43,7 @@ from pipeedge.control.liveness import (
     Slow,
     Stalled,
     Stuck,
+    beat_interval_s,
     diagnose,
 )
 from pipeedge.control.messages import Decoder, Message, encode
@@ -480,11 +481,6 @@ class HubState:
 
     def _to_all(self, message: Message) -> list[tuple[int, Message]]:
         return [(connection, message) for connection in self._rank_of]
-
-
-def beat_interval_s(timeout_s: float) -> float:
-    """How often both sides say that they live, if failures are to be seen within ``timeout_s``."""
-    return min(1.0, timeout_s / 10)
 
 
 class _Connection:

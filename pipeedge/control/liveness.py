@@ -23,6 +23,7 @@ __all__ = [
     "StageWork",
     "Stalled",
     "Stuck",
+    "beat_interval_s",
     "diagnose",
 ]
 
@@ -125,6 +126,11 @@ class RankStatus:
         return sum(self.sent.values()) + sum(self.received.values()) + self.finished
 
 
+def beat_interval_s(timeout_s: float) -> float:
+    """How often both sides say that they live, if failures are to be seen within ``timeout_s``."""
+    return min(1.0, timeout_s / 10)
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to say something. Seconds."""
@@ -136,8 +142,14 @@ class Limits:
 
     @classmethod
     def within(cls, timeout_s: float) -> Limits:
-        """Limits under which every failure is reported, everywhere, before ``timeout_s`` is over."""
-        return cls(silence_s=0.7 * timeout_s, stall_s=0.8 * timeout_s)
+        """Limits under which every failure is reported, everywhere, before ``timeout_s`` is over.
+
+        They leave as little of it as telling all ranks takes. After an outage TCP stays silent for up to as
+        long again, because it doubles the pause before each retransmission: a connection that was cut for
+        30 s first carries data again after about 51 s.
+        """
+        beat_s = beat_interval_s(timeout_s)
+        return cls(silence_s=timeout_s - 3 * beat_s, stall_s=timeout_s - 2 * beat_s)
 
 
 @dataclass(frozen=True)

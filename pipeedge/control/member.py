@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeedge.control.clocks import ClockMap
-from pipeedge.control.hub import Verdict, beat_interval_s
-from pipeedge.control.liveness import Limits, RankStatus, StageWork
+from pipeedge.control.hub import Verdict
+from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.errors import (
     DeadlineError,
