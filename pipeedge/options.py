@@ -221,7 +221,7 @@ def _run_request(
             seed=arguments.seed,
             batch_size=arguments.batch_size,
             skip_bad_input=arguments.skip_bad_input,
-            max_image_pixels=arguments.max_image_pixels,
+            max_image_pixels=image_limit(arguments),
         ),
         schedule=ScheduleRequest(
             partition=arguments.partition,
@@ -399,6 +399,22 @@ def _runtime_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_image_limit(group: Group) -> None:
+    """The option for large pictures, of every program that reads some."""
+    group.add_argument(
+        "--max-image-pixels",
+        type=int,
+        metavar="N",
+        help=f"refuse larger pictures, which would fill the memory ({DEFAULT_MAX_IMAGE_PIXELS})",
+    )
+
+
+def image_limit(arguments: argparse.Namespace) -> int:
+    """The largest picture to decode, in pixels."""
+    given: int | None = arguments.max_image_pixels
+    return DEFAULT_MAX_IMAGE_PIXELS if given is None else given
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What every program has: ``--version`` and ``--verbose``."""
     parser.add_argument("--version", action="version", version=_version())
@@ -485,13 +501,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--skip-bad-input", action="store_true", help="leave out and report images that cannot be read"
     )
-    group.add_argument(
-        "--max-image-pixels",
-        type=int,
-        default=DEFAULT_MAX_IMAGE_PIXELS,
-        metavar="N",
-        help="refuse larger pictures, which would fill the memory (%(default)s)",
-    )
+    add_image_limit(group)
     group.add_argument("--dataset-name", choices=DATASET_NAMES, help="run items of a data set")
     group.add_argument("--dataset-root", type=path, metavar="DIR", help="where its files are")
     group.add_argument("--dataset-split", metavar="NAME", help="which part of it (train)")

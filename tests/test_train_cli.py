@@ -348,6 +348,9 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert samples.labels(0).tolist() != samples.labels(1).tolist()
     long = open_samples(str(tmp_path), network, batch_size=30, seed=1)
     assert long.labels(0).tolist()[:18] == [*samples.labels(0).tolist(), *samples.labels(1).tolist()]
+    small = open_samples(str(tmp_path), network, batch_size=9, seed=1, max_image_pixels=599)
+    with pytest.raises(InputError, match=r"more than 599, .* --max-image-pixels allows more"):
+        small.images(0)
     with pytest.raises(InputError, match="tells 2 apart"):
         open_samples(str(tmp_path), Vgg(widths=(4, None), side=8, classes=2), batch_size=1, seed=0)
     with pytest.raises(InputError, match="no such folder"):

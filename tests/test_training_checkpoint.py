@@ -138,6 +138,12 @@ def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> No
             assert torch.equal(exported.load()((images,))[0], stage(images))
         with pytest.raises(RequestError, match="is there already"):
             export(place, tmp_path / f"{model.family}-out")
+        # A stage whose weights have a pre_logits layer has more than the configuration says.
+        pooler = torch.nn.Parameter(torch.zeros(2, 2))
+        writer.write_part(4, "worker-1", {"shard.head.pooler.weight": pooler}, torch.optim.SGD([pooler]))
+        writer.finish(4)
+        with pytest.raises(RequestError, match=r"has shard\.head\.pooler\.weight, for which"):
+            export(place, tmp_path / f"{model.family}-other")
     write(tmp_path / "vgg", 1, *small_checkpoint(tmp_path / "other"), description={"model": "vgg19"})
     with pytest.raises(RequestError, match="vgg19 has no form"):
         export(tmp_path / "vgg", tmp_path / "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 from models_oracle import Case, reference_output, save, scramble
 from safetensors.torch import load_file, save_file
 
-from pipeedge.errors import WeightsError, one_line
+from pipeedge.config import InputRequest
+from pipeedge.data import open_input
+from pipeedge.errors import InputError, ModelError, WeightsError, one_line
 from pipeedge.models import Model, find_model
 from pipeedge.models.fill import hub_tensors
 from pipeedge.models.progress import ByteBar
@@ -465,6 +468,21 @@ def test_missing_files_say_where_they_were_looked_for(
     message = refusal(find_model("google/vit-base-patch16-224"))
     assert "ViT-B_16-224.npz" in message
     assert "save_model_weights.py" in message
+
+
+def test_a_pipe_is_refused_where_a_file_is_needed(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    """Opening one would wait for somebody to write into it."""
+    _, model = saved("ViTForImageClassification")
+    for name in ("w.npz", "w.safetensors", "config.json"):
+        os.mkfifo(tmp_path / name)
+        if name.startswith("w."):
+            assert "is not a regular file" in refusal(model, tmp_path / name)
+    with pytest.raises(ModelError, match=r"config\.json is not a regular file"):
+        find_model(tmp_path)
+    with pytest.raises(InputError, match="is not a regular file"):
+        open_input(InputRequest(paths=(tmp_path / "w.npz",)), model)
 
 
 def test_pickles_are_not_read_and_the_way_out_is_said(

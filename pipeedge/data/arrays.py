@@ -102,6 +102,8 @@ class ArrayItems:
 
 
 def _opened(path: Path) -> NpzArchive:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write into it
+        raise InputError(f"{path}: is not a regular file")
     try:
         with path.open("rb") as file:
             plain = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX

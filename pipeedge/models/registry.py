@@ -432,6 +432,8 @@ def _nearest(name: str) -> str | None:
 
 def _from_directory(directory: Path, name: str) -> Model:
     path = directory / "config.json"
+    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write into it
+        raise ModelError(f"{path} is not a regular file")
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:

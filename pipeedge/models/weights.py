@@ -320,6 +320,7 @@ class IndexedDirectory(WeightsFile):
             path = self.path.parent / file
             if not path.exists():
                 raise WeightsError(f"{path} is missing: {self.path} says that it holds {name}")
+            _check_regular(path)
             self._opened[file] = SafetensorsFile(path)
         opened = self._opened[file]
         if name not in opened.names:
@@ -351,6 +352,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
             f"no weights at {path}; save_model_weights.py fetches those of the known models "
             "(--random writes random ones), -M names another file"
         )
+    _check_regular(path)
     if path.suffix == ".json":
         return IndexedDirectory(path)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
@@ -363,6 +365,12 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
     if magic[:2] == b"PK" or path.suffix == ".npz":
         return NpzFile(path)
     return SafetensorsFile(path)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe, whose opening would wait for somebody to write into it, and the like."""
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file; weights are read from .npz and .safetensors files")
 
 
 def find_in_directory(directory: Path) -> Path:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeedge.config import ModelRequest
+from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS, ModelRequest
 from pipeedge.errors import RequestError
 from pipeedge.options import (
     Group,
     OneLineParser,
     add_common,
+    add_image_limit,
     add_model,
     add_scheduler_files,
+    image_limit,
     integers,
     path,
 )
@@ -71,6 +73,8 @@ class MeasureRequest:
     """Items to compute in ``dtype`` and in float32, to compare their classes; 0: none."""
     input: tuple[Path, ...] = ()
     """Of the items; empty: the input that is shipped."""
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS
+    """Largest picture among them to decode."""
     by_block: bool = False
     """Load a block at a time, even where all of them fit into memory."""
 
@@ -103,6 +107,10 @@ class MeasureRequest:
             raise RequestError(f"--agreement {self.agreement_items}: must not be negative")
         if self.input and not self.agreement_items:
             raise RequestError("--input holds the items that --agreement N compares; give that too")
+        if self.max_image_pixels < 1:
+            raise RequestError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
+        if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
+            raise RequestError("--max-image-pixels goes with --input")
         if self.agreement_items and self.dtype == "float32":
             raise RequestError("--agreement compares another number type with float32: give --dtype")
         if self.agreement_items and self.random_weights:
@@ -264,6 +272,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         dtype=given.dtype or "float32",
         agreement_items=given.agreement or 0,
         input=tuple(given.input or ()),
+        max_image_pixels=image_limit(given),
         by_block=given.by_block,
     )
     return ProfileCommand(measure, emit, results)
@@ -464,6 +473,7 @@ def _add_agreement(agreement: Group) -> None:
         metavar="PATH",
         help="the items: as of runtime.py (the input that is shipped, once each)",
     )
+    add_image_limit(agreement)
 
 
 def _add_emitting(output: Group) -> None:

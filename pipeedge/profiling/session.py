@@ -421,7 +421,14 @@ def _compared(request: MeasureRequest, model: Model) -> InputSource:
     Raises:
         InputError: they cannot be read, or are not as many different ones.
     """
-    source = open_input(InputRequest(paths=request.input, batch_size=request.agreement_items), model)
+    source = open_input(
+        InputRequest(
+            paths=request.input,
+            batch_size=request.agreement_items,
+            max_image_pixels=request.max_image_pixels,
+        ),
+        model,
+    )
     source.check_distinct(request.agreement_items, "--agreement")
     return source
 

@@ -92,10 +92,25 @@ class Checkpoint:
                 for state in states:
                     optimizer.state[parameter][state] = self._values(f"{name}{_SEPARATOR}{state}", places)
 
+    def names(self) -> frozenset[str]:
+        """Names of all parameters that are stored.
+
+        Raises:
+            RequestError: a file is damaged.
+        """
+        names: set[str] = set()
+        for file in self._files():
+            with _readable(file), safe_open(file, framework="pt") as stored:
+                names.update(key for key in stored.keys() if _SEPARATOR not in key)  # noqa: SIM118
+        return frozenset(names)
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.path.glob("*.safetensors") if path.is_file())
+
     def _places(self, wanted: Collection[str], stack: ExitStack) -> dict[str, Any]:
         """The open file that holds each of the ``wanted`` tensors."""
         places: dict[str, Any] = {}
-        for file in sorted(self.path.glob("*.safetensors")):
+        for file in self._files():
             with _readable(file):
                 stored = stack.enter_context(safe_open(file, framework="pt"))
                 for key in stored.keys():  # noqa: SIM118 - it is no mapping

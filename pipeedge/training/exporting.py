@@ -17,6 +17,7 @@ from pipeedge.models.fill import hub_filling
 from pipeedge.training.checkpoint import latest
 from pipeedge.training.networks import Transformer
 from pipeedge.training.request import VGG19
+from pipeedge.wording import excerpt
 
 __all__ = ["export"]
 
@@ -47,6 +48,12 @@ def export(checkpoints: Path, target: Path) -> str:
         raise RequestError(f"--export {target}: is there already; name a new directory")
     shard = model.build().to_empty(device="cpu")
     stored = {f"shard.{key}": parameter for key, parameter in shard.named_parameters()}
+    unknown = sorted(found.names() - stored.keys())
+    if unknown:
+        raise RequestError(
+            f"--export {target}: the trained model has {excerpt(unknown[0])}, for which the form of Hugging "
+            "Face has no place (as for the pre_logits layer in front of a classifier)"
+        )
     found.restore(stored, torch.optim.SGD(stored.values()))
     tensors = {
         tensor_name: view.contiguous()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeedge.config import Environment, WorldRequest
 from pipeedge.errors import RequestError
-from pipeedge.options import OneLineParser, add_common, name, path
+from pipeedge.options import OneLineParser, add_common, add_image_limit, image_limit, name, path
 from pipeedge.training.orders import SCHEDULES
 from pipeedge.training.request import (
     AUTO,
@@ -91,6 +91,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         model=arguments.model,
         pretrained=arguments.pretrained,
         data=arguments.data,
+        max_image_pixels=image_limit(arguments),
         batch_size=arguments.batch_size,
         microbatch_size=_microbatch_size(arguments, sequential),
         batches=arguments.batches,
@@ -209,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--batch-size", type=int, default=_BATCH, metavar="N", help="items an update (%(default)s)"
     )
+    add_image_limit(data)
     data.add_argument(
         "--microbatch-size",
         type=int,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from pipeedge.config import WorldRequest, check_report_name
+from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS, WorldRequest, check_report_name
 from pipeedge.errors import RequestError, ScheduleError
 from pipeedge.schedule import Schedule
 from pipeedge.training.orders import make_order
@@ -88,6 +88,8 @@ class TrainingRequest:
     """Begin with the model's weights instead of random ones."""
     data: str = RANDOM
     """``random``, ``digits``, or a folder with a folder of pictures for each class."""
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS
+    """Largest picture to decode."""
     batch_size: int = 64
     microbatch_size: int = 4
     batches: int = 4
@@ -126,6 +128,10 @@ class TrainingRequest:
             raise RequestError("--resume needs --checkpoint-dir, where the checkpoint is")
         if self.report is not None:
             check_report_name(self.report)
+        if self.max_image_pixels < 1:
+            raise RequestError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
+        if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and self.data in (RANDOM, DIGITS):
+            raise RequestError("--max-image-pixels goes with --data FOLDER")
         pipeline = self.pipeline
         if pipeline.stages * self.microbatches > _MAX_PIECES:
             raise ScheduleError(

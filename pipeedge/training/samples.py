@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS
 from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line, transformed
 from pipeedge.errors import InputError
 from pipeedge.training.networks import Network
@@ -52,8 +53,15 @@ class Samples(Protocol):
         """What the accuracy is measured on, if there is such."""
 
 
-def open_samples(data: str, network: Network, *, batch_size: int, seed: int) -> Samples:
-    """What ``--data`` means.
+def open_samples(
+    data: str,
+    network: Network,
+    *,
+    batch_size: int,
+    seed: int,
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
+) -> Samples:
+    """What ``--data`` means; of a folder, pictures of at most ``max_image_pixels`` are read.
 
     Raises:
         InputError: there is no such folder, or it does not fit the network.
@@ -62,7 +70,7 @@ def open_samples(data: str, network: Network, *, batch_size: int, seed: int) -> 
         return _RandomSamples(network.image_shape, network.classes, batch_size, seed)
     if data == DIGITS:
         return _digits(network, batch_size, seed)
-    return _folder(Path(data), network, batch_size, seed)
+    return _folder(Path(data), network, batch_size, seed, max_image_pixels)
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ def _digits(network: Network, batch_size: int, seed: int) -> Samples:
     )
 
 
-def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Samples:
+def _folder(folder: Path, network: Network, batch_size: int, seed: int, max_image_pixels: int) -> Samples:
     """A folder of pictures for each class, in the order of the folders' names."""
     if not folder.is_dir():
         raise InputError(f"--data {folder}: no such folder; choose random, digits or a folder of classes")
@@ -157,7 +165,7 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int) -> Sampl
     half = (0.5,) * channels
     recipe = ImageRecipe(channels, (height, width), (height, width), Image.Resampling.BILINEAR, half, half)
     return _ListedSamples(
-        lambda item: transformed(recipe, open_image(found[item][0])),
+        lambda item: transformed(recipe, open_image(found[item][0], max_image_pixels)),
         [label for _, label in found],
         batch_size,
         seed,

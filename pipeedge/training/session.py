@@ -194,7 +194,11 @@ class _Worker:
             check_partition(request.pipeline.partition, self._network.n_layers)
         check_stages(self._order.stages, self._network.n_layers)
         self._samples = open_samples(
-            request.data, self._network, batch_size=request.batch_size, seed=request.seed
+            request.data,
+            self._network,
+            batch_size=request.batch_size,
+            seed=request.seed,
+            max_image_pixels=request.max_image_pixels,
         )
         self._replaced = _check_outputs(request, self._network)
         if request.report is not None:
