@@ -201,8 +201,10 @@ class World:
         return self
 
     def signal(self, rank: int, number: int) -> float:
-        """Send a signal to a rank; the time of that."""
-        os.killpg(self._ranks[rank].pid, number)
+        """Send a signal to a rank, once it leads its own process group; the time of that."""
+        pid = self._ranks[rank].pid
+        self.until(lambda: os.getpgid(pid) == pid, f"rank {rank} leads a process group")
+        os.killpg(pid, number)
         return time.monotonic()
 
     def wait(self, *ranks: int, within: float = DEADLINE_S) -> dict[int, Ended]:

@@ -326,3 +326,12 @@ def test_the_picture_in_the_readme_is_true() -> None:
     modules = {PACKAGE / name for name in ORDER}
     missing = sorted(module.name for module in modules if not {module, module.with_suffix(".py")} & named)
     assert not missing, f"not in the README's layout: {missing}"
+
+
+@pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
+def test_pin_dependencies_refuses_what_is_no_interpreter(argument: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts/pin-dependencies"), argument]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ("scripts/pin-dependencies PYTHON..." if argument[0] == "-" else repr(argument)) in ended.stderr
