@@ -141,7 +141,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of it. Times are seconds, 0 when the first microbatch has been read."""
+    """What came of it. Times are seconds, 0 when reading begins."""
 
     model: PipelineModel
     length_s: float
@@ -152,7 +152,7 @@ class SimulatedRun:
     result_at: _Seconds
     """When its result was there; shape (microbatches,)."""
     fill_s: _Seconds
-    """Of each stage, before its first microbatch; shape (stages,)."""
+    """Of each stage, before its first microbatch, reading included; shape (stages,)."""
     drain_s: _Seconds
     wait_input_s: _Seconds
     wait_link_s: _Seconds
@@ -294,13 +294,9 @@ class _Wavefront:
         self._wire = np.array([*(link.wire_s for link in model.links), 0.0])
         self._latency = np.array([*(link.latency_s for link in model.links), 0.0])
         self._in_memory = np.array([*(link.in_memory for link in model.links), True])
-        # Reading the first microbatch comes before moment 0.
-        first_read_s = model.feed_s * (model.last_fraction if model.microbatches == 1 else 1.0)
         self._free = np.zeros(nodes + 1)
-        self._free[0] = -first_read_s
         # Behind each node its incoming link: the entry before that of the link it sends on.
         self._arrived = np.zeros(nodes + 1)
-        self._arrived[0] = -first_read_s
         self._arrived_before = np.zeros(nodes)
         self._on_wire_until = np.zeros(nodes)
         self._taken = np.zeros(nodes + 1)

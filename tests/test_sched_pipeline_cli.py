@@ -16,7 +16,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge import specs
+from pipeedge.models.dtypes import find_dtype, stream_dtype
+from pipeedge.schedule import LayerRange, StagePlan
 from pipeedge.scheduler import find_executable
+from pipeedge.simulating.cluster import STREAM_BYTES, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 VIT_BASE = "google/vit-base-patch16-224"
@@ -439,9 +443,18 @@ def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, si
         if one["model_profiles"]:
             one["model_profiles"] = {"m": [one["model_profiles"]["m"][0] | {"dtype": dtype}]}  # type: ignore[index]
     cluster.write("device_types.yml", types)
-    data = json.loads(cluster.run("--format=json", "-d", dtype).out)
-    assert data["schedule"][0]["link_out_s"] == pytest.approx(2000 * 8 * size / (80 * MIB / 8))
+    data = json.loads(cluster.run("--format=json", "-d", dtype, "--data-host", "s0").out)
+    first, last = data["schedule"][0], data["schedule"][-1]
+    assert (first["host"], last["host"]) == ("f0", "f1")
+    assert first["link_out_s"] == pytest.approx(2000 * 8 * size / (80 * MIB / 8))
+    assert last["link_out_s"] == pytest.approx(2000 * 8 * 4 / (8 * MIB / 8))  # outputs are float32
     assert data["dtype"] == dtype.removeprefix("torch.")
+    stage = StagePlan(LayerRange.inclusive(*first["layers"]), 0, dtype=data["dtype"])
+    spec = specs.load_models(cluster.folder / "models.yml")["m"]
+    load = Workload("m", spec, 8, 8)
+    assert load.sent_bytes(stage) == 2000 * 8 * size
+    assert load.cut_bytes(4, data["dtype"]) == 2000 * 8 * 4
+    assert stream_dtype(find_dtype(dtype)).itemsize == STREAM_BYTES[data["dtype"]] == size
 
 
 def test_memory_counts_weights_and_buffers(cluster: Cluster) -> None:

@@ -62,7 +62,9 @@ class Workload:
             return self.input_bytes * self.ubatch_size
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
-        return -(-values * bits // 8) if bits else values * STREAM_BYTES[dtype]
+        # Stages of any type give the outputs of the model as float32.
+        size = STREAM_BYTES["float32" if layer == self.model.layers else dtype]
+        return -(-values * bits // 8) if bits else values * size
 
     def sent_bytes(self, stage: StagePlan) -> int:
         """Of a microbatch that leaves ``stage``."""

@@ -6,6 +6,7 @@ namespace pipeedge {
 
 double cut_bytes(const Problem& problem, int layer) {
   if (layer == 0 && problem.input_bytes >= 0) return problem.input_bytes * problem.batch_size;
+  if (layer == problem.model.layers() && problem.output_bytes >= 0) return problem.output_bytes * problem.batch_size;
   const double elements = layer == 0 ? problem.model.elements_in
                                      : problem.model.elements_out[static_cast<std::size_t>(layer - 1)];
   return elements * problem.batch_size * problem.element_bytes;

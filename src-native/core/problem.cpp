@@ -68,6 +68,7 @@ void validate(const Problem& problem) {
   if (problem.batch_size <= 0) fail("the batch size must be positive");
   check_number(problem.element_bytes, "the bytes of an element");
   check_number(std::max(problem.input_bytes, 0.0), "the bytes of an item of input");
+  check_number(std::max(problem.output_bytes, 0.0), "the bytes of an item of output");
   check_number(problem.buffers_in, "the number of input buffers");
   check_number(problem.buffers_out, "the number of output buffers");
   if (!problem.cut_bits.empty()) {

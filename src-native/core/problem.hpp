@@ -9,7 +9,8 @@
 //   cost(schedule) = max over stages, feed_s and collect_s of the data host (throughput = batch_size / cost)
 //   latency        = sum of all computes and all links: one microbatch through an idle pipeline
 //
-// bytes(cut) = elements * batch_size * element_bytes; of the input, input_bytes * batch_size where that is known.
+// bytes(cut) = elements * batch_size * element_bytes; of the input, input_bytes * batch_size where that is
+// known, and of the output likewise.
 // A link at a cut inside the model may carry fewer:
 // elements * batch_size * bits / 8. A bandwidth of 0 carries nothing, and nothing to carry costs the
 // latency alone. Without a data host the first stage receives and the last one sends for free; with
@@ -93,6 +94,7 @@ struct Problem {
   double batch_size = 8;                // items of a microbatch
   double element_bytes = 4;
   double input_bytes = -1;              // of one item that enters the first layer; negative: elements_in * element_bytes
+  double output_bytes = -1;             // of one item that leaves the last layer; negative: elements * element_bytes
   std::vector<int> cut_bits;            // [0, layers]: bits a value there, 0 as it is; empty: all as they are
   double buffers_in = 2;                // microbatches held in front of a stage, as memory
   double buffers_out = 2;               // ... and behind it

@@ -428,6 +428,8 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
                     " has for this model: " + listing({there.begin(), there.end()}));
   }
   problem.element_bytes = *bytes;
+  // Stages of any dtype give the outputs of the model as float32.
+  problem.output_bytes = problem.model.elements_out.back() * *element_bytes("float32");
 
   // Types with a profile for the request become types of the problem.
   std::unordered_map<std::string, int> type_index;
