@@ -565,6 +565,19 @@ def test_a_connection_that_closes_is_a_rank_that_is_gone(stage: str) -> None:
     assert (play.verdict.rank, play.verdict.exit_code) == (1, 4)
 
 
+def test_who_leaves_before_its_hello_is_told_to_rank_0_and_named_in_the_end() -> None:
+    play = Play(world=3, timeout=10).hello(0)
+    for connection in (7, 8):
+        play._note(play.state.closed(connection, play.now, left="10.0.0.9"))
+    play._note(play.state.closed(9, play.now, "not this protocol", left="10.0.0.66"))
+    early = "a process at 10.0.0.9 connected and left before it introduced itself"
+    assert [notice.body["line"] for notice in play.heard(0, "notice")] == [
+        f"{early}; ranks still missing: 1, 2"
+    ]
+    play.pass_time(11, beats={0: WAITING})
+    assert f"ranks 1, 2 of 3 never appeared within 10 s ({early}): start each rank" in play.line()
+
+
 def test_a_stranger_that_leaves_is_nobody() -> None:
     play = Play().hello(0)
     play.close(55)

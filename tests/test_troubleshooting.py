@@ -343,12 +343,17 @@ class Play:
         return "\n".join(self.lines)
 
 
-@says("rank 0 never appeared at … (Connection refused): start rank 0, and check --addr and --port")
+@says(
+    "rank 0 never appeared at … (Connection refused): start rank 0 or read why it ended, and check "
+    "--addr and --port"
+)
 def nobody_listens(patch: Patch) -> str:
     return refused(lambda: Member.dial("127.0.0.1", free_port(), timeout_s=0.05))
 
 
-@says("rank 0 never appeared at … (timed out): start rank 0, and check --addr and --port")
+@says(
+    "rank 0 never appeared at … (timed out): start rank 0 or read why it ended, and check --addr and --port"
+)
 def nobody_answers(patch: Patch) -> str:
     patch.setattr(socket, "create_connection", raising(TimeoutError("timed out")))
     return refused(lambda: Member.dial("127.0.0.1", 29500, timeout_s=0.05))
@@ -568,6 +573,16 @@ def a_control_thread_dies(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     with theirs, Member(ours, rank=1, timeout_s=1.0, status=raising(MemoryError("no more"))) as member:
         return refused(lambda: member.wait("plan"))
+
+
+@says(
+    "a process at 10.0.0.9 connected and left before it introduced itself; ranks still missing: 1, 2",
+)
+def a_rank_dies_before_its_hello(patch: Patch) -> str:
+    state = HubState(world_size=3, timeout_s=60.0, now=0.0)
+    state.received(0, "", Message("hello", {"rank": 0, "world": 3, "host": "pi0"}), 0.0)
+    ((_, notice),) = state.closed(1, 1.0, left="10.0.0.9")
+    return str(notice.body["line"])
 
 
 @says("the display of the run has failed: …")

@@ -77,6 +77,8 @@ _MAX_RECORD_CHARS = 8 << 20
 """What a rank may tell of its run in all."""
 _PATIENCE_S = 2.0
 """Ranks that come later than that are waited for with a word."""
+_TELL_AGAIN_S = 10.0
+"""Between two notices of processes that left without a hello."""
 _NAMED = 8
 _MAX_STRANGERS = 16
 """Connections without a rank. A further one takes the place of the oldest, which has had its time."""
@@ -154,6 +156,8 @@ class HubState:
         self._progress_at = now
         self._noticed_at = now
         self._told_absent: tuple[int, ...] = ()
+        self._left_at = ""  # address of the last one that left without a hello
+        self._left_told_at = -_TELL_AGAIN_S
         self._beat_at = now
         self._suspect: tuple[float, int, str] | None = None
         self._refused: set[int] = set()
@@ -219,10 +223,15 @@ class HubState:
             return self._summarize()
         raise ValueError(message.kind)
 
-    def closed(self, connection: int, now: float, why: str = "") -> list[tuple[int, Message]]:
-        """A connection closed; ``why``, if it is known."""
+    def closed(
+        self, connection: int, now: float, why: str = "", *, left: str = ""
+    ) -> list[tuple[int, Message]]:
+        """A connection closed; ``why``, if it is known. ``left`` is the peer's address, if it closed it."""
+        refused = connection in self._refused
         self._refused.discard(connection)
         rank = self._rank_of.pop(connection, None)
+        if rank is None and left and not refused and not why:
+            return self._left_early(left, now)
         if rank is None or self._ranks[rank].finished or not self._takes_part(rank):
             return []
         why = why or "it was killed or lost its network"
@@ -461,12 +470,23 @@ class HubState:
         line = f"waiting for {plural(len(absent), 'rank')} {which} of {figure(self._world_size)} to start"
         return self._to_all(Message("waiting", {"line": line}))
 
+    def _left_early(self, peer: str, now: float) -> list[tuple[int, Message]]:
+        """Tell rank 0, now and then, of who left without a hello: it may have been a rank that died."""
+        absent = self.absent()
+        if self._participants is not None or self.verdict is not None or not absent:
+            return []
+        self._left_at = peer
+        if 0 not in self._ranks or now < self._left_told_at + _TELL_AGAIN_S:
+            return []
+        self._left_told_at = now
+        line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
+        return [(self._ranks[0].connection, Message("notice", {"line": line}))]
+
     def _never_appeared(self, absent: list[int]) -> str:
-        named = ", ".join(map(str, absent[:_MAX_NAMED]))
-        more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
-        which = f"{plural(len(absent), 'rank')} {named}{more}"
+        which = f"{plural(len(absent), 'rank')} {_listed(absent)}"
+        left = f" ({_left_early(self._left_at)})" if self._left_at else ""
         return (
-            f"{which} of {self._world_size} never appeared within {figure(self._appear_s)} s: "
+            f"{which} of {self._world_size} never appeared within {figure(self._appear_s)} s{left}: "
             "start each rank, with the same --addr and --port"
         )
 
@@ -481,6 +501,15 @@ class HubState:
 
     def _to_all(self, message: Message) -> list[tuple[int, Message]]:
         return [(connection, message) for connection in self._rank_of]
+
+
+def _listed(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
+    return f"{', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
+
+
+def _left_early(peer: str) -> str:
+    return f"a process at {peer} connected and left before it introduced itself"
 
 
 class _Connection:
@@ -673,7 +702,7 @@ class Hub:
             now = self._clock()
             self._queue(self._state.received(connection.number, connection.peer, message, now))
         if not data:
-            self._drop(connection, why)
+            self._drop(connection, why, left=connection.peer)
 
     def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
         for connection, message in outgoing:
@@ -696,8 +725,8 @@ class Hub:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: _Connection, why: str = "") -> None:
+    def _drop(self, connection: _Connection, why: str = "", *, left: str = "") -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         del self._connections[connection.number]
-        self._queue(self._state.closed(connection.number, self._clock(), why))
+        self._queue(self._state.closed(connection.number, self._clock(), why, left=left))

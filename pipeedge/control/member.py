@@ -131,7 +131,8 @@ class Member:
                 if time.monotonic() + _RETRY_S > deadline:
                     raise DeadlineError(
                         f"rank 0 never appeared at {addr}:{port} within {figure(timeout_s)} s "
-                        f"({error.strerror or error}): start rank 0, and check --addr and --port"
+                        f"({error.strerror or error}): start rank 0 or read why it ended, and check "
+                        "--addr and --port"
                     ) from error
                 time.sleep(_RETRY_S)  # nothing announces that a remote port opens
                 continue

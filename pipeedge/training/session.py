@@ -28,7 +28,7 @@ from rich.console import Console
 
 import pipeedge
 from pipeedge.control.hub import Hub
-from pipeedge.control.meeting import meet, telling
+from pipeedge.control.meeting import meet, telling, telling_absent
 from pipeedge.control.member import Member
 from pipeedge.data.images import is_image
 from pipeedge.errors import EXIT_REQUEST, PeerFailedError, RequestError, one_line
@@ -89,7 +89,8 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
     Raises:
         PipeEdgeError: the training failed; the message is one line for the user.
     """
-    worker = _Worker(request, console, warn)
+    with telling_absent(request.world):
+        worker = _Worker(request, console, warn)
     with ExitStack() as stack:
         hub, sock = meet(request.world, stack)
         member = stack.enter_context(
