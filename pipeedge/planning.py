@@ -148,6 +148,8 @@ def _requested_schedule(
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
     hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
+    # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
+    first = find_dtype("float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0])
     asked = scheduler.SchedulerRequest(
         models_file=wanted.models_file,
         dev_types_file=wanted.dev_types_file,
@@ -159,7 +161,7 @@ def _requested_schedule(
         tokens=tokens,
         data_host=data_host,
         hosts=hosts,
-        input_bytes=model.input_bytes(tokens, eight_bit=eight_bit),
+        input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)

@@ -354,6 +354,8 @@ def test_pictures_are_sent_as_bytes_unless_they_are_given_as_values() -> None:
     assert (pictures.dtype, pictures.bytes) == (torch.uint8, 8 * 224 * 224 * 3)
     (values,) = vit.input_specs(8, eight_bit=False)
     assert (values.dtype, values.bytes) == (torch.float32, 4 * 8 * 224 * 224 * 3)
+    assert 2 * vit.input_bytes(dtype=torch.int8, eight_bit=False) == vit.input_bytes(eight_bit=False)
+    assert vit.input_bytes(dtype=torch.bfloat16) == vit.input_bytes()
     assert (8 * vit.input_bytes(), 8 * vit.input_bytes(eight_bit=False)) == (pictures.bytes, values.bytes)
     bert = find_model("bert-base-uncased")
     assert bert.input_specs(2, 7) == bert.payload_specs(0, 2, 7)

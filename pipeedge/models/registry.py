@@ -159,14 +159,21 @@ class Model:
             for spec in specs
         )
 
-    def input_bytes(self, tokens: int | None = None, *, eight_bit: bool = True) -> int:
+    def input_bytes(
+        self,
+        tokens: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        eight_bit: bool = True,
+    ) -> int:
         """Bytes of one item of input as the data rank sends it to the first stage.
 
         Args:
             tokens: sentence length in tokens (text only; by default the longest).
+            dtype: type of the weights of the first stage.
             eight_bit: as ``input_specs`` takes it.
         """
-        return specs_bytes(self.input_specs(1, tokens, eight_bit=eight_bit))
+        return specs_bytes(self.input_specs(1, tokens, dtype, eight_bit=eight_bit))
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
         """Weights of ``layers`` (by default of all), in values."""
