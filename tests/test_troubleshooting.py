@@ -519,21 +519,21 @@ def a_rank_leaves_at_the_end(patch: Patch) -> str:
     return "\n".join(said)
 
 
-@says("rank 2 (stage 2, …) has been silent for 42.0 s: it is stopped, or its network is cut")
+@says("rank 2 (stage 2, …) has been silent for 57.0 s: it is stopped, or its network is cut")
 def a_rank_is_silent(patch: Patch) -> str:
-    return Play().started().beat(42.01, {0: RankStatus(), 1: RankStatus()}).said
+    return Play().started().beat(57.01, {0: RankStatus(), 1: RankStatus()}).said
 
 
 @says(
-    "rank 0 (stage 0, …) has heard none of the 2 other ranks for 42.0 s: its own network is cut, or that of "
+    "rank 0 (stage 0, …) has heard none of the 2 other ranks for 57.0 s: its own network is cut, or that of "
     "all others"
 )
 def all_ranks_are_silent(patch: Patch) -> str:
-    return Play().started().beat(42.01, {0: RankStatus()}).said
+    return Play().started().beat(57.01, {0: RankStatus()}).said
 
 
 @says(
-    "rank 2 (stage 2, …) has waited 48.0 s for microbatch 7 from rank 1 (stage 1, …): the link between them "
+    "rank 2 (stage 2, …) has waited 58.0 s for microbatch 7 from rank 1 (stage 1, …): the link between them "
     "is dead, or needs a longer --timeout"
 )
 def a_link_is_dead(patch: Patch) -> str:
@@ -542,7 +542,7 @@ def a_link_is_dead(patch: Patch) -> str:
         1: RankStatus(sent={2: 9}, received={0: 9}),
         2: RankStatus(received={1: 7}, awaiting=frozenset({1})),
     }
-    return Play().started().beat(0.0, statuses).beat(48.01, statuses).said
+    return Play().started().beat(0.0, statuses).beat(58.01, statuses).said
 
 
 @says("… computing microbatch 0 … for 48 s; still alive")
