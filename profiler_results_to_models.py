@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Add the model in profiler_results.yml to models.yml."""
 
-from pipeedge.profiling.main import main_models
+from pipeedge.profile.main import main_models
 
 if __name__ == "__main__":
     main_models()

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeedge.models.download import save_weights
+from pipeedge.base.schedule import DTYPES
+from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
-from pipeedge.options import OneLineParser, add_common, guard, name, path
-from pipeedge.schedule import DTYPES
-from pipeedge.streams import end
+from pipeedge.models.weights.download import save_weights
+from pipeedge.request.options import OneLineParser, add_common, guard, name, path
 
 
 def parse_save(argv: Sequence[str]) -> argparse.Namespace:

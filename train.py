@@ -10,6 +10,6 @@ if __name__ == "__main__":
     # While modules are imported there is nothing to clean up: the status is the one of any later moment.
     signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_INTERRUPTED))
 
-    from pipeedge.training.main import main
+    from pipeedge.train.main import main
 
     main()

@@ -29,15 +29,15 @@ from rich.console import Console
 from rich.progress import track
 
 import pipeedge
-from pipeedge.checking import agreement, outputs_by_block
-from pipeedge.config import CLAMPS, DEFAULT_CLAMP, InputRequest
+from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange
+from pipeedge.compress import LinkDecoder, LinkEncoder
 from pipeedge.data import open_input
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.models.writing import write_random
-from pipeedge.payload import Payload
-from pipeedge.quantization import LinkDecoder, LinkEncoder
-from pipeedge.schedule import BIT_WIDTHS, DTYPES, LayerRange
+from pipeedge.models.weights.writing import write_random
+from pipeedge.report.agreement import agreement, outputs_by_block
+from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, InputRequest
 
 CPU = torch.device("cpu")
 DTYPE_CUT = 8

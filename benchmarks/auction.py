@@ -22,7 +22,7 @@ from rich.table import Table
 
 from pipeedge.auction.house import attend
 from pipeedge.auction.market import bid_of
-from pipeedge.specs import (
+from pipeedge.plan.specs import (
     BYTES_PER_MB,
     DeviceType,
     Link,

@@ -25,10 +25,10 @@ import numpy as np
 import yaml
 
 from pipeedge.models import find_model
-from pipeedge.models.writing import write_random
-from pipeedge.page import read_run
-from pipeedge.simulating.options import SimulationRequest
-from pipeedge.simulating.session import simulate_request
+from pipeedge.models.weights.writing import write_random
+from pipeedge.report import read_run
+from pipeedge.simulate.options import SimulationRequest
+from pipeedge.simulate.session import simulate_request
 from pipeedge.testbed.bed import TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
 

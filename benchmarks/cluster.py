@@ -41,8 +41,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.errors import RequestError
-from pipeedge.files import check_writable, write_whole
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import check_writable, write_whole
 from pipeedge.models import find_model
 
 Tell = Callable[[str], None]

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge import _native as native
-from pipeedge.quantization import LinkDecoder, LinkEncoder
-from pipeedge.schedule import BIT_WIDTHS
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.compress import LinkDecoder, LinkEncoder
 
 SHAPE = (8, 197, 768)
 TARGETS = {bits: 4.0 if bits in (4, 8) else 2.0 for bits in BIT_WIDTHS}

@@ -23,11 +23,12 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.payload import TensorSpec
+from pipeedge.base.crew import Crew
+from pipeedge.base.payload import TensorSpec
+from pipeedge.run.worker import Activity, Outgoing, StageLoop
 from pipeedge.transport.base import Link, Packet, Receiver
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, serve_store
-from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
 SHAPES = {(8, 197, 768): 0.85, (1, 197, 768): 0.70, (1, 197, 192): 0.55}
 """Payload of float32, and the part of raw gloo's throughput that is asked for."""

@@ -25,13 +25,13 @@ from pathlib import Path
 
 import torch
 
+from pipeedge.base.schedule import DTYPES, LayerRange
 from pipeedge.models import Model, find_model
-from pipeedge.models.download import convert
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.models.fill import hub_tensors
-from pipeedge.models.random_weights import RandomWeights
-from pipeedge.models.writing import write_npz
-from pipeedge.schedule import DTYPES, LayerRange
+from pipeedge.models.weights.download import convert
+from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.random_weights import RandomWeights
+from pipeedge.models.weights.writing import write_npz
 from pipeedge.transport.frame import frame_capacity
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,8 +48,8 @@ LOAD = """
 import json, sys
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.runtime import share_one_heap
-from pipeedge.schedule import LayerRange
+from pipeedge.run.main import share_one_heap
+from pipeedge.base.schedule import LayerRange
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
@@ -66,9 +66,9 @@ print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_
 
 COMPUTE = """
 import json, sys, torch
-import pipeedge.pipeline as pipeline
+import pipeedge.run.pipeline as pipeline
 from pipeedge.models import find_model
-from pipeedge.schedule import LayerRange
+from pipeedge.base.schedule import LayerRange
 from pipeedge.transport.base import Packet
 
 name, weights, start, stop, items = sys.argv[1:]

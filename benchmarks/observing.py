@@ -32,9 +32,9 @@ from rich.console import Console
 from throughput import MODEL, PARTITION, RANKS, ROOT, prepare
 
 from pipeedge.control.liveness import StageWork
-from pipeedge.live import Display, Progress
-from pipeedge.recording import STAGE, Lane
-from pipeedge.timeline import Doing
+from pipeedge.observe.live import Display, Progress
+from pipeedge.observe.recording import STAGE, Lane
+from pipeedge.observe.timeline import Doing
 
 LIMIT_S = 300
 

@@ -40,11 +40,11 @@ from beds import Kind, Workload, raised, steady_items_per_s
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge import scheduler
+from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import Shard, find_model
-from pipeedge.payload import Payload
-from pipeedge.profiling.measuring import Pacing, made_up_payload, time_layers
-from pipeedge.schedule import LayerRange
+from pipeedge.plan import scheduler
+from pipeedge.profile.measuring import Pacing, made_up_payload, time_layers
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipeedge.profiling import session
+from pipeedge.profile import session
 
 LIMIT_S = 900
 POLL_S = 0.05

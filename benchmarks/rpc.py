@@ -32,19 +32,20 @@ import torch.distributed.rpc
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.base.crew import Crew
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.models.fill import hub_tensors
-from pipeedge.models.random_weights import RandomWeights
-from pipeedge.models.writing import write_npz
-from pipeedge.schedule import LayerRange
-from pipeedge.stage import Stage
+from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.random_weights import RandomWeights
+from pipeedge.models.weights.writing import write_npz
+from pipeedge.run.stage import Stage
+from pipeedge.run.worker import Activity, Outgoing, StageLoop
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, serve_store
 from pipeedge.transport.rpc import RpcTransport
-from pipeedge.worker import Activity, Crew, Outgoing, StageLoop
 
 VIT_BASE = "google/vit-base-patch16-224"
 UBATCH = 8
@@ -122,7 +123,7 @@ def run(directory: Path, *options: object) -> Ran:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "pipeedge.runtime", str(rank), "2", *map(str, common)],
+            [sys.executable, "-m", "pipeedge.run.main", str(rank), "2", *map(str, common)],
             stdout=subprocess.DEVNULL,
             env=environment,
         )

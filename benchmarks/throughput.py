@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.schedule import DTYPES
+from pipeedge.base.schedule import DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "google/vit-base-patch16-224"

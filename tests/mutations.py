@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeedge.errors import RequestError, one_line
+from pipeedge.base.errors import RequestError, one_line
 
 ROUNDS_VARIABLE = "PIPEEDGE_FUZZ_ROUNDS"
 LONGEST_LINE = 1000

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeedge.errors import PipeEdgeError
+from pipeedge.base.errors import PipeEdgeError
 from pipeedge.testbed import network
 
 

@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from pipeedge.control.member import Member
-from pipeedge.runtime import main
+from pipeedge.run.main import main
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime.py"
 DEADLINE_S = 60.0
@@ -106,7 +106,7 @@ class _Forked:
     def __init__(self, arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
         context = multiprocessing.get_context("forkserver")
         with self._lock:
-            context.set_forkserver_preload(["pipeedge.pipeline", "rich.console"])
+            context.set_forkserver_preload(["pipeedge.run.pipeline", "rich.console"])
             self._process = context.Process(target=_become_a_rank, args=(arguments, directory, env, name))
             self._process.start()
         self.pid = self._process.pid

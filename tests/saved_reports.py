@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pipeedge.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
+from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 MICROBATCHES = 40
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_world
 
-from pipeedge.adaptation import AdaptiveBits, FixedBits
-from pipeedge.payload import TensorSpec
-from pipeedge.quantization.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
+from pipeedge.base.payload import TensorSpec
+from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
+from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
+from pipeedge.run.worker import Activity, Outgoing
 from pipeedge.transport.base import Link, Packet, Receipt
 from pipeedge.transport.frame import FrameBuffer, FrameError, Kind
 from pipeedge.transport.p2p import P2PSender, TellingReceiver
 from pipeedge.transport.rpc import RpcReceiver
-from pipeedge.worker import Activity, Outgoing
 
 LIMIT_S = 10.0
 SIZES = Sizes({2: 100.0, 4: 200.0, 8: 400.0, 0: 1600.0})

@@ -28,10 +28,10 @@ from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale, Sold
+from pipeedge.base.errors import InfeasibleError, RequestError
+from pipeedge.base.fields import MALFORMED
 from pipeedge.control.messages import Message, encode
-from pipeedge.errors import InfeasibleError, RequestError
-from pipeedge.fields import MALFORMED
-from pipeedge.specs import DeviceType, Link, ModelProfile, ModelSpec
+from pipeedge.plan.specs import DeviceType, Link, ModelProfile, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 

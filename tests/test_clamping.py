@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeedge.quantization import (
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.compress import (
     Granularity,
     Levels,
     LinkDecoder,
@@ -19,8 +20,7 @@ from pipeedge.quantization import (
     decode_tensor,
     encode_tensor,
 )
-from pipeedge.quantization.clamping import gelu_levels, laplace_levels
-from pipeedge.schedule import BIT_WIDTHS
+from pipeedge.compress.clamping import gelu_levels, laplace_levels
 
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 ROWS, LENGTH = 400, 768

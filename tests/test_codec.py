@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeedge import _native as native
-from pipeedge.errors import PeerFailedError
-from pipeedge.payload import TensorSpec
-from pipeedge.quantization import (
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.compress import (
     EncodedTensor,
     Granularity,
     Levels,
@@ -26,8 +27,7 @@ from pipeedge.quantization import (
     error_bound,
     wire_specs,
 )
-from pipeedge.quantization.wire import from_wire, to_wire
-from pipeedge.schedule import BIT_WIDTHS
+from pipeedge.compress.wire import from_wire, to_wire
 
 INF = math.inf
 

@@ -17,16 +17,16 @@ from conftest import VOCABULARY
 from processes import DEADLINE_S, RUNTIME, run_world
 from safetensors.torch import load_file, save_file
 
-from pipeedge.adaptation import FixedBits
-from pipeedge.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
-from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.payload import Payload, specs_bytes
+from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule
+from pipeedge.compress import LinkEncoder, NonFiniteError, Sample, choose_levels
+from pipeedge.compress.adaptation import FixedBits
 from pipeedge.models import Model, find_model
-from pipeedge.options import parse_runtime
-from pipeedge.payload import Payload, specs_bytes
-from pipeedge.planning import Plan, plan_schedule
-from pipeedge.quantization import LinkEncoder, NonFiniteError, Sample, choose_levels
-from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule
-from pipeedge.stage import Decode, Encode, Stage
+from pipeedge.plan.planning import Plan, plan_schedule
+from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.run.stage import Decode, Encode, Stage
 from pipeedge.transport.base import Packet
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 

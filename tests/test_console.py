@@ -13,9 +13,9 @@ import pytest
 from processes import RUNTIME, environment, free_port
 from saved_reports import simulated_body
 
-from pipeedge.console import StandardOutput
-from pipeedge.errors import PipeEdgeError
-from pipeedge.streams import print_notice, print_result, say
+from pipeedge.base.console import StandardOutput
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.streams import print_notice, print_result, say
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("75", 75), ("200", 200)])
@@ -98,7 +98,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_nor_a_report(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(simulated_body([0.1, 0.2])))
-    command = [sys.executable, "-m", "pipeedge.reporting", "run.json"]
+    command = [sys.executable, "-m", "pipeedge.report", "run.json"]
     done = subprocess.run(
         ["bash", "-c", '"$@" | true; exit "${PIPESTATUS[0]}"', "bash", *command],
         cwd=tmp_path,

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutate_message, rounds
 
-from pipeedge.config import WorldRequest
+from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError, exit_code
 from pipeedge.control.hub import Hub, HubState, Verdict
 from pipeedge.control.liveness import (
     Limits,
@@ -36,7 +36,7 @@ from pipeedge.control.liveness import (
 from pipeedge.control.meeting import telling_absent
 from pipeedge.control.member import Member
 from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
-from pipeedge.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError, exit_code
+from pipeedge.request.config import WorldRequest
 
 # --- messages ---------------------------------------------------------------------------------------
 

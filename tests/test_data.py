@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeedge.data.text
+from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, open_input
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.defaults import asset, hashed_ids
 from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.text import Sentence, find_tokenizer, read_sentences
-from pipeedge.errors import InputError
 from pipeedge.models import find_model
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
+from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, open_input, pictures
 from pipeedge.data.defaults import asset
 from pipeedge.data.images import (
@@ -27,7 +28,6 @@ from pipeedge.data.images import (
     transformed,
 )
 from pipeedge.data.pictures import IMAGE_SUFFIXES, eight_bit, is_image
-from pipeedge.errors import InputError
 
 # Both sides do the same arithmetic in float32, in another order: a few units in the last place of 1.
 TOLERANCE = 1e-6

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeedge.config import InputRequest
+from pipeedge.base.crew import Crew
 from pipeedge.data import InputSource, ReadAhead, open_input
+from pipeedge.data.results import ResultWriter
 from pipeedge.data.source import Item
-from pipeedge.data_rank import Collector, Feeder
 from pipeedge.models import find_model
-from pipeedge.results import ResultWriter
-from pipeedge.timeline import Doing
+from pipeedge.observe.timeline import Doing
+from pipeedge.request.config import InputRequest
+from pipeedge.run.data_rank import Collector, Feeder
+from pipeedge.run.worker import Activity, Outgoing
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
-from pipeedge.worker import Activity, Crew, Outgoing
 
 
 def test_outputs_that_are_no_numbers_are_counted(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from pipeedge.base.crew import Crew
+from pipeedge.base.errors import InputError
 from pipeedge.data import InputSource, ReadAhead
 from pipeedge.data.source import Item
-from pipeedge.errors import InputError
 from pipeedge.transport.channel import Closed
-from pipeedge.worker import Crew
 
 
 @dataclass

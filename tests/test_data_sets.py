@@ -16,9 +16,9 @@ from PIL import Image
 
 import pipeedge.data.cola
 import pipeedge.data.imagenet
+from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, InputSource, open_input
 from pipeedge.data.selection import select
-from pipeedge.errors import InputError
 
 # In the order of ILSVRC2012 ids, which is not the order of labels.
 CLASSES = ("n03000000", "n01000000", "n02000000")

@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 from pipeedge.data import InputRequest, open_input
 from pipeedge.data.defaults import asset
+from pipeedge.data.results import Accuracy
 from pipeedge.models import DIGITS, find_model
-from pipeedge.results import Accuracy
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "train_vit_digits.py"
 

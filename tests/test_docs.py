@@ -25,15 +25,15 @@ from processes import environment, free_port
 
 import pipeedge
 from pipeedge.auction.options import parse_auction
-from pipeedge.config import Environment
-from pipeedge.errors import RequestError
-from pipeedge.launching.main import parse_launch, plan_launch
-from pipeedge.options import parse_doctor, parse_runtime
-from pipeedge.profiling.options import parse_device_types, parse_models, parse_profiler
-from pipeedge.reporting.main import parse_report
-from pipeedge.simulating.options import parse_simulate
+from pipeedge.base.errors import RequestError
+from pipeedge.launch.main import parse_launch, plan_launch
+from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.report.main import parse_report
+from pipeedge.request.config import Environment
+from pipeedge.request.options import parse_doctor, parse_runtime
+from pipeedge.simulate.options import parse_simulate
 from pipeedge.testbed.main import parse_testbed
-from pipeedge.training.options import parse_train
+from pipeedge.train.options import parse_train
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -269,9 +269,9 @@ def checkout(place: Path) -> Path:
     scripts = {"python": f'{another}\nexec {sys.executable} "$@"'}
     for program, module in (
         ("doctor", "pipeedge.doctor"),
-        ("launch", "pipeedge.launching.main"),
-        ("report", "pipeedge.reporting"),
-        ("simulate", "pipeedge.simulating"),
+        ("launch", "pipeedge.launch.main"),
+        ("report", "pipeedge.report"),
+        ("simulate", "pipeedge.simulate"),
     ):
         scripts[f"pipeedge-{program}"] = f'exec {sys.executable} -m {module} "$@"'
     for program, line in scripts.items():

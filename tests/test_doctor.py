@@ -23,8 +23,8 @@ from networks import make_network
 from processes import free_port
 from safetensors.torch import load_file, save_file
 
-from pipeedge import fields
-from pipeedge.config import Environment
+from pipeedge.base import fields
+from pipeedge.base.schedule import Schedule
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import Need, SchedulerFiles
 from pipeedge.doctor.estimate import Estimate, Round, Trip, estimate_link
@@ -34,10 +34,8 @@ from pipeedge.doctor.links import LinkMeter, answer_link
 from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.doctor.review import planned_needs
 from pipeedge.models import DIGITS, find_model
-from pipeedge.options import parse_doctor
-from pipeedge.planning import Plan
-from pipeedge.schedule import Schedule
-from pipeedge.specs import (
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.specs import (
     BYTES_PER_MB,
     BYTES_PER_SECOND_PER_MBPS,
     DeviceType,
@@ -50,6 +48,8 @@ from pipeedge.specs import (
     save_models,
     save_neighbors,
 )
+from pipeedge.request.config import Environment
+from pipeedge.request.options import parse_doctor
 from pipeedge.transport.loopback import LoopbackTransport
 
 WITHIN_S = 10.0

@@ -22,12 +22,11 @@ from processes import RUNTIME, environment, run_world
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeedge.checking import Outputs, agreement, outputs_by_block
-from pipeedge.config import Environment, InputRequest
+from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.data import open_input
-from pipeedge.errors import InfeasibleError, RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.models import Model, find_model
-from pipeedge.models.download import convert, save_weights
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.models.int8 import (
     FloatProduct,
@@ -37,14 +36,15 @@ from pipeedge.models.int8 import (
     choose_product,
     quantize_rows,
 )
-from pipeedge.options import parse_runtime
-from pipeedge.payload import Payload
-from pipeedge.planning import Plan, plan_schedule
-from pipeedge.profiling.options import parse_profiler
-from pipeedge.profiling.results import load_results
-from pipeedge.schedule import DTYPES, LayerRange, Schedule, StagePlan
-from pipeedge.scheduler import format_schedule, load_schedule
-from pipeedge.specs import load_device_types, load_models
+from pipeedge.models.weights.download import convert, save_weights
+from pipeedge.plan.planning import Plan, plan_schedule
+from pipeedge.plan.scheduler import format_schedule, load_schedule
+from pipeedge.plan.specs import load_device_types, load_models
+from pipeedge.profile.options import parse_profiler
+from pipeedge.profile.results import load_results
+from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
+from pipeedge.request.config import Environment, InputRequest
+from pipeedge.request.options import parse_runtime
 
 CPU = torch.device("cpu")
 DIGITS = find_model("vit-digits")

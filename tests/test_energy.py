@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.energy import EnergyMeter, Source, open_source
+from pipeedge.observe.energy import EnergyMeter, Source, open_source
 
 
 def missing(name: str) -> Any:

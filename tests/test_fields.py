@@ -13,18 +13,27 @@ from typing import Any
 import pytest
 from mutations import mutate_message, rounds
 
-from pipeedge import fields
-from pipeedge.config import CompressionRequest
+from pipeedge.base import fields
+from pipeedge.base.errors import PeerFailedError, RequestError
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.compress.policies import Decided
 from pipeedge.doctor.checks import check_facts
 from pipeedge.doctor.findings import Finding, exit_status, problem
-from pipeedge.errors import PeerFailedError, RequestError
-from pipeedge.metrics import EnergyUse, StageStats
-from pipeedge.planning import Plan
-from pipeedge.prediction import Prediction, StagePrediction
-from pipeedge.quantization.policies import Decided
-from pipeedge.recording import STAGE, LaneRecord, LinkRecord, Recording, Row, Transfer, assemble, series
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
-from pipeedge.training.recording import WorkerRecord, to_timeline
+from pipeedge.observe.metrics import EnergyUse, StageStats
+from pipeedge.observe.recording import (
+    STAGE,
+    LaneRecord,
+    LinkRecord,
+    Recording,
+    Row,
+    Transfer,
+    assemble,
+    series,
+)
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.request.config import CompressionRequest
+from pipeedge.train.recording import WorkerRecord, to_timeline
 
 
 @pytest.mark.parametrize("value", [None, True, "1", -1, 2**63, 10**400, 1.0, [1], {}])

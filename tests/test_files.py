@@ -13,13 +13,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from pipeedge import pipeline
 from pipeedge.auction.main import _take_part
 from pipeedge.auction.options import parse_auction
-from pipeedge.config import Environment
-from pipeedge.data.defaults import asset
-from pipeedge.errors import RequestError
-from pipeedge.files import (
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import (
     InputPath,
     OutputFile,
     check_outputs,
@@ -27,16 +24,19 @@ from pipeedge.files import (
     temporary_beside,
     write_whole,
 )
-from pipeedge.options import parse_runtime
-from pipeedge.profiling import session
-from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
-from pipeedge.profiling.options import parse_device_types, parse_models, parse_profiler
-from pipeedge.reporting.main import make_report, parse_report
-from pipeedge.simulating.options import parse_simulate
-from pipeedge.simulating.session import run as simulate
-from pipeedge.training.options import parse_train
-from pipeedge.training.session import train
-from pipeedge.yamlfile import write_text
+from pipeedge.base.yamlfile import write_text
+from pipeedge.data.defaults import asset
+from pipeedge.profile import session
+from pipeedge.profile.converting import convert_to_device_type, convert_to_model
+from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.report.main import make_report, parse_report
+from pipeedge.request.config import Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.run import pipeline
+from pipeedge.simulate.options import parse_simulate
+from pipeedge.simulate.session import run as simulate
+from pipeedge.train.options import parse_train
+from pipeedge.train.session import train
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.payload import TensorSpec
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.frame import (
     ALIGNMENT,
     HEADER_BYTES,

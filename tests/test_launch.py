@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import free_port
 
-from pipeedge.errors import RequestError
-from pipeedge.launching.commands import (
+from pipeedge.base.errors import RequestError
+from pipeedge.launch.commands import (
     DOCTOR_MODULE,
     RUNTIME_MODULE,
     Host,
@@ -32,8 +32,8 @@ from pipeedge.launching.commands import (
     remote_commands,
     threads_each,
 )
-from pipeedge.launching.main import parse_launch, plan_launch
-from pipeedge.launching.supervisor import Ending, Supervisor, status_of
+from pipeedge.launch.main import parse_launch, plan_launch
+from pipeedge.launch.supervisor import Ending, Supervisor, status_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 40.0
@@ -365,7 +365,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def launcher(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "pipeedge.launching.main", *map(str, arguments)]
+    return [sys.executable, "-m", "pipeedge.launch.main", *map(str, arguments)]
 
 
 def launch(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -616,8 +616,8 @@ def test_killing_the_launcher_ends_the_ranks_behind_a_real_sshd(sshd: list[str],
     )
     starter = (
         "import json, os, sys\n"
-        "from pipeedge.launching.commands import RankCommand\n"
-        "from pipeedge.launching.supervisor import Supervisor\n"
+        "from pipeedge.launch.commands import RankCommand\n"
+        "from pipeedge.launch.supervisor import Supervisor\n"
         "def lines(text, error): pass\n"
         "argvs = json.loads(sys.argv[1])\n"
         "ranks = [RankCommand(n, tuple(argv), remote=True) for n, argv in enumerate(argvs)]\n"

@@ -8,9 +8,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from pipeedge import live
 from pipeedge.control.liveness import StageWork
-from pipeedge.live import Display, Progress
+from pipeedge.observe import live
+from pipeedge.observe.live import Display, Progress
 
 
 def test_paces_are_those_of_now_and_of_the_run() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.metrics import CSV_COLUMNS, Beat, Scope, Windows, csv_row
+from pipeedge.observe.metrics import CSV_COLUMNS, Beat, Scope, Windows, csv_row
 
 beats = st.builds(
     lambda start, length, work, energy, used, accuracy: Beat(

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import scramble
 
-from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError, one_line
+from pipeedge.base.errors import InputError, ModelError, ScheduleError, WeightsError, one_line
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, MODEL_NAMES, find_model
 from pipeedge.models.activations import ACTIVATIONS
-from pipeedge.schedule import LayerRange
 
 # name: layers, default file, and the reference that has as many weights
 KNOWN: dict[str, tuple[int, str, type, dict[str, Any]]] = {

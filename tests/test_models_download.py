@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeedge.errors import ModelError, WeightsError, one_line
+from pipeedge.base.errors import ModelError, WeightsError, one_line
 from pipeedge.models import find_model
-from pipeedge.models.download import HttpSource, HubSource, download, save_weights
-from pipeedge.models.writing import write_random
+from pipeedge.models.weights.download import HttpSource, HubSource, download, save_weights
+from pipeedge.models.weights.writing import write_random
 
 TINY = "facebook/deit-tiny-distilled-patch16-224"
 ROOT = Path(__file__).resolve().parent.parent

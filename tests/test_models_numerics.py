@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
 
+from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, Model, find_model
-from pipeedge.payload import Payload
-from pipeedge.schedule import LayerRange
 
 TOLERANCE = 1e-5
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeedge.energy import EnergyMeter, Source
-from pipeedge.errors import RequestError
-from pipeedge.metrics import CSV_COLUMNS, EnergyUse, Measured, energy_body
-from pipeedge.monitoring import (
+from pipeedge.base.errors import RequestError
+from pipeedge.observe.energy import EnergyMeter, Source
+from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, Measured, energy_body
+from pipeedge.observe.monitoring import (
     CsvFiles,
     Exporter,
     Monitor,
@@ -23,7 +23,7 @@ from pipeedge.monitoring import (
     send_beats,
     stage_beats,
 )
-from pipeedge.recording import STAGE, Row
+from pipeedge.observe.recording import STAGE, Row
 
 
 def row(seconds: tuple[float, ...] = (1.0, 0.25, 2.0, 0.5, 0.0), bits: float = 8) -> Row:

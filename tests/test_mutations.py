@@ -19,16 +19,16 @@ from mutations import document_bytes, mutate_bytes, mutate_document, refused, ro
 from safetensors.torch import load_file, save_file
 from saved_reports import simulated_body, through_json
 
-from pipeedge.archive import read_exactly
-from pipeedge.config import InputRequest
+from pipeedge.base.archive import read_exactly
+from pipeedge.base.errors import InputError, ModelError, RequestError, WeightsError
+from pipeedge.base.payload import Payload
 from pipeedge.data import arrays, open_input
-from pipeedge.errors import InputError, ModelError, RequestError, WeightsError
 from pipeedge.models import Model, find_model
-from pipeedge.models.weights import open_weights
-from pipeedge.models.writing import write_converted
-from pipeedge.page import compare_lines, read_run, render_run, summary_lines
-from pipeedge.payload import Payload
-from pipeedge.reporting.main import ReportRequest, make_report
+from pipeedge.models.weights.reading import open_weights
+from pipeedge.models.weights.writing import write_converted
+from pipeedge.report import compare_lines, read_run, render_run, summary_lines
+from pipeedge.report.main import ReportRequest, make_report
+from pipeedge.request.config import InputRequest
 
 ROUNDS = 60
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from processes import run_world
 
-from pipeedge.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Doing, Span, Timeline
 
 DIGITS = ("-m", "vit-digits", "-b", 200, "-u", 8)
 MICROBATCHES = 25

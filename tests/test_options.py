@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeedge
-from pipeedge.config import Environment, RunRequest
-from pipeedge.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.options import guard, parse_runtime
+from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.request.config import Environment, RunRequest
+from pipeedge.request.options import guard, parse_runtime
 
 NOTHING = Environment()
 TORCHRUN = Environment(

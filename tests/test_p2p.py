@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeedge.errors import PeerFailedError
-from pipeedge.payload import TensorSpec
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.p2p import P2PReceiver, P2PSender, P2PShipment, _brief

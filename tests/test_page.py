@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_reports import simulated_body, through_json
 
-from pipeedge.errors import RequestError
-from pipeedge.page import (
+from pipeedge.base.errors import RequestError
+from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.report import (
     compare_lines,
     find_bottleneck,
     read_run,
@@ -26,12 +27,11 @@ from pipeedge.page import (
     render_run,
     summary_lines,
 )
-from pipeedge.page.bottleneck import Part
-from pipeedge.page.charts import Line, histogram, lines, si
-from pipeedge.page.comparison import compare_runs
-from pipeedge.page.gantt import coarsened, to_data
-from pipeedge.reporting.main import ReportRequest, make_report, parse_report
-from pipeedge.timeline import Doing, Span, Timeline
+from pipeedge.report.bottleneck import Part
+from pipeedge.report.charts import Line, histogram, lines, si
+from pipeedge.report.comparison import compare_runs
+from pipeedge.report.gantt import coarsened, to_data
+from pipeedge.report.main import ReportRequest, make_report, parse_report
 
 
 class Page(HTMLParser):

@@ -13,7 +13,7 @@ import pytest
 from saved_reports import simulated_body, through_json
 from test_page import NASTY, poisoned
 
-from pipeedge.page import read_run, render_comparison, render_run
+from pipeedge.report import read_run, render_comparison, render_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
 

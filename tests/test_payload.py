@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from pipeedge.base.payload import PixelTable
 from pipeedge.data import InputRequest, open_input
 from pipeedge.models import find_model
-from pipeedge.payload import PixelTable
-from pipeedge.stage import Stage
+from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
 

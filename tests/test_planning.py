@@ -16,18 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeedge.config import CLAMPS, CompressionRequest, Environment, RunRequest
+from pipeedge.base.errors import PipeEdgeError, ScheduleError, SpecError
+from pipeedge.base.payload import PixelTable, specs_bytes
+from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.compress import wire_specs
 from pipeedge.data.defaults import shipped_sentences
-from pipeedge.errors import PipeEdgeError, ScheduleError, SpecError
 from pipeedge.models import MODEL_NAMES, Model, find_model
-from pipeedge.options import parse_runtime
-from pipeedge.payload import PixelTable, specs_bytes
-from pipeedge.pipeline import show_schedule
-from pipeedge.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
-from pipeedge.prediction import Prediction, StagePrediction
-from pipeedge.quantization import wire_specs
-from pipeedge.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
-from pipeedge.specs import (
+from pipeedge.plan.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.specs import (
     DeviceType,
     LengthProfile,
     ModelProfile,
@@ -35,6 +32,9 @@ from pipeedge.specs import (
     save_device_types,
     save_models,
 )
+from pipeedge.request.config import CLAMPS, CompressionRequest, Environment, RunRequest
+from pipeedge.request.options import parse_runtime
+from pipeedge.run.pipeline import show_schedule
 from pipeedge.transport.frame import frame_capacity
 
 DIGITS = find_model("vit-digits")

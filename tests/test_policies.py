@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.config import ADAPTIVE
-from pipeedge.payload import TensorSpec, specs_bytes
-from pipeedge.quantization import wire_specs
-from pipeedge.quantization.policies import Decision, Policy, Sizes, State, Window, make_policy
-from pipeedge.schedule import BIT_WIDTHS
+from pipeedge.base.payload import TensorSpec, specs_bytes
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.compress import wire_specs
+from pipeedge.compress.policies import Decision, Policy, Sizes, State, Window, make_policy
+from pipeedge.request.config import ADAPTIVE
 
 MBIT = 2**20 / 8
 ITEMS = 8

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.metrics import StageStats
-from pipeedge.prediction import Prediction, StagePrediction, compare
+from pipeedge.observe.metrics import StageStats
+from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 
 seconds = st.floats(0.001, 10)
 stages = st.builds(

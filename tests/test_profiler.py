@@ -23,17 +23,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge import specs
-from pipeedge.errors import EXIT_REQUEST, PipeEdgeError, SpecError
-from pipeedge.machine import ControlGroups, MemoryBudget, available_bytes
+from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
+from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
+from pipeedge.base.payload import specs_bytes
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.options import guard
-from pipeedge.payload import specs_bytes
-from pipeedge.profiling import session
-from pipeedge.profiling.converting import convert_to_device_type, convert_to_model
-from pipeedge.profiling.data_work import measure_data_work
-from pipeedge.profiling.handling import Wire
-from pipeedge.profiling.measuring import (
+from pipeedge.plan import specs
+from pipeedge.profile import session
+from pipeedge.profile.converting import convert_to_device_type, convert_to_model
+from pipeedge.profile.data_work import measure_data_work
+from pipeedge.profile.handling import Wire
+from pipeedge.profile.measuring import (
     Pacing,
     activation_peaks,
     made_up_payload,
@@ -42,14 +42,14 @@ from pipeedge.profiling.measuring import (
     summaries,
     time_layers,
 )
-from pipeedge.profiling.options import (
+from pipeedge.profile.options import (
     ProfileCommand,
     SyntheticCommand,
     parse_device_types,
     parse_models,
     parse_profiler,
 )
-from pipeedge.profiling.results import (
+from pipeedge.profile.results import (
     LayerResult,
     LengthResult,
     ProfileResults,
@@ -57,7 +57,7 @@ from pipeedge.profiling.results import (
     ranges_text,
     save_results,
 )
-from pipeedge.schedule import LayerRange
+from pipeedge.request.options import guard
 from pipeedge.transport.frame import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from pipeedge.errors import DeadlineError, PeerFailedError, RequestError
-from pipeedge.profiling import handling, network
-from pipeedge.profiling.handling import measure_handling, measure_wire
-from pipeedge.profiling.network import measure_link, parse_place
+from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
+from pipeedge.profile import handling, network
+from pipeedge.profile.handling import measure_handling, measure_wire
+from pipeedge.profile.network import measure_link, parse_place
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def test_a_network_that_fails_while_its_work_is_measured_is_no_hang(monkeypatch:
 def test_what_a_link_costs_a_stage_grows_with_its_bytes() -> None:
     import torch
 
-    from pipeedge.payload import TensorSpec
+    from pipeedge.base.payload import TensorSpec
 
     wire = measure_wire()
     assert wire.receive_s_per_byte > 0

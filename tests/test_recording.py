@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.recording import (
+from pipeedge.observe.recording import (
     FEED,
     STAGE,
     Lane,
@@ -20,7 +20,7 @@ from pipeedge.recording import (
     assemble,
     series,
 )
-from pipeedge.timeline import Doing, Timeline
+from pipeedge.observe.timeline import Doing, Timeline
 
 
 class Clock:

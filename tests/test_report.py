@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeedge.errors import RequestError
-from pipeedge.metrics import Latency, StageStats
-from pipeedge.prediction import Prediction, StagePrediction
-from pipeedge.report import RunReport, check_report_path, print_report, save_report
-from pipeedge.results import Accuracy
-from pipeedge.schedule import Schedule
+from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import Schedule
+from pipeedge.data.results import Accuracy
+from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.report.run_report import RunReport, check_report_path, print_report, save_report
 
 STATS = {
     "microbatches": 3,

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeedge.results
-from pipeedge.errors import PipeEdgeError, RequestError
-from pipeedge.results import Accuracy, ResultWriter
+import pipeedge.data.results
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.data.results import Accuracy, ResultWriter
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class TestFailure:
 
     @pytest.mark.parametrize("suffix", ["csv", "jsonl", "npz"])
     def test_a_full_disk(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = pipeedge.results.FORMATS[f".{suffix}"]
+        rows = pipeedge.data.results.FORMATS[f".{suffix}"]
         full = OSError(28, "No space left on device")
 
         def write(*_: object) -> None:

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import Ended, World
 
-from pipeedge.config import Environment, TransportRequest
-from pipeedge.errors import RequestError
-from pipeedge.options import parse_runtime
-from pipeedge.payload import TensorSpec
-from pipeedge.planning import disagreement
+from pipeedge.base.errors import RequestError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.plan.planning import disagreement
+from pipeedge.request.config import Environment, TransportRequest
+from pipeedge.request.options import parse_runtime
 from pipeedge.transport.base import Link
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import FrameError, Kind, frame_capacity, write_frame
@@ -303,7 +303,7 @@ def test_real_ranks(scenario: Any, played: dict[Any, Future[None]]) -> None:
 TWICE = """
 import threading, sys
 import torch
-from pipeedge.payload import TensorSpec
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.rendezvous import serve_store
 from pipeedge.transport.rpc import RpcTransport

@@ -36,12 +36,12 @@ from networks import make_network
 from processes import DEADLINE_S, DIES_WHEN_COMPLETE, RUNTIME, Ended, World, environment, free_port, run_world
 from rich.console import Console
 
-from pipeedge import pipeline
-from pipeedge.config import Environment, WorldRequest
+from pipeedge.base.errors import RequestError
 from pipeedge.control.meeting import meet
-from pipeedge.errors import RequestError
 from pipeedge.models import find_model
-from pipeedge.options import guard, parse_runtime
+from pipeedge.request.config import Environment, WorldRequest
+from pipeedge.request.options import guard, parse_runtime
+from pipeedge.run import pipeline
 
 ASSETS = RUNTIME.parent / "pipeedge" / "assets"
 DIGITS = ("-m", "vit-digits")

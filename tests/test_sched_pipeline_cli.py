@@ -16,11 +16,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge import specs
+from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
-from pipeedge.schedule import LayerRange, StagePlan
-from pipeedge.scheduler import find_executable
-from pipeedge.simulating.cluster import STREAM_BYTES, Workload
+from pipeedge.plan import specs
+from pipeedge.plan.scheduler import find_executable
+from pipeedge.simulate.cluster import STREAM_BYTES, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 VIT_BASE = "google/vit-base-patch16-224"

@@ -12,9 +12,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError, SpecError, exit_code
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
-from pipeedge.scheduler import (
+from pipeedge.base.errors import (
+    InfeasibleError,
+    PipeEdgeError,
+    RequestError,
+    ScheduleError,
+    SpecError,
+    exit_code,
+)
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.plan.scheduler import (
     SchedulerRequest,
     find_executable,
     format_schedule,

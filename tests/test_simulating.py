@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeedge.errors import InfeasibleError, RequestError
-from pipeedge.page import read_run
-from pipeedge.simulating.options import SimulationRequest, parse_simulate
-from pipeedge.simulating.session import simulate_request
+from pipeedge.base.errors import InfeasibleError, RequestError
+from pipeedge.report import read_run
+from pipeedge.simulate.options import SimulationRequest, parse_simulate
+from pipeedge.simulate.session import simulate_request
 
 MB = 1 << 20
 LAYERS = 4
@@ -206,7 +206,7 @@ def test_a_cluster_that_is_too_small_is_infeasible(cluster: Path) -> None:
 @pytest.mark.parametrize("suffix", ["json", "html"])
 def test_the_program_prints_the_table_and_writes_the_report(suffix: str, cluster: Path) -> None:
     report = cluster / f"report.{suffix}"
-    command = [sys.executable, "-m", "pipeedge.simulating", "-m", "m", "--report", str(report)]
+    command = [sys.executable, "-m", "pipeedge.simulate", "-m", "m", "--report", str(report)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout.startswith("simulated, not run:")
     assert "throughput" in ended.stdout

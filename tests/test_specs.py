@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge import specs
-from pipeedge.errors import SpecError
-from pipeedge.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
-from pipeedge.yamlfile import parse_document, yaml_name
+from pipeedge.base.errors import SpecError
+from pipeedge.base.yamlfile import parse_document, yaml_name
+from pipeedge.plan import specs
+from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeedge.errors import RequestError, SpecError
+from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.testbed.bed import TestBed, TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost, load_cluster
 from pipeedge.testbed.groups import GroupSettings, find_hierarchies

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Doing, Span, Timeline
 
 _SPANS = st.builds(
     lambda rank, lane, doing, start, length, microbatch: Span(

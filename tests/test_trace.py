@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from pipeedge.schedule import Schedule
-from pipeedge.timeline import Doing, Span, Timeline
-from pipeedge.trace import trace_events
+from pipeedge.base.schedule import Schedule
+from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.trace import trace_events
 
 SCHEDULE = Schedule.from_partition([1, 6, 7, 16], ranks=[1, 0], hosts=["mb-0", "mb-1"])
 

@@ -18,13 +18,13 @@ import pytest
 from PIL import Image
 from processes import environment
 
-from pipeedge.config import Environment
-from pipeedge.errors import InputError, ModelError, RequestError
-from pipeedge.page import read_run, render_run
-from pipeedge.training.networks import Vgg, find_network
-from pipeedge.training.options import parse_train
-from pipeedge.training.request import TrainingRequest
-from pipeedge.training.samples import open_samples
+from pipeedge.base.errors import InputError, ModelError, RequestError
+from pipeedge.report import read_run, render_run
+from pipeedge.request.config import Environment
+from pipeedge.train.networks import Vgg, find_network
+from pipeedge.train.options import parse_train
+from pipeedge.train.request import TrainingRequest
+from pipeedge.train.samples import open_samples
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 DIGITS = ("--model", "vit-digits", "--data", "digits", "--optimizer", "adamw", "--lr", "0.002")

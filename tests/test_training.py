@@ -10,9 +10,9 @@ import pytest
 import torch
 from training_ranks import BATCH, STEPS, WIDE_WEIGHTS, Case, batch, network_named, run_cases, unpipelined
 
-from pipeedge.schedule import LayerRange
-from pipeedge.training.batchlinear import BatchLinear
-from pipeedge.training.orders import SCHEDULES
+from pipeedge.base.schedule import LayerRange
+from pipeedge.train.batchlinear import BatchLinear
+from pipeedge.train.orders import SCHEDULES
 
 TOLERANCE = 1e-5
 

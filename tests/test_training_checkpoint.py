@@ -15,12 +15,12 @@ import torch
 from mutations import document_bytes, mutate_bytes, mutate_document, refused, rounds
 from safetensors.torch import load_file, save_file
 
-from pipeedge.errors import RequestError
+from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.schedule import LayerRange
-from pipeedge.training.checkpoint import CheckpointWriter, latest
-from pipeedge.training.exporting import export
-from pipeedge.training.networks import find_network
+from pipeedge.train.checkpoint import CheckpointWriter, latest
+from pipeedge.train.exporting import export
+from pipeedge.train.networks import find_network
 
 DESCRIPTION = {"model": "small", "seed": 3}
 NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.errors import ScheduleError
-from pipeedge.training.orders import SCHEDULES, Action, Kind, Order, bubble, make_order, simulate
+from pipeedge.base.errors import ScheduleError
+from pipeedge.train.orders import SCHEDULES, Action, Kind, Order, bubble, make_order, simulate
 
 DRAWN = {
     "gpipe": (

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.errors import InfeasibleError, ScheduleError
-from pipeedge.payload import TensorSpec
-from pipeedge.schedule import LayerRange
-from pipeedge.training.costs import LayerCosts, measure_costs
-from pipeedge.training.dropout import Position
-from pipeedge.training.networks import StageModule, Vgg
-from pipeedge.training.orders import Order, make_order
-from pipeedge.training.partition import check_partition, find_partition
+from pipeedge.base.errors import InfeasibleError, ScheduleError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.base.schedule import LayerRange
+from pipeedge.train.costs import LayerCosts, measure_costs
+from pipeedge.train.dropout import Position
+from pipeedge.train.networks import StageModule, Vgg
+from pipeedge.train.orders import Order, make_order
+from pipeedge.train.partition import check_partition, find_partition
 
 PLENTY = 1e15
 

@@ -38,10 +38,11 @@ from processes import free_port
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from pipeedge import pipeline
 from pipeedge.auction import main as auction
 from pipeedge.auction.options import parse_auction
-from pipeedge.config import Environment
+from pipeedge.base.errors import PipeEdgeError, one_line
+from pipeedge.base.payload import Payload
+from pipeedge.base.streams import unprinted
 from pipeedge.control.hub import HubState
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Member
@@ -53,42 +54,41 @@ from pipeedge.data.opening import open_input
 from pipeedge.data.text import open_tokenizer
 from pipeedge.doctor.checks import check_links
 from pipeedge.doctor.estimate import Estimate
-from pipeedge.errors import PipeEdgeError, one_line
-from pipeedge.launching.main import parse_launch, plan_launch
-from pipeedge.launching.supervisor import Ending
-from pipeedge.metrics import StageStats
+from pipeedge.launch.main import parse_launch, plan_launch
+from pipeedge.launch.supervisor import Ending
 from pipeedge.models import find_model
-from pipeedge.models.download import HttpSource, download
 from pipeedge.models.dtypes import slow_here
-from pipeedge.models.weights import open_weights
-from pipeedge.models.writing import write_converted
-from pipeedge.monitoring import Exporter
-from pipeedge.options import parse_runtime
-from pipeedge.payload import Payload
-from pipeedge.pipeline import show_schedule
-from pipeedge.planning import disagreements, rank_facts
-from pipeedge.prediction import Prediction, StagePrediction, compare
-from pipeedge.profiling import session as profiling
-from pipeedge.profiling.network import measure_link
-from pipeedge.profiling.options import parse_profiler
-from pipeedge.scheduler import find_executable
-from pipeedge.specs import Link as LinkSpec
-from pipeedge.specs import load_models
-from pipeedge.stage import Encode, resolve_device
-from pipeedge.streams import unprinted
+from pipeedge.models.weights.download import HttpSource, download
+from pipeedge.models.weights.reading import open_weights
+from pipeedge.models.weights.writing import write_converted
+from pipeedge.observe.metrics import StageStats
+from pipeedge.observe.monitoring import Exporter
+from pipeedge.plan.planning import disagreements, rank_facts
+from pipeedge.plan.prediction import Prediction, StagePrediction, compare
+from pipeedge.plan.scheduler import find_executable
+from pipeedge.plan.specs import Link as LinkSpec
+from pipeedge.plan.specs import load_models
+from pipeedge.profile import session as profiling
+from pipeedge.profile.network import measure_link
+from pipeedge.profile.options import parse_profiler
+from pipeedge.request.config import Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.run import pipeline
+from pipeedge.run.pipeline import show_schedule
+from pipeedge.run.stage import Encode, resolve_device
+from pipeedge.run.worker import Activity, Outgoing, StageLoop
 from pipeedge.testbed.bed import TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
-from pipeedge.training.checkpoint import Checkpoint, latest
-from pipeedge.training.costs import LayerCosts
-from pipeedge.training.options import parse_train
-from pipeedge.training.orders import make_order
-from pipeedge.training.partition import find_partition
-from pipeedge.training.session import train
+from pipeedge.train.checkpoint import Checkpoint, latest
+from pipeedge.train.costs import LayerCosts
+from pipeedge.train.options import parse_train
+from pipeedge.train.orders import make_order
+from pipeedge.train.partition import find_partition
+from pipeedge.train.session import train
 from pipeedge.transport import interfaces
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.rpc import exposure
-from pipeedge.worker import Activity, Outgoing, StageLoop
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from models_oracle import Case, reference_output, save, scramble
 from safetensors.torch import load_file, save_file
 
-from pipeedge.config import InputRequest
+from pipeedge.base.errors import InputError, ModelError, WeightsError, one_line
+from pipeedge.base.schedule import LayerRange
 from pipeedge.data import open_input
-from pipeedge.errors import InputError, ModelError, WeightsError, one_line
 from pipeedge.models import Model, find_model
-from pipeedge.models.fill import hub_tensors
 from pipeedge.models.progress import ByteBar
-from pipeedge.models.random_weights import RandomWeights
-from pipeedge.models.writing import write_random
-from pipeedge.schedule import LayerRange
+from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.random_weights import RandomWeights
+from pipeedge.models.weights.writing import write_random
+from pipeedge.request.config import InputRequest
 
 Arrays = dict[str, np.ndarray]
 
@@ -244,7 +244,7 @@ def test_pieces_of_any_size_make_the_same_tensor(
 ) -> None:
     _, model = saved("ViTForImageClassification")
     expected = dict(model.load().named_parameters())
-    monkeypatch.setattr("pipeedge.models.weights._CHUNK_BYTES", chunk)
+    monkeypatch.setattr("pipeedge.models.weights.reading._CHUNK_BYTES", chunk)
     for dialect in ("hub", "timm", "google"):
         arrays = DIALECTS["ViTForImageClassification", dialect](case("ViTForImageClassification"), model)
         for write in WRITERS:
@@ -440,7 +440,7 @@ def test_names_and_shapes_are_all_checked_before_data_is_read(
     def read(*_: object) -> None:
         pytest.fail("data was read before the names were checked")
 
-    monkeypatch.setattr("pipeedge.models.weights.SafetensorsFile.read_into", read)
+    monkeypatch.setattr("pipeedge.models.weights.reading.SafetensorsFile.read_into", read)
     assert "classifier.bias" in refusal(model, file)
 
 
@@ -725,7 +725,7 @@ def test_fingerprints_cover_every_file_of_an_index(tmp_path: Path) -> None:
 LOAD = """
 import sys
 from pipeedge.models import find_model
-from pipeedge.schedule import LayerRange
+from pipeedge.base.schedule import LayerRange
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.page.charts import Line, lines, si
-from pipeedge.wording import count, excerpt, figure, hint, percent, plural, printable, shortened
+from pipeedge.base.wording import count, excerpt, figure, hint, percent, plural, printable, shortened
+from pipeedge.report.charts import Line, lines, si
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pipeedge.base.crew import Crew
+from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.control.liveness import RankStatus
-from pipeedge.errors import PeerFailedError, PipeEdgeError, WeightsError
-from pipeedge.metrics import Latency, Tally
-from pipeedge.timeline import Doing
+from pipeedge.observe.metrics import Latency, Tally
+from pipeedge.observe.timeline import Doing
+from pipeedge.run.worker import Activity, Outgoing, StageLoop, receive
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
-from pipeedge.worker import Activity, Crew, Outgoing, StageLoop, receive
 
 LIMIT_S = 10.0
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from mutations import mutate_text, refused, rounds
 
-from pipeedge import specs
-from pipeedge.scheduler import find_executable
+from pipeedge.plan import specs
+from pipeedge.plan.scheduler import find_executable
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 20

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pipeedge.schedule import LayerRange
-from pipeedge.training.engine import Engine
-from pipeedge.training.networks import Network, Vgg, find_network
-from pipeedge.training.orders import make_order
+from pipeedge.base.schedule import LayerRange
+from pipeedge.train.engine import Engine
+from pipeedge.train.networks import Network, Vgg, find_network
+from pipeedge.train.orders import make_order
 
 DEADLINE_S = 90.0
 BATCH, MICROBATCH = 12, 2
@@ -167,7 +167,7 @@ def _work(worker: int, workers: int, cases: list[Case], directory: Path) -> None
 def run_cases(workers: int, cases: list[Case], directory: Path) -> Mapping[str, list[dict]]:
     """What each worker found in each case, by the case's name."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipeedge.pipeline", "pipeedge.training.engine", "rich.console"])
+    context.set_forkserver_preload(["pipeedge.run.pipeline", "pipeedge.train.engine", "rich.console"])
     processes = [
         context.Process(target=_work, args=(worker, workers, cases, directory)) for worker in range(workers)
     ]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from pipeedge.page.gantt import shade
-from pipeedge.simulating.options import SimulationRequest
-from pipeedge.simulating.session import Simulated, simulate_request
-from pipeedge.specs import BYTES_PER_MB, load_device_types, load_models
-from pipeedge.timeline import Span
+from pipeedge.observe.timeline import Span
+from pipeedge.plan.specs import BYTES_PER_MB, load_device_types, load_models
+from pipeedge.report.gantt import shade
+from pipeedge.simulate.options import SimulationRequest
+from pipeedge.simulate.session import Simulated, simulate_request
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"

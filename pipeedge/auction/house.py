@@ -9,9 +9,7 @@ from collections.abc import Callable
 
 from pipeedge.auction.market import Bid, Call
 from pipeedge.auction.sale import Sale, Sold, verdict
-from pipeedge.control.member import Member
-from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.errors import (
+from pipeedge.base.errors import (
     EXIT_REQUEST,
     DeadlineError,
     PeerFailedError,
@@ -20,8 +18,10 @@ from pipeedge.errors import (
     exit_code,
     one_line,
 )
-from pipeedge.fields import MALFORMED, text
-from pipeedge.wording import figure
+from pipeedge.base.fields import MALFORMED, text
+from pipeedge.base.wording import figure
+from pipeedge.control.member import Member
+from pipeedge.control.messages import Decoder, Message, encode
 
 __all__ = ["House", "attend"]
 

@@ -15,15 +15,15 @@ from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
 from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale, Sold
-from pipeedge.errors import RequestError
-from pipeedge.files import InputPath, OutputFile, check_outputs, check_writable, named_output
-from pipeedge.options import guard
-from pipeedge.schedule import LayerRange, Schedule, StagePlan
-from pipeedge.scheduler import format_schedule, save_schedule
-from pipeedge.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
-from pipeedge.streams import end, print_result, say
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, named_output
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.streams import end, print_result, say
+from pipeedge.base.wording import count, figure
+from pipeedge.plan.scheduler import format_schedule, save_schedule
+from pipeedge.plan.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
+from pipeedge.request.options import guard
 from pipeedge.transport.interfaces import listen
-from pipeedge.wording import count, figure
 
 __all__ = ["main"]
 
@@ -233,7 +233,7 @@ def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
         *(("-s", world.socket_ifname) if world.socket_ifname else ()),
         *(request.run or ()),
     ]
-    _become([sys.executable, "-m", "pipeedge.runtime", *arguments])
+    _become([sys.executable, "-m", "pipeedge.run.main", *arguments])
 
 
 def _become(command: list[str]) -> NoReturn:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeedge.errors import RequestError, ScheduleError
-from pipeedge.fields import flag, nonnegative, number, text, whole_number
-from pipeedge.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
-from pipeedge.wording import count, figure
+from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.fields import flag, nonnegative, number, text, whole_number
+from pipeedge.base.wording import count, figure
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 
 __all__ = ["DTYPE_BYTES", "Bid", "Call", "Market", "Seconds", "bid_of", "contradiction"]
 

@@ -7,8 +7,8 @@ import numpy as np
 from pipeedge import _native
 from pipeedge.auction.market import Bid, Market
 from pipeedge.auction.ordered import Outcome, outcome
-from pipeedge.errors import InfeasibleError, PipeEdgeError
-from pipeedge.wording import figure
+from pipeedge.base.errors import InfeasibleError, PipeEdgeError
+from pipeedge.base.wording import figure
 
 __all__ = ["optimal"]
 

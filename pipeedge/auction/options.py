@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pipeedge.auction.market import DTYPE_BYTES
 from pipeedge.auction.ordered import Order
-from pipeedge.config import ModelRequest, WorldRequest
-from pipeedge.errors import RequestError
-from pipeedge.options import OneLineParser, add_common
-from pipeedge.wording import figure
+from pipeedge.base.errors import RequestError
+from pipeedge.base.wording import figure
+from pipeedge.request.config import ModelRequest, WorldRequest
+from pipeedge.request.options import OneLineParser, add_common
 
 __all__ = ["SCHEDULERS", "AuctionRequest", "parse_auction"]
 

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeedge.auction.market import Market, Seconds
-from pipeedge.errors import InfeasibleError
-from pipeedge.wording import count
+from pipeedge.base.errors import InfeasibleError
+from pipeedge.base.wording import count
 
 __all__ = [
     "Order",

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeedge.auction.market import Bid, Call, contradiction
+from pipeedge.base.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.fields import MALFORMED, text, whole_number
+from pipeedge.base.wording import count
 from pipeedge.control.messages import Message
-from pipeedge.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError
-from pipeedge.fields import MALFORMED, text, whole_number
-from pipeedge.wording import count
 
 __all__ = ["Sale", "Sold", "verdict"]
 

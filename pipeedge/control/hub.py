@@ -36,6 +36,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeedge.base.errors import (
+    EXIT_FAULT,
+    EXIT_PEER,
+    EXIT_REQUEST,
+    PeerFailedError,
+    PipeEdgeError,
+    RequestError,
+    one_line,
+)
+from pipeedge.base.fields import MALFORMED, number, plain, text, whole_number
+from pipeedge.base.wording import count, figure, plural
 from pipeedge.control.liveness import (
     Limits,
     RankStatus,
@@ -47,17 +58,6 @@ from pipeedge.control.liveness import (
     diagnose,
 )
 from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.errors import (
-    EXIT_FAULT,
-    EXIT_PEER,
-    EXIT_REQUEST,
-    PeerFailedError,
-    PipeEdgeError,
-    RequestError,
-    one_line,
-)
-from pipeedge.fields import MALFORMED, number, plain, text, whole_number
-from pipeedge.wording import count, figure, plural
 
 __all__ = ["Hub", "HubState", "Verdict"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pipeedge.fields import nonnegative, text, whole_number
+from pipeedge.base.fields import nonnegative, text, whole_number
 
 __all__ = [
     "Finding",

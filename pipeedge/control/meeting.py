@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from pipeedge.config import WorldRequest
+from pipeedge.base.errors import EXIT_PEER, PeerError, PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Member
-from pipeedge.errors import EXIT_PEER, PeerError, PeerFailedError, PipeEdgeError, one_line
+from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.rendezvous import agent_store

@@ -11,11 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeedge.control.clocks import ClockMap
-from pipeedge.control.hub import Verdict
-from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
-from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.errors import (
+from pipeedge.base.errors import (
     DeadlineError,
     PeerError,
     PeerFailedError,
@@ -23,8 +19,12 @@ from pipeedge.errors import (
     RequestError,
     one_line,
 )
-from pipeedge.fields import MALFORMED, nonnegative, number, text, whole_number
-from pipeedge.wording import figure
+from pipeedge.base.fields import MALFORMED, nonnegative, number, text, whole_number
+from pipeedge.base.wording import figure
+from pipeedge.control.clocks import ClockMap
+from pipeedge.control.hub import Verdict
+from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
+from pipeedge.control.messages import Decoder, Message, encode
 
 __all__ = ["Member"]
 

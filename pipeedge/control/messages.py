@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeedge import fields
-from pipeedge.errors import PeerFailedError
+from pipeedge.base import fields
+from pipeedge.base.errors import PeerFailedError
 
 __all__ = ["MAX_BYTES", "Decoder", "Message", "encode"]
 

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pipeedge.archive import ArrayHeader, NpzArchive, read_exactly
+from pipeedge.base.archive import ArrayHeader, NpzArchive, read_exactly
+from pipeedge.base.errors import InputError
+from pipeedge.base.machine import available_bytes
+from pipeedge.base.wording import count, excerpt, figure
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
-from pipeedge.errors import InputError
-from pipeedge.machine import available_bytes
-from pipeedge.wording import count, excerpt, figure
 
 __all__ = ["ArrayItems"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pipeedge.config import InputRequest
+from pipeedge.base.errors import InputError, RequestError
 from pipeedge.data.companions import companion_directories, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Items
 from pipeedge.data.text import Sentence, open_tokenizer
-from pipeedge.errors import InputError, RequestError
+from pipeedge.request.config import InputRequest
 
 __all__ = ["cola_items"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeedge.config import InputRequest
 from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.request.config import InputRequest
 
 __all__ = ["companion_directories", "companion_file", "hub_reachable"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.images import ImageTransform, open_image
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, MemoryItems
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
-from pipeedge.payload import BYTE_VALUES, PixelTable
 
 __all__ = ["asset", "default_digits", "default_photo", "default_sentences", "digits_fit"]
 

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from pipeedge.config import InputRequest
+from pipeedge.base.errors import InputError, RequestError
+from pipeedge.base.payload import PixelTable
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, image_transform, is_image, open_image
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, JoinedItems
-from pipeedge.errors import InputError, RequestError
-from pipeedge.payload import PixelTable
+from pipeedge.request.config import InputRequest
 
 __all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]
 

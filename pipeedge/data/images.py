@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pipeedge.base.errors import InputError
+from pipeedge.base.payload import BYTE_VALUES, PixelTable
+from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
 from pipeedge.data.source import Item
-from pipeedge.errors import InputError
-from pipeedge.payload import BYTE_VALUES, PixelTable
-from pipeedge.wording import count, figure, printable
 
 __all__ = [
     "IMAGE_SUFFIXES",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeedge.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest
+from pipeedge.base.errors import InputError
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, digits_fit
@@ -21,7 +21,7 @@ from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.tables import TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
-from pipeedge.errors import InputError
+from pipeedge.request.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest
 
 __all__ = ["expanded", "open_input"]
 

@@ -16,9 +16,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, features
 
-from pipeedge.config import DEFAULT_MAX_IMAGE_PIXELS
-from pipeedge.errors import InputError
-from pipeedge.wording import figure, printable
+from pipeedge.base.errors import InputError
+from pipeedge.base.wording import figure, printable
+from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS
 
 __all__ = ["IMAGE_SUFFIXES", "decode_image", "eight_bit", "is_image", "open_image"]
 

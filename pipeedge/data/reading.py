@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from pipeedge.base.crew import Crew
 from pipeedge.data.source import InputSource, Reading
-from pipeedge.recording import DEFAULT_ROWS, READ_AHEAD, Lane
-from pipeedge.timeline import Doing
+from pipeedge.observe.recording import DEFAULT_ROWS, READ_AHEAD, Lane
+from pipeedge.observe.timeline import Doing
 from pipeedge.transport.channel import Closed
-from pipeedge.worker import Crew
 
 __all__ = ["ReadAhead", "read_threads"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeedge.config import DEFAULT_BATCH_SIZE, InputRequest
-from pipeedge.errors import InputError
+from pipeedge.base.errors import InputError
+from pipeedge.request.config import DEFAULT_BATCH_SIZE, InputRequest
 
 __all__ = ["read_indices", "select"]
 

@@ -17,9 +17,9 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from pipeedge.errors import InputError
-from pipeedge.payload import Payload, PixelTable, TensorSpec
-from pipeedge.wording import count
+from pipeedge.base.errors import InputError
+from pipeedge.base.payload import Payload, PixelTable, TensorSpec
+from pipeedge.base.wording import count
 
 __all__ = [
     "Group",

@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Iterator
 
-from pipeedge.errors import InputError
-from pipeedge.wording import hint, printable
+from pipeedge.base.errors import InputError
+from pipeedge.base.wording import hint, printable
 
 __all__ = ["TABLE_SUFFIXES", "column_of"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from pipeedge.config import STANDARD_INPUT
+from pipeedge.base.errors import InputError
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.data.tables import TABLE_SUFFIXES, column_of
-from pipeedge.errors import InputError
+from pipeedge.request.config import STANDARD_INPUT
 
 __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
 

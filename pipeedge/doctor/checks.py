@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeedge.base.errors import EXIT_PEER
+from pipeedge.base.fields import text, whole_number
+from pipeedge.base.wording import count, figure
 from pipeedge.doctor.estimate import Estimate
 from pipeedge.doctor.findings import Finding, ok, problem, warning
-from pipeedge.errors import EXIT_PEER
-from pipeedge.fields import text, whole_number
-from pipeedge.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelSpec, short_dtype
-from pipeedge.wording import count, figure
+from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelSpec, short_dtype
 
 __all__ = [
     "Need",
@@ -147,7 +147,7 @@ def diagnose_dial(
 
 
 def check_agreement(quarrels: Iterable[str], world_size: int) -> list[Finding]:
-    """Findings of what ``pipeedge.planning.disagreements`` says."""
+    """Findings of what ``pipeedge.plan.planning.disagreements`` says."""
     found = [problem("agreement", quarrel) for quarrel in quarrels]
     if found or world_size == 1:
         return found

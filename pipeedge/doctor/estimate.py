@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeedge.specs import Link
+from pipeedge.plan.specs import Link
 
 __all__ = ["LEAST_ROUNDS", "Estimate", "Round", "Trip", "estimate_link"]
 

@@ -12,7 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeedge.config import RunRequest, WorldRequest
+from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
+from pipeedge.base.fields import decoding, flag, nonnegative, number, text, whole_number
+from pipeedge.base.files import OutputFile
+from pipeedge.base.wording import count, figure
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Member
@@ -21,23 +24,20 @@ from pipeedge.doctor.checks import SchedulerFiles
 from pipeedge.doctor.estimate import Estimate, estimate_link
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
 from pipeedge.doctor.probe import Probe
-from pipeedge.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
-from pipeedge.fields import decoding, flag, nonnegative, number, text, whole_number
-from pipeedge.files import OutputFile
-from pipeedge.options import DoctorCommand
-from pipeedge.specs import (
+from pipeedge.plan.specs import (
     Link,
     load_neighbors,
     save_neighbors,
 )
+from pipeedge.request.config import RunRequest, WorldRequest
+from pipeedge.request.options import DoctorCommand
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
-from pipeedge.wording import count, figure
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
     import torch
 
+    from pipeedge.base.payload import PixelTable
     from pipeedge.models import Model
-    from pipeedge.payload import PixelTable
 
 __all__ = ["examine"]
 
@@ -265,8 +265,8 @@ class _Examination:
         # What torch logs of a broken connection is told in one line here; it reads this on import.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from pipeedge.models import find_model
-        from pipeedge.planning import rank_facts
-        from pipeedge.stage import resolve_device
+        from pipeedge.plan.planning import rank_facts
+        from pipeedge.run.stage import resolve_device
 
         request, rank = self._request, self._rank
         device = None
@@ -315,9 +315,9 @@ class _Examination:
         if self._rank != self._request.schedule.data_rank:
             return None, None, None
         from pipeedge.data import open_input
-        from pipeedge.outputs import check_run_outputs
-        from pipeedge.report import check_report_path
-        from pipeedge.results import check_output_path
+        from pipeedge.data.protected_files import check_run_outputs
+        from pipeedge.data.results import check_output_path
+        from pipeedge.report.run_report import check_report_path
 
         output = self._request.output
         with self._noting("output"):
@@ -384,7 +384,7 @@ class _Examination:
         if path is None:
             return
         if self._model is not None:
-            from pipeedge.outputs import check_run_outputs
+            from pipeedge.data.protected_files import check_run_outputs
 
             check_run_outputs(self._request, self._model, self._neighbors_outputs())
         if path.exists():

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 
-from pipeedge import fields
-from pipeedge.errors import (
+from pipeedge.base import fields
+from pipeedge.base.errors import (
     EXIT_FAULT,
     EXIT_INFEASIBLE,
     EXIT_OK,

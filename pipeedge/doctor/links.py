@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
+from pipeedge.base.payload import TensorSpec
 from pipeedge.doctor.estimate import Round, Trip
-from pipeedge.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Transport
 
 __all__ = ["PASSES", "LinkMeter", "answer_link"]

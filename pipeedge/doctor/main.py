@@ -7,11 +7,11 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.config import Environment
+from pipeedge.base.streams import end, print_result
+from pipeedge.base.wording import printable
 from pipeedge.doctor.examine import examine
-from pipeedge.options import guard, parse_doctor
-from pipeedge.streams import end, print_result
-from pipeedge.wording import printable
+from pipeedge.request.config import Environment
+from pipeedge.request.options import guard, parse_doctor
 
 __all__ = ["PROGRAM", "main"]
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeedge.config import RunRequest, ScheduleRequest
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.payload import specs_bytes
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import Need, SchedulerFiles
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
-from pipeedge.errors import PipeEdgeError
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.payload import specs_bytes
-from pipeedge.planning import Plan, disagreements, plan_schedule
-from pipeedge.scheduler import SchedulerRequest
-from pipeedge.specs import load_device_types, load_devices, load_models
+from pipeedge.plan.planning import Plan, disagreements, plan_schedule
+from pipeedge.plan.scheduler import SchedulerRequest
+from pipeedge.plan.specs import load_device_types, load_devices, load_models
+from pipeedge.request.config import RunRequest, ScheduleRequest
 from pipeedge.transport.frame import frame_capacity
 
 __all__ = ["Review", "planned_needs", "review"]

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from pipeedge.errors import ModelError
+from pipeedge.base.errors import ModelError
+from pipeedge.base.wording import count, excerpt
 from pipeedge.models.activations import ACTIVATIONS
-from pipeedge.wording import count, excerpt
 
 __all__ = ["Architecture", "FamilyName", "HeadKind", "hf_config", "parse_hf_config"]
 

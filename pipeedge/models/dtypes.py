@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from pipeedge.errors import RequestError
-from pipeedge.schedule import DTYPES
+from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import DTYPES
 
 __all__ = ["dtype_name", "find_dtype", "slow_here", "stream_dtype"]
 

@@ -13,20 +13,20 @@ from types import MappingProxyType
 
 import torch
 
-from pipeedge.errors import InputError, ModelError, ScheduleError, WeightsError
+from pipeedge.base.errors import InputError, ModelError, ScheduleError, WeightsError
+from pipeedge.base.payload import TensorSpec, specs_bytes
+from pipeedge.base.schedule import DTYPES, LayerRange
+from pipeedge.base.wording import count
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture, FamilyName, HeadKind, parse_hf_config
-from pipeedge.models.bert import BERT
-from pipeedge.models.deit import DEIT
 from pipeedge.models.dtypes import dtype_name, find_dtype, stream_dtype
-from pipeedge.models.fill import check_sizes, fill, hub_tensors, plan
-from pipeedge.models.names import find_pooler
-from pipeedge.models.random_weights import RandomWeights
+from pipeedge.models.families.bert import BERT
+from pipeedge.models.families.deit import DEIT
+from pipeedge.models.families.vit import VIT
 from pipeedge.models.shard import Family, Shard, payload_specs
-from pipeedge.models.vit import VIT
-from pipeedge.models.weights import WeightsFile, find_in_directory, identity_digest, open_weights
-from pipeedge.payload import TensorSpec, specs_bytes
-from pipeedge.schedule import DTYPES, LayerRange
-from pipeedge.wording import count
+from pipeedge.models.weights.fill import check_sizes, fill, hub_tensors, plan
+from pipeedge.models.weights.names import find_pooler
+from pipeedge.models.weights.random_weights import RandomWeights
+from pipeedge.models.weights.reading import WeightsFile, find_in_directory, identity_digest, open_weights
 
 __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
 

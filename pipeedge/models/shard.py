@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.models.int8 import Int8Linear
-from pipeedge.payload import Payload, TensorSpec
-from pipeedge.schedule import LayerRange
 
 __all__ = [
     "MASK_DTYPE",

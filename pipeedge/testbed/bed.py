@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeedge.errors import RequestError
+from pipeedge.base.errors import RequestError
 from pipeedge.testbed import network
 from pipeedge.testbed.cluster import Cluster
 from pipeedge.testbed.groups import GroupSettings, Hierarchy, HostUsage, find_hierarchies, kill_all

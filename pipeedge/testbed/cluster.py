@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeedge.errors import SpecError
-from pipeedge.specs import (
+from pipeedge.base.errors import SpecError
+from pipeedge.base.wording import figure
+from pipeedge.base.yamlfile import Field, read_document
+from pipeedge.plan.specs import (
     BYTES_PER_MB,
     DeviceType,
     device_types_of,
@@ -27,8 +29,6 @@ from pipeedge.specs import (
     load_device_types,
     load_devices,
 )
-from pipeedge.wording import figure
-from pipeedge.yamlfile import Field, read_document
 
 __all__ = ["Cluster", "EmulatedHost", "check_host_name", "load_cluster"]
 

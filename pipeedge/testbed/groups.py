@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeedge.errors import PipeEdgeError, RequestError
-from pipeedge.wording import figure
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.wording import figure
 
 __all__ = ["GroupSettings", "Hierarchy", "HostUsage", "find_hierarchies", "kill_all"]
 

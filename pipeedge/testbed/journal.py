@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeedge.errors import RequestError
+from pipeedge.base.errors import RequestError
+from pipeedge.base.yamlfile import write_text
 from pipeedge.testbed.cluster import EmulatedHost
-from pipeedge.yamlfile import write_text
 
 __all__ = ["Journal", "Owner", "Shelf"]
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.errors import RequestError
-from pipeedge.files import InputPath, OutputFile, check_outputs
-from pipeedge.options import OneLineParser, add_common, guard
-from pipeedge.streams import end, print_notice, print_result
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.base.streams import end, print_notice, print_result
+from pipeedge.base.wording import count, figure
+from pipeedge.request.options import OneLineParser, add_common, guard
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster import load_cluster
-from pipeedge.wording import count, figure
 
 __all__ = ["main", "parse_testbed"]
 
@@ -129,7 +129,7 @@ def _show(bed: TestBed) -> None:
     from rich import box
     from rich.table import Table
 
-    from pipeedge.console import StandardOutput
+    from pipeedge.base.console import StandardOutput
 
     table = Table(box=box.SIMPLE)
     for column in ("host", "type", "address", "bandwidth", "processors", "memory", "processes"):

@@ -25,8 +25,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeedge.errors import PipeEdgeError, RequestError
-from pipeedge.wording import figure
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.wording import figure
 
 __all__ = [
     "BRIDGE",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeedge.payload import Payload, TensorSpec
+from pipeedge.base.payload import Payload, TensorSpec
 
 __all__ = [
     "OWNED",

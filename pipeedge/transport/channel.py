@@ -10,13 +10,11 @@ from collections import deque
 from threading import Condition
 from typing import Generic, TypeVar
 
+from pipeedge.base.crew import Closed
+
 __all__ = ["Channel", "Closed"]
 
 T = TypeVar("T")
-
-
-class Closed(Exception):  # noqa: N818 - a state, as in queue.Empty
-    """The channel was closed while, or before, somebody waited on it."""
 
 
 class Channel(Generic[T]):

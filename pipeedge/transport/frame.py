@@ -28,8 +28,8 @@ from enum import IntEnum
 
 import torch
 
-from pipeedge.errors import PeerFailedError
-from pipeedge.payload import Payload, TensorSpec
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.payload import Payload, TensorSpec
 
 __all__ = [
     "HEADER_BYTES",

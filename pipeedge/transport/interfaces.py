@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from pipeedge.errors import RequestError
+from pipeedge.base.errors import RequestError
 
 __all__ = ["choose_interface", "interface_addresses", "listen"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from pipeedge.payload import TensorSpec
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
 from pipeedge.transport.channel import Channel
 

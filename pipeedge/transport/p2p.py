@@ -40,8 +40,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeedge.errors import PeerFailedError
-from pipeedge.payload import Payload, TensorSpec
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Receiver, Reserved
 from pipeedge.transport.channel import Channel
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity

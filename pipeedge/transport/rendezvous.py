@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed
 
-from pipeedge.errors import PeerFailedError
+from pipeedge.base.errors import PeerFailedError
 from pipeedge.transport.interfaces import listen
 
 __all__ = ["agent_store", "connect_store", "join_group", "serve_store"]

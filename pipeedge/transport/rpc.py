@@ -38,8 +38,8 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 import torch.distributed.rpc
 
-from pipeedge.errors import PeerFailedError, PipeEdgeError
-from pipeedge.payload import TensorSpec
+from pipeedge.base.errors import PeerFailedError, PipeEdgeError
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
 from pipeedge.transport.channel import Channel, Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame

@@ -1,7 +1,7 @@
 """A pipeline played out event by event, with a queue of events: what ``simulate`` is held against.
 
 Threads are generators that say what they wait for; links are counters of frames and posted receives. It
-shares nothing with ``pipeedge.simulation`` but the names of the costs.
+shares nothing with ``pipeedge.plan.simulation`` but the names of the costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeedge.simulation import PipelineModel, SimulatedLink
+from pipeedge.plan.simulation import PipelineModel, SimulatedLink
 
 IN_FLIGHT = 2
 POSTED = 2

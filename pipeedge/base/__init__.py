@@ -1,0 +1,1 @@
+"""What every room stands on: errors, wording, whole-or-nothing files, the console, payloads, schedules."""

@@ -1,0 +1,169 @@
+"""``.npz`` files: a zip of ``.npy`` arrays, headers first, data as a stream.
+
+numpy reads a member whole, whatever its header or the zip's table says it holds; here nothing takes more
+memory than what is asked for. What numpy does not write is refused: two members of one name, packing other
+than stored or deflated, headers of unusual length.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from pipeedge.base.errors import RequestError, one_line
+from pipeedge.base.wording import excerpt
+
+__all__ = ["ArrayHeader", "NpzArchive", "read_exactly"]
+
+_LONGEST_NAME = 200
+_LONGEST_REASON = 200
+_SUFFIX = ".npy"
+_MAX_HEADER_BYTES = 10_000
+"""As numpy allows."""
+_LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+"""How each version of the format writes the length of its header."""
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError),
+    *(ValueError, OverflowError, struct.error),
+)
+"""What ``zipfile`` raises at a broken table or member, and at one that is encrypted."""
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What an archive says about one of its arrays, without its data."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    column_major: bool
+
+
+class NpzArchive:
+    """The arrays of one file. A context manager.
+
+    Args:
+        path: of the file.
+        error: raised for every mistake in it.
+
+    Raises:
+        RequestError: as ``error``: no archive, or one that numpy would not write.
+    """
+
+    def __init__(self, path: Path, error: type[RequestError]) -> None:
+        self._path = path
+        self._error = error
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except zipfile.BadZipFile:
+            raise error(
+                f"{path} is no complete .npz file (its table of contents, at the end, is missing): "
+                "it is truncated or of another kind; fetch the file again"
+            ) from None
+        except OSError as failure:
+            raise error(f"{path} cannot be read: {failure.strerror or failure}") from failure
+        except _DAMAGE as failure:
+            raise error(f"{path} is damaged ({one_line(failure)}); fetch the file again") from failure
+        self.other_names = [name for name in self._zip.namelist() if not name.endswith(_SUFFIX)]
+        """Members that are no arrays."""
+        infos = [info for info in self._zip.infolist() if info.filename.endswith(_SUFFIX)]
+        self.members = {info.filename.removesuffix(_SUFFIX): info for info in infos}
+        """Entries of the table of contents, by the name of the array."""
+        if len(self.members) < len(infos):
+            self._zip.close()
+            (twice, _), *_ = Counter(info.filename for info in infos).most_common(1)
+            raise error(f"{path} holds {excerpt(twice)} twice; write the file again")
+
+    def __enter__(self) -> NpzArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def header(self, name: str) -> ArrayHeader:
+        """Read shape and type of an array."""
+        with self._member(name) as stream:
+            return self._read_header(name, stream)
+
+    @contextmanager
+    def data(self, name: str, *, to_the_end: bool = True) -> Iterator[IO[bytes]]:
+        """Open a stream that stands at an array's first value.
+
+        Args:
+            name: of the array.
+            to_the_end: all of it is read: what is left then, or a wrong checksum, is damage.
+        """
+        with self._member(name) as stream:
+            self._read_header(name, stream)
+            yield stream
+            # The checksum is compared when the end is reached, which a deflated member may not be yet.
+            if to_the_end and stream.read(1):
+                raise self._error(f"{self._path} is damaged at {name}: it holds more than its header says")
+
+    @contextmanager
+    def _member(self, name: str) -> Iterator[IO[bytes]]:
+        info = self.members[name]
+        if info.compress_type not in _PACKINGS:
+            raise self._error(
+                f"{self._path}: {excerpt(name, _LONGEST_NAME)} is packed by zip method {info.compress_type}; "
+                "np.savez and np.savez_compressed write what can be read"
+            )
+        try:
+            with self._zip.open(info) as stream:
+                yield stream
+        except _DAMAGE as failure:
+            raise self._error(
+                f"{self._path} is damaged at {excerpt(name, _LONGEST_NAME)} "
+                f"({excerpt(one_line(failure), _LONGEST_REASON)}); fetch the file again"
+            ) from failure
+
+    def _read_header(self, name: str, stream: IO[bytes]) -> ArrayHeader:
+        start = bytes(read_exactly(stream, np.lib.format.MAGIC_LEN) or b"")
+        kind = _LENGTHS.get((start[-2], start[-1])) if len(start) == np.lib.format.MAGIC_LEN else None
+        prefix = bytes(read_exactly(stream, struct.calcsize(kind)) or b"") if kind else b""
+        length = struct.unpack(kind, prefix)[0] if kind and prefix else None
+        if length is None or length > _MAX_HEADER_BYTES:
+            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array")
+        text = io.BytesIO(start + prefix + bytes(read_exactly(stream, length) or b""))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                np.lib.format.read_magic(text)
+                # The third version differs in the encoding of field names alone, which no array here has.
+                read = np.lib.format.read_array_header_1_0
+                if start[-2] > 1:
+                    read = np.lib.format.read_array_header_2_0
+                shape, column_major, dtype = read(text)
+        except Exception as failure:  # numpy parses foreign text as Python, and raises whatever that raises
+            raise self._error(
+                f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array"
+            ) from failure
+        if any(isinstance(side, bool) or side < 0 for side in shape):
+            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array")
+        return ArrayHeader(shape, dtype, column_major and len(shape) > 1)
+
+
+def read_exactly(stream: IO[bytes], size: int) -> bytearray | None:
+    """Read ``size`` bytes; return None if the stream ends before."""
+    data = bytearray()
+    while len(data) < size:
+        piece = stream.read(size - len(data))
+        if not piece:
+            return None
+        data += piece
+    return data

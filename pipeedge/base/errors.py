@@ -1,0 +1,114 @@
+"""What can go wrong, and the exit code it ends with.
+
+    PipeEdgeError                 1  a fault of ours (also every exception that is not in this tree)
+    ├── RequestError              2  the request is wrong: arguments, files, YAML, a schedule that cannot be
+    │   ├── ScheduleError            the schedule itself (layers uncovered, overlapping, too many stages)
+    │   ├── ModelError               an unknown model, a configuration of an unsupported kind
+    │   ├── WeightsError             weights that are missing, truncated, or of another shape
+    │   ├── InputError               an input that cannot be read or does not fit the model
+    │   └── SpecError                models.yml, device_types.yml, devices.yml and their kin
+    ├── InfeasibleError           3  no schedule fits the devices
+    └── PeerError                 4  another rank failed
+        ├── PeerFailedError          it said so, or its connection closed
+        └── DeadlineError            it said nothing in time
+
+The message of each is one line that says what is wrong, where, and what to do about it; the command
+line prints it as it is. A fault raised on one rank travels to the others as a ``PeerFailedError``
+that names the rank, the stage and the first cause.
+"""
+
+from __future__ import annotations
+
+from pipeedge.base.wording import printable
+
+__all__ = [
+    "DeadlineError",
+    "InfeasibleError",
+    "InputError",
+    "ModelError",
+    "PeerError",
+    "PeerFailedError",
+    "PipeEdgeError",
+    "RequestError",
+    "ScheduleError",
+    "SpecError",
+    "WeightsError",
+    "exit_code",
+    "one_line",
+]
+
+EXIT_OK = 0
+EXIT_FAULT = 1
+EXIT_REQUEST = 2
+EXIT_INFEASIBLE = 3
+EXIT_PEER = 4
+
+
+class PipeEdgeError(Exception):
+    """Root of the tree; on its own, a fault of ours."""
+
+    exit_code = EXIT_FAULT
+
+
+class RequestError(PipeEdgeError):
+    """The user asked for something that cannot be done as asked."""
+
+    exit_code = EXIT_REQUEST
+
+
+class ScheduleError(RequestError):
+    """Layers uncovered, overlapping, out of order or beyond the model; more stages than ranks."""
+
+
+class ModelError(RequestError):
+    """An unknown model name, or a configuration this package does not support."""
+
+
+class WeightsError(RequestError):
+    """A weights file that is missing, truncated, or whose tensors do not fit the model."""
+
+
+class InputError(RequestError):
+    """An input that cannot be read, is empty, or does not fit the model."""
+
+
+class SpecError(RequestError):
+    """A YAML document that does not say what it must."""
+
+
+class InfeasibleError(PipeEdgeError):
+    """The request is well formed and no schedule can satisfy it."""
+
+    exit_code = EXIT_INFEASIBLE
+
+
+class PeerError(PipeEdgeError):
+    """Another rank failed, or did not answer in time."""
+
+    exit_code = EXIT_PEER
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+        """The rank at the other end of the connection that failed, if it was one."""
+
+
+class PeerFailedError(PeerError):
+    """A rank reported a failure, or its connection closed."""
+
+
+class DeadlineError(PeerError):
+    """A rank did not answer before the deadline."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The process exit status for ``error`` (DESIGN 4.3)."""
+    return error.exit_code if isinstance(error, PipeEdgeError) else EXIT_FAULT
+
+
+def one_line(error: BaseException) -> str:
+    """``error`` as one printable line: line breaks and runs of blanks folded, never empty."""
+    text = printable(" ".join(str(error).split()))
+    if isinstance(error, PipeEdgeError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,171 @@
+"""Values that other processes send, checked for type and range before anything is computed with them. Pure.
+
+parse('{"busy": 1e999}')   ValueError: JSON whose numbers are finite, and whole ones fit 64 bits
+whole_number(7, below=8)   7           number(1.5)      1.5
+text("a\\x1b[2J")           a\\x1b[2J    as it may be shown in a terminal
+
+What is malformed raises one of ``MALFORMED``; ``decoding`` turns that into a line which names the sender.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar, cast
+
+from pipeedge.base.errors import PeerFailedError, RequestError, one_line
+from pipeedge.base.wording import printable
+
+__all__ = [
+    "MALFORMED",
+    "decoding",
+    "flag",
+    "nonnegative",
+    "number",
+    "parse",
+    "plain",
+    "record",
+    "text",
+    "whole_number",
+]
+
+_Record = TypeVar("_Record")
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+"""What reading a malformed value may raise."""
+
+_END = 1 << 63
+"""Whole numbers lie below this, and above its negative."""
+_MOST = 1e18
+"""Largest absolute value of any other number: sums and products of a few remain finite."""
+_MAX_TEXT = 2000
+_MAX_VALUE = 8000
+"""Characters of a text among the values of an object."""
+_MAX_DIGITS = 20
+
+
+def parse(data: bytes | str) -> Any:
+    """Parse JSON. Raises ValueError or RecursionError if it is malformed or holds a number out of range."""
+    return json.loads(data, parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
+
+
+def whole_number(value: object, below: int = _END) -> int:
+    """Return ``value`` if it is a whole number from 0; else raise TypeError or ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{type(value).__name__} where a whole number was due")
+    if not 0 <= value < below:
+        raise ValueError(f"a number outside 0 to {below - 1}")
+    return value
+
+
+def number(value: object) -> float:
+    """Return ``value`` as a float if it is a number up to 1e18; else raise TypeError or ValueError."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{type(value).__name__} where a number was due")
+    if not abs(value) <= _MOST:
+        raise ValueError(f"a number beyond {_MOST:.0e}")
+    return float(value)
+
+
+def nonnegative(value: object) -> float:
+    """Return ``value`` as a float if it is a number from 0, as durations and amounts are."""
+    found = number(value)
+    if found < 0:
+        raise ValueError("a negative number")
+    return found
+
+
+def flag(value: object) -> bool:
+    """Return ``value`` if it is true or false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{type(value).__name__} where true or false was due")
+    return value
+
+
+def text(value: object, most: int = _MAX_TEXT) -> str:
+    """Return the first ``most`` characters of a text, with what would steer a terminal made visible."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text was due")
+    return printable(value[:most])[:most]
+
+
+def plain(value: object) -> dict[str, Any]:
+    """Return an object whose values are text and numbers, so that it can be compared, shown and sent on."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__} where an object was due")
+    return {text(key): _plain(entry) for key, entry in value.items()}
+
+
+def _plain(entry: object) -> str | int | float | None:
+    if entry is None or isinstance(entry, bool):
+        return entry
+    if isinstance(entry, str):
+        return text(entry, _MAX_VALUE)
+    if isinstance(entry, int):
+        return entry if abs(entry) < _END else whole_number(entry)
+    return number(entry)
+
+
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    "int": whole_number,
+    "float": number,
+    "str": lambda value: text(value, _MAX_VALUE),
+    "bool": flag,
+}
+
+
+def record(kind: type[_Record], body: Mapping[str, Any], **known: Any) -> _Record:
+    """Return a dataclass made of ``body``, each field checked as its type says.
+
+    Args:
+        kind: a dataclass, whose fields are ``int`` (from 0), ``float``, ``str`` or ``bool``, or ``None``.
+        body: values by the names of fields.
+        known: fields that the caller has read, of any type.
+    """
+    types = {field.name: str(field.type).partition(" | ") for field in fields(cast(Any, kind))}
+    values = {}
+    for name in body.keys() - known.keys():
+        type_name, _, other = types[name]
+        is_none = body[name] is None and other == "None"
+        values[name] = None if is_none else _READERS[type_name](body[name])
+    return kind(**values, **known)
+
+
+@contextmanager
+def decoding(what: str, peer: int | None = None) -> Iterator[None]:
+    """Turn what reading a malformed value raises into an error for the user.
+
+    Args:
+        what: was read; the line begins with it.
+        peer: the rank that sent it, if the others are to be told that it is lost.
+
+    Raises:
+        PeerFailedError: it is malformed.
+    """
+    try:
+        yield
+    except (*MALFORMED, RequestError) as error:
+        raise PeerFailedError(
+            f"{what} is malformed ({one_line(error)}); do all run the same version?", peer=peer
+        ) from error
+
+
+def _whole(digits: str) -> int:
+    # The length first: converting a number takes time that grows with the square of its digits.
+    if len(digits) > _MAX_DIGITS or not -_END < (value := int(digits)) < _END:
+        raise ValueError("a whole number beyond 64 bits")
+    return value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("a number beyond the range of numbers")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

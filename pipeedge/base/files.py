@@ -1,0 +1,216 @@
+"""Files that are whole or not there, and never in place of one that is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import tempfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.wording import printable
+
+__all__ = [
+    "InputPath",
+    "OutputFile",
+    "check_outputs",
+    "check_writable",
+    "named_output",
+    "replace_file",
+    "temporary_beside",
+    "write_whole",
+]
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that a program is going to write."""
+
+    option: str
+    """Option that names it, for messages."""
+    path: Path
+
+
+@dataclass(frozen=True)
+class InputPath:
+    """A file or directory that a program reads."""
+
+    option: str
+    """Option that names it, for messages."""
+    path: Path
+    holds: Callable[[str], bool] = lambda name: True
+    """Decides by its name whether a file in the directory ``path`` may be read."""
+    nested: bool = False
+    """Whether files in directories below ``path`` are read too."""
+
+
+def check_outputs(outputs: Iterable[OutputFile], inputs: Iterable[InputPath]) -> frozenset[Path]:
+    """Refuse an output that is read, or that another output would replace.
+
+    Files are compared as the operating system sees them, through symbolic and hard links.
+
+    Args:
+        outputs: what the program is going to write.
+        inputs: what it reads. A file that it brings up to date is an output alone.
+
+    Returns:
+        The outputs that exist already, and will be replaced.
+
+    Raises:
+        RequestError: an output is an input, lies among the files of one, or is named twice.
+    """
+    outputs = list(outputs)
+    for number, output in enumerate(outputs):
+        for other in outputs[:number]:
+            if _is_same(output.path, other.path):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: is the same file as {other.option} "
+                    f"{printable(other.path)}; name another one"
+                )
+    existing = [output for output in outputs if output.path.is_file()]
+    for source in inputs if existing else ():
+        for output in existing:
+            if _is_same(output.path, source.path):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: would replace what {source.option} reads; "
+                    "name another file"
+                )
+        if source.path.is_dir():
+            _check_directory(existing, source)
+    return frozenset(output.path for output in existing)
+
+
+def named_output(path: Path, replaced: Collection[Path]) -> str:
+    """Return the name of an output as the line that tells of it has it."""
+    return f"{printable(path)} (replaced)" if path in replaced else printable(path)
+
+
+def _check_directory(existing: Collection[OutputFile], source: InputPath) -> None:
+    numbers = {output.path.stat().st_ino for output in existing}
+    for entry in _entries(source.path, nested=source.nested):
+        # The number of a directory's entry costs no further look at the disk: there may be a million.
+        if not source.holds(entry.name) or not (entry.inode() in numbers or entry.is_symlink()):
+            continue
+        for output in existing:
+            if _is_same(output.path, Path(entry.path)):
+                raise RequestError(
+                    f"{output.option} {printable(output.path)}: would replace {printable(entry.name)}, which "
+                    f"{source.option} {printable(source.path)} reads; name another file"
+                )
+
+
+def _entries(directory: Path, *, nested: bool) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in ``directory`` and is no directory; links to directories are not followed."""
+    waiting: list[str | Path] = [directory]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # who reads it will say so
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry
+                elif nested:
+                    waiting.append(entry.path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a name for what is to become ``path``, and remove what killed processes left.
+
+    The name tells machine and process, so that on a shared file system nobody removes what another machine
+    still writes.
+    """
+    place = f"{_place():08x}"
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{place}-(\d+)-[0-9a-f]{{8}}\.part")
+    with suppress(OSError), os.scandir(path.parent) as entries:  # who writes there will say so
+        for entry in entries:
+            found = pattern.fullmatch(entry.name)
+            if found is not None and not _is_alive(int(found[1])):
+                Path(entry.path).unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{place}-{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def _place() -> int:
+    """Return a number for where process numbers mean the same: this machine, or this container of it."""
+    try:
+        numbers = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # not Linux
+        numbers = 0
+    return zlib.crc32(f"{socket.gethostname()} {numbers}".encode())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a file that could not be written at the end of a run.
+
+    Args:
+        path: of the file.
+        option: that named it, for the message.
+
+    Raises:
+        RequestError: the place does not exist or is not writable.
+    """
+    if not path.parent.is_dir():
+        raise RequestError(f"{option} {path}: the directory {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise RequestError(f"{option} {path}: is a directory")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RequestError(f"{option} {path}: cannot write to {path.parent} ({error.strerror})") from error
+
+
+def write_whole(path: Path, text: str, option: str) -> None:
+    """Write ``text`` through a temporary file beside ``path``, so that nobody ever sees half of it.
+
+    Args:
+        path: of the file.
+        text: all of it.
+        option: that named it, for the message.
+
+    Raises:
+        RequestError: the disk is full or no longer writable.
+    """
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise RequestError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write ``content`` to a temporary file beside ``path`` and rename it; an existing file keeps its mode.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

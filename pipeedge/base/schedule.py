@@ -1,0 +1,296 @@
+"""Schedules as data: which rank runs which layers, and how many bits its outgoing link carries.
+
+    layers   1 ......... 24 | 25 ........ 48        -pt 1,24,25,48
+    stage          0        |       1
+    rank           0        |       1               -r 0,1
+    bits            8 ------->       0              -q 8,0   (0: not compressed)
+
+Layers are written 1-based and inclusive at the command line and in YAML, and are half-open from 0
+inside the code. ``LayerRange`` is the only place that converts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeedge.base.errors import ScheduleError
+from pipeedge.base.wording import count, plural
+
+__all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
+
+BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
+"""Bits that a value may have on a compressed link."""
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""Number types in which a stage may hold its weights and compute: ``pipeedge.models.dtypes``."""
+
+
+@dataclass(frozen=True, order=True)
+class LayerRange:
+    """Layers ``[start, stop)``, counted from 0."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ScheduleError(f"no layers in the range [{self.first}, {self.last}]")
+
+    @classmethod
+    def inclusive(cls, first: int, last: int) -> LayerRange:
+        """From the user's 1-based ``[first, last]``."""
+        if first < 1 or last < first:
+            raise ScheduleError(f"[{first}, {last}] is no range of layers: 1 <= first <= last")
+        return cls(first - 1, last)
+
+    @property
+    def first(self) -> int:
+        """The first layer as the user counts, from 1."""
+        return self.start + 1
+
+    @property
+    def last(self) -> int:
+        """The last layer as the user counts, from 1, inclusive."""
+        return self.stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    @property
+    def named(self) -> str:
+        """In a sentence: ``layers 1-24``, ``layer 48``."""
+        return f"layer {self.last}" if len(self) == 1 else f"layers {self}"
+
+
+def check_bits(bits: int, where: str) -> None:
+    """Refuse bits that no link carries.
+
+    Raises:
+        ScheduleError: neither 0 nor one of ``BIT_WIDTHS``; the message begins with ``where``.
+    """
+    if bits and bits not in BIT_WIDTHS:
+        raise ScheduleError(
+            f"{where}: {bits} bits: a link carries 2 to 8 or 16 bits a value, or 0 for values as they are"
+        )
+
+
+def check_dtype(dtype: str, where: str) -> None:
+    """Refuse a number type that no stage computes in.
+
+    Raises:
+        ScheduleError: none of ``DTYPES``; the message begins with ``where``.
+    """
+    if dtype not in DTYPES:
+        raise ScheduleError(f"{where}: {dtype!r} is no number type; choose one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage of a schedule."""
+
+    layers: LayerRange
+    rank: int
+    host: str | None = None
+    quant_bits: int = 0
+    """Bits a value on the link to the next stage; 0: sent as it is."""
+    dtype: str = "float32"
+    """Of weights and computation, one of ``DTYPES``."""
+
+    def __post_init__(self) -> None:
+        check_bits(self.quant_bits, self.layers.named)
+        check_dtype(self.dtype, self.layers.named)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages in order. Valid by construction: layers contiguous from 0, each rank at most once."""
+
+    stages: tuple[StagePlan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ScheduleError("a schedule needs at least one stage")
+        for before, after in itertools.pairwise(plan.layers for plan in self.stages):
+            if after.stop <= before.start:
+                raise ScheduleError(f"the ranges are out of order: {after} comes after {before}")
+        expected = 0
+        for plan in self.stages:
+            layers = plan.layers
+            if layers.start > expected:
+                raise ScheduleError(
+                    f"{_layers_are(expected + 1, layers.start)} covered by no stage: "
+                    f"stage ranges must follow one another, {layers} begins too late"
+                )
+            if layers.start < expected:
+                raise ScheduleError(
+                    f"the range {layers} overlaps what comes before it: layer {expected + 1} should come next"
+                )
+            expected = layers.stop
+        ranks = [plan.rank for plan in self.stages]
+        for rank in ranks:
+            if ranks.count(rank) > 1:
+                raise ScheduleError(f"rank {rank} is given {ranks.count(rank)} stages; a rank runs one")
+
+    @property
+    def n_layers(self) -> int:
+        """Layers covered, which must be all of the model's."""
+        return self.stages[-1].layers.stop
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each stage, in stage order."""
+        return tuple(plan.rank for plan in self.stages)
+
+    def stage_of(self, rank: int) -> int | None:
+        """The stage that ``rank`` runs, or None for a rank without one."""
+        return self.ranks.index(rank) if rank in self.ranks else None
+
+    def check(self, *, n_layers: int, world_size: int) -> Schedule:
+        """Return self, or raise ``ScheduleError`` where it does not fit this model and world."""
+        for plan in self.stages:
+            if plan.layers.stop > n_layers:
+                raise ScheduleError(
+                    f"the range {plan.layers} goes beyond the model: its layers are 1 to {n_layers}"
+                )
+        if self.n_layers < n_layers:
+            raise ScheduleError(
+                f"{_layers_are(self.n_layers + 1, n_layers)} covered by no stage: "
+                f"the model's layers are 1 to {n_layers}"
+            )
+        if len(self.stages) > world_size:
+            raise ScheduleError(
+                f"{count(len(self.stages), 'stage')} need as many ranks, the world has {world_size}"
+            )
+        for rank in self.ranks:
+            if not 0 <= rank < world_size:
+                raise ScheduleError(f"rank {rank} is outside the world: ranks are 0 to {world_size - 1}")
+        return self
+
+    @classmethod
+    def from_partition(
+        cls,
+        bounds: Sequence[int],
+        *,
+        ranks: Sequence[int] | None = None,
+        quant_bits: Sequence[int] | None = None,
+        hosts: Sequence[str] | None = None,
+    ) -> Schedule:
+        """From the flat 1-based list of ``-pt``: first, last, first, last, ...
+
+        Args:
+            bounds: two numbers a stage.
+            ranks: the rank of each stage (``-r``); by default stage n runs on rank n.
+            quant_bits: the bits of each stage's outgoing link (``-q``); by default 0.
+            hosts: the host of each stage, for reports.
+
+        Raises:
+            ScheduleError: an odd count, ranges that do not follow one another, or lists whose length
+                is not the number of stages.
+        """
+        if not bounds or len(bounds) % 2:
+            raise ScheduleError(
+                f"a partition is pairs of first and last layer; {count(len(bounds), 'number')} "
+                f"{plural(len(bounds), 'was', 'were')} given"
+            )
+        ranges = [LayerRange.inclusive(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
+        stages = len(ranges)
+        if ranks is not None and len(ranks) != stages:
+            raise ScheduleError(
+                f"the rank order has {count(len(ranks), 'rank')} for {count(stages, 'stage')}; give one each"
+            )
+        schedule = cls(
+            tuple(
+                StagePlan(
+                    layers=layers,
+                    rank=ranks[index] if ranks is not None else index,
+                    host=hosts[index] if hosts is not None else None,
+                )
+                for index, layers in enumerate(ranges)
+            )
+        )
+        return schedule if quant_bits is None else schedule.with_quant_bits(quant_bits)
+
+    def with_rank_order(self, order: Sequence[int], *, world_size: int) -> Schedule:
+        """Return the same stages on these ranks (``-r``).
+
+        Raises:
+            ScheduleError: not one for each stage, a rank twice, or one outside the world.
+        """
+        given = f"-r/--rank-order {','.join(map(str, order))}"
+        stages = len(self.stages)
+        if len(order) != stages:
+            raise ScheduleError(
+                f"{given}: {count(len(order), 'rank')} for {count(stages, 'stage')}; give one each"
+            )
+        for rank in order:
+            if order.count(rank) > 1:
+                raise ScheduleError(
+                    f"{given}: rank {rank} is given {order.count(rank)} stages; a rank runs one"
+                )
+            if not 0 <= rank < world_size:
+                raise ScheduleError(
+                    f"{given}: rank {rank} is outside the world: ranks are 0 to {world_size - 1}"
+                )
+        return Schedule(
+            tuple(replace(plan, rank=rank) for plan, rank in zip(self.stages, order, strict=True))
+        )
+
+    def with_hosts(self, hosts: Sequence[str]) -> Schedule:
+        """Return the same stages with the host of each rank."""
+        return Schedule(tuple(replace(plan, host=hosts[plan.rank]) for plan in self.stages))
+
+    def with_quant_bits(self, quant_bits: Sequence[int]) -> Schedule:
+        """The same stages with these bits on their outgoing links (``-q``).
+
+        Raises:
+            ScheduleError: not one for each stage, or outside the set.
+        """
+        stages = len(self.stages)
+        if len(quant_bits) != stages:
+            raise ScheduleError(
+                f"{count(len(quant_bits), 'bit width')} (-q) for {count(stages, 'stage')}; give one for "
+                "each, 0 for none"
+            )
+        return Schedule(
+            tuple(replace(plan, quant_bits=bits) for plan, bits in zip(self.stages, quant_bits, strict=True))
+        )
+
+    def with_dtypes(self, dtypes: Sequence[str]) -> Schedule:
+        """The same stages with these number types (``--dtype``).
+
+        Args:
+            dtypes: one for all stages, or one for each.
+
+        Raises:
+            ScheduleError: another count, or none of ``DTYPES``.
+        """
+        stages = len(self.stages)
+        if len(dtypes) not in (1, stages):
+            raise ScheduleError(
+                f"{count(len(dtypes), 'number type')} (--dtype) for {count(stages, 'stage')}; give one "
+                "for all, or one for each"
+            )
+        each = dtypes if len(dtypes) == stages else [dtypes[0]] * stages
+        return Schedule(
+            tuple(replace(plan, dtype=dtype) for plan, dtype in zip(self.stages, each, strict=True))
+        )
+
+    def partition(self) -> tuple[int, ...]:
+        """The flat 1-based list that ``from_partition`` reads."""
+        return tuple(bound for plan in self.stages for bound in (plan.layers.first, plan.layers.last))
+
+    def lines(self) -> Iterable[str]:
+        """One line a stage, for people."""
+        for index, plan in enumerate(self.stages):
+            where = f"rank {plan.rank}" + (f" ({plan.host})" if plan.host else "")
+            bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""
+            dtype = f", {plan.dtype}" if plan.dtype != "float32" else ""
+            yield f"stage {index}: {plan.layers.named} on {where}{dtype}{bits}"
+
+
+def _layers_are(first: int, last: int) -> str:
+    return f"layer {first} is" if first == last else f"layers {first} to {last} are"

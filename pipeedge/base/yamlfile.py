@@ -1,0 +1,320 @@
+"""YAML files read with their lines, and with limits on what a file can inflate; written whole or not at all.
+
+    file --read_document--> Field --at("bw_Mbps")--> Field --number()--> 1000.0
+
+A ``Field`` is one value with the way to it, so that every message names file, line and key:
+``device_types.yml:12: Minnowboard-E3845: bw_Mbps: is -1; it must not be negative``. The native
+scheduler reads the same files by the same rules (src-native/yaml).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from pipeedge.base.errors import SpecError
+from pipeedge.base.files import replace_file
+from pipeedge.base.wording import figure
+
+__all__ = ["Field", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
+
+MAX_FILE_BYTES = 64 << 20
+MAX_VALUES = 4_000_000
+"""Counted with every alias written out."""
+MAX_DEPTH = 32
+LARGEST_NUMBER = 1e15
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+# [sign] digits [. digits] [e [sign] digits], no leading zero: YAML 1.1 would take that for octal.
+_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
+
+_RARE_BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
+# Blank lines, comments and directives.
+_HEAD = re.compile(r"(?:(?:%[^\n]*|[ \t\r]*(?:#[^\n]*)?)(?:\n|\Z))*")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value of a document: a map, a list or a scalar, with where it stands."""
+
+    file: str
+    node: yaml.Node
+    path: tuple[str, ...] = ()
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise ``SpecError``: file, line, key, then ``what``."""
+        where = f"{self.file}:{self.node.start_mark.line + 1}: "
+        raise SpecError(where + "".join(f"{_printable(step)}: " for step in self.path) + what)
+
+    def _wrong_kind(self, wanted: str) -> NoReturn:
+        if self.is_null:
+            self.fail(f"has no value; {wanted} is expected")
+        if isinstance(self.node, yaml.ScalarNode):
+            quotes = "" if self._plain else " in quotes"
+            self.fail(f"is '{_printable(self.node.value)}'{quotes}; {wanted} is expected")
+        self.fail(
+            f"is a {'list' if isinstance(self.node, yaml.SequenceNode) else 'map'}; {wanted} is expected"
+        )
+
+    def _child(self, node: yaml.Node, step: str) -> Field:
+        return Field(self.file, node, (*self.path, step))
+
+    @property
+    def _plain(self) -> bool:
+        return isinstance(self.node, yaml.ScalarNode) and not self.node.style
+
+    @property
+    def is_null(self) -> bool:
+        """Whether nothing stands there (``key:``, ``~``, ``null``)."""
+        return self.node.tag == "tag:yaml.org,2002:null"
+
+    @property
+    def is_name(self) -> bool:
+        """Whether a scalar stands there, neither a map nor a list nor nothing."""
+        return isinstance(self.node, yaml.ScalarNode) and not self.is_null
+
+    def entries(self) -> dict[str, Field]:
+        """Of a map, in its order; of nothing: none. A key that comes twice raises ``SpecError``."""
+        if self.is_null:
+            return {}
+        if not isinstance(self.node, yaml.MappingNode):
+            self._wrong_kind("a map")
+        return dict(self._read_entries(self.node, depth=0))
+
+    def _read_entries(self, node: yaml.MappingNode, depth: int) -> Iterator[tuple[str, Field]]:
+        if depth > MAX_DEPTH:
+            self.fail(f"merge keys nested deeper than {MAX_DEPTH} levels")
+        own: set[str] = set()
+        merged: list[yaml.Node] = []
+        for key, value in node.value:
+            if not Field(self.file, key).is_name:
+                self.fail("a key of a map must be a name")
+            if key.value == "<<" and not key.style:
+                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                continue
+            if key.value in own:
+                Field(self.file, key).fail(f"the key {_printable(key.value)} comes twice")
+            own.add(key.value)
+            yield key.value, self._child(value, key.value)
+        for source in merged:
+            if not isinstance(source, yaml.MappingNode):
+                self.fail("<< must name a map or a list of maps")
+            for name, entry in self._read_entries(source, depth + 1):
+                if name not in own:
+                    own.add(name)
+                    yield name, entry
+
+    def find(self, key: str) -> Field | None:
+        """The entry of a map, or None."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self._wrong_kind("a map")
+        return self.entries().get(key)
+
+    def at(self, key: str) -> Field:
+        """The entry of a map, which must be there."""
+        found = self.find(key)
+        if found is None:
+            self.fail(f"the key {key} is missing")
+        return found
+
+    def items(self) -> list[Field]:
+        """Of a list; of nothing: none."""
+        if self.is_null:
+            return []
+        if not isinstance(self.node, yaml.SequenceNode):
+            self._wrong_kind("a list")
+        return [self._child(node, f"entry {index}") for index, node in enumerate(self.node.value, start=1)]
+
+    def text(self) -> str:
+        """Any scalar but null, as it is written."""
+        if not isinstance(self.node, yaml.ScalarNode) or self.is_null:
+            self._wrong_kind("a name")
+        return str(self.node.value)
+
+    def number(self, least: float = 0) -> float:
+        """A finite decimal number, at least ``least``, at most ``LARGEST_NUMBER``."""
+        if (
+            not isinstance(self.node, yaml.ScalarNode)
+            or not self._plain
+            or not _NUMBER.match(self.node.value)
+        ):
+            self._wrong_kind("a number")
+        value = float(self.node.value)
+        if not abs(value) <= LARGEST_NUMBER:
+            self.fail(f"is {_printable(self.node.value)}; numbers may not exceed {figure(LARGEST_NUMBER)}")
+        if value < least:
+            limit = "it must not be negative" if least == 0 else f"it must be at least {figure(least)}"
+            self.fail(f"is {_printable(self.node.value)}; {limit}")
+        return value
+
+    def whole_number(self, least: int = 0) -> int:
+        """A number without a fraction."""
+        value = self.number(least)
+        if not value.is_integer():
+            self._wrong_kind("a whole number")
+        return int(value)
+
+    def plain(self) -> Any:
+        """The value as Python data, by YAML's own rules: for keys that are carried, not understood."""
+        loader = yaml.SafeLoader("")
+        try:
+            return loader.construct_document(self.node)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            self.fail(f"is not plain data: {_problem(error)}")
+        finally:
+            loader.dispose()
+
+
+def read_document(path: str | os.PathLike[str]) -> Field:
+    """The one document of a regular file.
+
+    Raises:
+        SpecError: a file that is missing, unreadable, not regular, larger than ``MAX_FILE_BYTES``, not
+            UTF-8, not YAML, empty, nested too deeply or inflated by aliases.
+    """
+    file = Path(path)
+    name = _printable(str(path), 400)
+    try:
+        if not file.exists():
+            raise SpecError(f"{name}: no such file")
+        if not file.is_file():
+            raise SpecError(f"{name}: is {'a directory' if file.is_dir() else 'not a regular file'}")
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"{name}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise SpecError(f"{name}: is larger than {MAX_FILE_BYTES >> 20} MiB, the most that is read")
+    return parse_document(data, name)
+
+
+def parse_document(data: bytes, name: str) -> Field:
+    """As ``read_document``, from the bytes of a file that messages call ``name``."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{name}:{line}: is not UTF-8 text") from error
+    _check_text(text, name)
+    try:
+        _check_size(text, name)
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line_of = f":{mark.line + 1}" if mark is not None else ""
+        raise SpecError(f"{name}{line_of}: is not valid YAML: {_problem(error)}") from error
+    if node is None:
+        raise SpecError(f"{name}: is empty")
+    return Field(name, node)
+
+
+def _check_text(text: str, name: str) -> None:
+    """Refuse what PyYAML and the scheduler's parser read differently: rare line breaks, late directives."""
+    broken = _RARE_BREAK.search(text)
+    if broken is not None:
+        line = text.count("\n", 0, broken.start()) + 1
+        raise SpecError(f"{name}:{line}: holds a control character; is this a text file?")
+    last = text.rfind("\n%")
+    if last >= 0 and not _HEAD.fullmatch(text, 0, last):
+        line = text.count("\n", 0, last) + 2
+        raise SpecError(
+            f"{name}:{line}: a line starts with %, which only directives at the head of a file do"
+        )
+
+
+class _OpenNode(NamedTuple):
+    """A list or map whose end the parser has not met."""
+
+    anchor: str | None
+    before: int
+    """Values counted up to its beginning, with it."""
+    in_flow: bool
+    """Whether it is written in brackets or braces."""
+
+
+def _check_size(text: str, name: str) -> None:
+    """Walk the parser's events, which need no recursion, before anything that does sees the text."""
+    weights: dict[str, int] = {}
+    open_nodes: list[_OpenNode] = []
+    count = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1 if event.start_mark is not None else 1
+        if isinstance(event, yaml.AliasEvent):
+            count += weights.get(str(event.anchor), 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if open_nodes and open_nodes[-1].in_flow and not event.style and "?" in event.value:
+                # The scheduler's parser takes it for the mark of a key.
+                raise SpecError(f"{name}:{line}: a name with ? between brackets or braces needs quotes")
+            if event.anchor:
+                weights[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            count += 1
+            open_nodes.append(_OpenNode(event.anchor, count, bool(event.flow_style)))
+            if len(open_nodes) > MAX_DEPTH:
+                raise SpecError(f"{name}:{line}: nested deeper than {MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            ended = open_nodes.pop()
+            if ended.anchor:
+                weights[ended.anchor] = count - ended.before + 1
+        if count > MAX_VALUES:
+            raise SpecError(
+                f"{name}:{line}: holds more than {MAX_VALUES} values (counted with aliases written out)"
+            )
+
+
+def write_document(path: str | os.PathLike[str], data: Any) -> None:
+    """Write ``data`` (maps, lists, numbers, names) as YAML; lists of scalars stay on their line.
+
+    Raises:
+        SpecError: the file cannot be written. What stood there before then still stands there.
+    """
+    # An empty default_flow_style (None) is PyYAML's word for "collections of scalars inline".
+    write_text(path, yaml.dump(data, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=100))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file through a temporary one beside it, so that no reader ever sees half of it.
+
+    Raises:
+        SpecError: it cannot be written.
+    """
+    try:
+        replace_file(Path(path), text.encode())
+    except OSError as error:
+        raise SpecError(f"{_printable(str(path), 400)}: cannot be written: {error.strerror}") from error
+
+
+def yaml_name(name: str) -> str:
+    """``name`` as YAML that reads back as this name: plain where it can be, else in double quotes.
+
+    Whole numbers stay plain, for hosts that are called by their rank.
+    """
+    if re.fullmatch("0|[1-9][0-9]{0,17}", name, re.ASCII):
+        return name
+    # Letters first: nothing that YAML 1.1 or 1.2 takes for a number, date or time.
+    usual = re.fullmatch("[A-Za-z][A-Za-z0-9._-]*", name, re.ASCII)
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    if usual and name.lower() not in words:
+        return name
+    quoted: str = yaml.dump(name, Dumper=_Dumper, default_style='"', allow_unicode=True, width=2**31 - 1)
+    return quoted.strip()
+
+
+def _problem(error: Exception) -> str:
+    parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+    text = ", ".join(str(part) for part in parts if part) or str(error)
+    return _printable(" ".join(text.split()), 200)
+
+
+def _printable(text: str, limit: int = 80) -> str:
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown if len(shown) <= limit else shown[:limit] + "..."

@@ -1,0 +1,38 @@
+"""Compressed links: fewer bits for each value that crosses a cut.
+
+    payload ──clamping──> levels ─┐
+       └───────────────────────codec──> codes, ranges ──wire──> tensors of a frame
+
+``codec`` turns one tensor into codes and back, ``clamping`` decides which range of values the codes
+cover, ``wire`` puts all of that into a payload of ordinary tensors that says itself what it holds, and
+``link`` is the two ends: what a stage calls, microbatch by microbatch.
+"""
+
+from pipeedge.compress.clamping import Levels, Sample, choose_levels
+from pipeedge.compress.codec import (
+    EncodedTensor,
+    Granularity,
+    NonFiniteError,
+    decode_tensor,
+    encode_tensor,
+    error_bound,
+    is_compressible,
+)
+from pipeedge.compress.link import LinkDecoder, LinkEncoder
+from pipeedge.compress.wire import wire_specs
+
+__all__ = [
+    "EncodedTensor",
+    "Granularity",
+    "Levels",
+    "LinkDecoder",
+    "LinkEncoder",
+    "NonFiniteError",
+    "Sample",
+    "choose_levels",
+    "decode_tensor",
+    "encode_tensor",
+    "error_bound",
+    "is_compressible",
+    "wire_specs",
+]

@@ -1,0 +1,163 @@
+"""One tensor and its codes, by the native codec (``src-native/codec/codec.hpp``).
+
+    row of values   x x x x ...     a token, an item, or the whole tensor
+    its range       scale, offset   x' = offset + code * scale,   code = 0 ... 2^bits - 1
+
+The codes of all rows are one string of bits, packed without a gap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from pipeedge import _native as native
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.compress.clamping import WHOLE_RANGE, Levels
+
+__all__ = [
+    "EncodedTensor",
+    "Granularity",
+    "NonFiniteError",
+    "as_array",
+    "decode_tensor",
+    "encode_tensor",
+    "error_bound",
+    "is_compressible",
+    "packed_bytes",
+    "row_count",
+]
+
+_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class NonFiniteError(PipeEdgeError):
+    """A tensor holds a NaN or an infinity, which no code stands for."""
+
+
+class Granularity(IntEnum):
+    """What has a range of its own."""
+
+    TOKEN = 0
+    """Each vector along the last dimension."""
+    ITEM = 1
+    """Each item of the microbatch: all but the first dimension."""
+    TENSOR = 2
+    """Everything."""
+
+
+@dataclass(frozen=True)
+class EncodedTensor:
+    """A tensor as codes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bits: int
+    granularity: Granularity
+    codes: torch.Tensor
+    """uint8 of one dimension, ``packed_bytes`` of them."""
+    ranges: torch.Tensor
+    """float32 of (2, rows): the scales, then the offsets."""
+
+    @property
+    def bytes(self) -> int:
+        """Of codes and ranges."""
+        return self.codes.numel() + 4 * self.ranges.numel()
+
+
+def is_compressible(dtype: torch.dtype) -> bool:
+    """Whether tensors of ``dtype`` can be encoded. Masks and indices cannot: their values are exact."""
+    return dtype in _COMPRESSIBLE
+
+
+def row_count(shape: tuple[int, ...], granularity: Granularity) -> int:
+    """How many ranges a tensor of ``shape`` has; 0 if it is empty."""
+    elements = math.prod(shape)
+    if not elements or granularity is Granularity.TENSOR or not shape:
+        return min(elements, 1)
+    return shape[0] if granularity is Granularity.ITEM else elements // shape[-1]
+
+
+def packed_bytes(elements: int, bits: int) -> int:
+    """Bytes of the codes of a tensor with so many values.
+
+    Raises:
+        ValueError: bits other than 2 to 8 and 16.
+    """
+    return native.packed_bytes(elements, bits)
+
+
+def encode_tensor(
+    tensor: torch.Tensor,
+    bits: int,
+    levels: Levels = WHOLE_RANGE,
+    granularity: Granularity = Granularity.TOKEN,
+) -> EncodedTensor:
+    """The codes of ``tensor``.
+
+    Args:
+        tensor: float32, bfloat16 or float16, any shape, on the CPU. The last is decoded as float32.
+        bits: 2 to 8, or 16.
+        levels: which part of a row's range the codes cover; what lies outside becomes its border.
+        granularity: what has a range of its own.
+
+    Raises:
+        NonFiniteError: a NaN or an infinity; the message says in which row.
+        ValueError: another type, bits outside the set.
+    """
+    if not is_compressible(tensor.dtype):
+        raise ValueError(f"a tensor of {tensor.dtype} cannot be encoded")
+    if tensor.dtype is torch.float16:
+        tensor = tensor.float()
+    shape = tuple(tensor.shape)
+    rows = row_count(shape, granularity)
+    codes = torch.empty(packed_bytes(tensor.numel(), bits), dtype=torch.uint8)
+    ranges = torch.empty((2, rows), dtype=torch.float32)
+    bad_row = native.encode(
+        values=as_array(tensor.detach().contiguous()),
+        rows=rows,
+        bits=bits,
+        low=levels.low,
+        high=levels.high,
+        codes=codes.numpy(),
+        ranges=ranges.numpy(),
+    )
+    if bad_row is not None:
+        raise NonFiniteError(f"row {bad_row} of {rows} holds NaN or infinity")
+    return EncodedTensor(shape, tensor.dtype, bits, granularity, codes, ranges)
+
+
+def decode_tensor(encoded: EncodedTensor) -> torch.Tensor:
+    """The tensor, as far as the codes tell it."""
+    tensor = torch.empty(encoded.shape, dtype=encoded.dtype)
+    native.decode(
+        codes=encoded.codes.numpy(),
+        ranges=encoded.ranges.numpy(),
+        bits=encoded.bits,
+        values=as_array(tensor),
+    )
+    return tensor
+
+
+def error_bound(encoded: EncodedTensor) -> torch.Tensor:
+    """What a value may be off at most, for each row; float64 of (rows,).
+
+    Half a step, and the rounding of single precision: 2^-21 of the row's range and 2^-23 of its largest
+    value (2^-8 if the result is bfloat16). It holds for the values between the lowest and the highest
+    level, which are all of them where nothing is clamped; others become the nearer level and may be
+    off by their distance from it and this. Without clamping a step is (max - min) / (2^bits - 1).
+    """
+    scale, offset = encoded.ranges[0].double(), encoded.ranges[1].double()
+    top: int = 2**encoded.bits - 1
+    largest = torch.maximum(offset.abs(), (offset + top * scale).abs())
+    rounding = 2.0**-23 if encoded.dtype is torch.float32 else 2.0**-8
+    return scale * (0.5 + top * 2.0**-21) + largest * rounding + (top + 1) * 2.0**-149
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """The memory of ``tensor`` as the native codec takes it: float32, or the bits of bfloat16."""
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

@@ -1,0 +1,105 @@
+"""The two ends of a compressed link, microbatch by microbatch."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeedge.base.payload import Payload
+from pipeedge.compress.clamping import WHOLE_RANGE, Levels, Sample, choose_levels
+from pipeedge.compress.codec import (
+    EncodedTensor,
+    Granularity,
+    NonFiniteError,
+    as_array,
+    decode_tensor,
+    encode_tensor,
+    is_compressible,
+    row_count,
+)
+from pipeedge.compress.wire import WirePart, from_wire, to_wire
+
+__all__ = ["LinkDecoder", "LinkEncoder"]
+
+DEFAULT_WINDOW = 10
+"""Microbatches for which the levels of one tensor stay as they are."""
+
+_SAMPLE_ROWS = 64
+_SAMPLE_VALUES = 1 << 16
+
+
+class LinkEncoder:
+    """Encodes the payloads of one link.
+
+    The levels of each tensor of the payload are chosen anew once in a window of microbatches, and when
+    the bits change, from a sample of its rows: rows at equal distances, the same for the same shape.
+
+    Args:
+        clamp: one of the methods of ``pipeedge.compress.clamping``.
+        granularity: what has a range of its own.
+        window: microbatches in a window.
+    """
+
+    def __init__(
+        self, clamp: str, granularity: Granularity = Granularity.TOKEN, window: int = DEFAULT_WINDOW
+    ) -> None:
+        self._clamp = clamp
+        self._granularity = granularity
+        self._window = window
+        self._done = 0
+        self._levels: dict[tuple[int, int], Levels] = {}
+
+    def encode(self, payload: Payload, bits: int) -> Payload:
+        """``payload`` as it goes on the wire, with ``bits`` bits a value; 0: bit-exact.
+
+        Masks and indices are never encoded.
+
+        Raises:
+            NonFiniteError: a NaN or an infinity in a tensor that is to be encoded.
+            ValueError: bits outside the set.
+        """
+        if self._done % self._window == 0:
+            self._levels.clear()
+        self._done += 1
+        return to_wire([self._part(index, tensor, bits) for index, tensor in enumerate(payload)])
+
+    def _part(self, index: int, tensor: torch.Tensor, bits: int) -> WirePart:
+        if not bits or not is_compressible(tensor.dtype):
+            return tensor
+        tensor = tensor.float() if tensor.dtype is torch.float16 else tensor.contiguous()
+        try:
+            key = index, bits
+            if key not in self._levels and tensor.numel():
+                self._levels[key] = self._choose(tensor, bits)
+            return encode_tensor(tensor, bits, self._levels.get(key, WHOLE_RANGE), self._granularity)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"tensor {index} of the payload, {error}") from None
+
+    def _choose(self, tensor: torch.Tensor, bits: int) -> Levels:
+        if self._clamp == "none":
+            return WHOLE_RANGE
+        rows = row_count(tuple(tensor.shape), self._granularity)
+        values = tensor.reshape(rows, -1)
+        if not bool(torch.isfinite(values).all()):
+            return WHOLE_RANGE  # the codec finds out where, and says so
+        length = values.shape[1]
+        wanted = max(1, min(_SAMPLE_ROWS, _SAMPLE_VALUES // length))
+        sample = values[:: max(1, rows // wanted), :: -(-length // _SAMPLE_VALUES)][:wanted]
+        return choose_levels(self._clamp, Sample.of(as_array(sample.contiguous())), bits)
+
+
+class LinkDecoder:
+    """Decodes the payloads of one link."""
+
+    def __init__(self) -> None:
+        self.latest_bits = 0
+        """A value of what was decoded last; 0: it came as it is."""
+
+    def decode(self, payload: Payload) -> Payload:
+        """What was encoded. Tensors that were sent as they are remain views of what came.
+
+        Raises:
+            PeerFailedError: ``payload`` is not in the form that an encoder gives it.
+        """
+        parts = from_wire(payload)
+        self.latest_bits = max((part.bits for part in parts if isinstance(part, EncodedTensor)), default=0)
+        return tuple(decode_tensor(part) if isinstance(part, EncodedTensor) else part for part in parts)

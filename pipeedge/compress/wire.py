@@ -1,0 +1,130 @@
+"""Compressed payloads as ordinary tensors. Pure.
+
+    payload         hidden                skip                   mask
+    on the wire     table | codes ranges | codes ranges         | mask
+                    int64  uint8 float32   uint8 float32          bool
+
+The table has a row for each tensor of the payload: bits (0: it follows as it is), granularity, type,
+number of dimensions, dimensions. So every microbatch says itself how it is encoded, and the bits may
+change from one to the next; and a transport needs to know nothing of all this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.compress.codec import (
+    EncodedTensor,
+    Granularity,
+    is_compressible,
+    packed_bytes,
+    row_count,
+)
+
+__all__ = ["WirePart", "from_wire", "to_wire", "wire_specs"]
+
+WirePart: TypeAlias = torch.Tensor | EncodedTensor
+"""A tensor as it is, or its codes."""
+
+_MAX_DIMS = 6
+_COLUMNS = 4 + _MAX_DIMS
+_TYPES = {1: torch.float32, 3: torch.bfloat16}
+_TYPE_CODES = {dtype: code for code, dtype in _TYPES.items()}
+_MAX_ELEMENTS = 1 << 48
+
+
+def to_wire(parts: Sequence[WirePart]) -> Payload:
+    """The tensors to send for ``parts``.
+
+    Raises:
+        ValueError: more dimensions than the form has room for.
+    """
+    rows: list[list[int]] = []
+    tensors: list[torch.Tensor] = []
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            rows.append([0] * _COLUMNS)
+            tensors.append(part)
+            continue
+        if len(part.shape) > _MAX_DIMS:
+            raise ValueError(f"a compressed tensor has up to {_MAX_DIMS} dimensions, not {len(part.shape)}")
+        dims = part.shape + (0,) * (_MAX_DIMS - len(part.shape))
+        rows.append([part.bits, part.granularity, _TYPE_CODES[part.dtype], len(part.shape), *dims])
+        tensors += [part.codes, part.ranges]
+    table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), _COLUMNS)
+    return (table, *tensors)
+
+
+def from_wire(payload: Payload) -> tuple[WirePart, ...]:
+    """What ``to_wire`` was given. Everything is checked before it is used; nothing is copied.
+
+    Raises:
+        PeerFailedError: the payload has another form.
+    """
+    if not payload or payload[0].dtype is not torch.int64 or payload[0].shape[1:] != (_COLUMNS,):
+        raise PeerFailedError("a payload on a compressed link does not begin with its table")
+    rest = iter(payload[1:])
+    parts = tuple(_part(row, rest) for row in payload[0].tolist())
+    if next(rest, None) is not None:
+        raise PeerFailedError("a payload on a compressed link has more tensors than its table says")
+    return parts
+
+
+def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
+    bits, granularity, code, ndim, *dims = row
+    if bits == 0:
+        return _next(rest)
+    if bits not in BIT_WIDTHS or code not in _TYPES or not 0 <= ndim <= _MAX_DIMS:
+        raise PeerFailedError(f"a compressed tensor claims {bits} bits, type {code}, {ndim} dimensions")
+    shape = tuple(dims[:ndim])
+    if granularity not in tuple(Granularity) or min(shape, default=0) < 0:
+        raise PeerFailedError(f"a compressed tensor claims granularity {granularity} and the shape {shape}")
+    # A dimension of 0 makes room for any others, and no tensor can have those.
+    if math.prod(max(dim, 1) for dim in shape) > _MAX_ELEMENTS:
+        raise PeerFailedError(f"a compressed tensor claims the impossible shape {shape}")
+    part = EncodedTensor(shape, _TYPES[code], bits, Granularity(granularity), _next(rest), _next(rest))
+    wanted = _specs(TensorSpec(shape, part.dtype), bits, part.granularity)
+    for tensor, spec in zip((part.codes, part.ranges), wanted, strict=True):
+        if tensor.dtype is not spec.dtype or tuple(tensor.shape) != spec.shape:
+            raise PeerFailedError(
+                f"the codes of a tensor {shape} came as {tensor.dtype} {tuple(tensor.shape)}, "
+                f"{spec.dtype} {spec.shape} were due"
+            )
+    if not bool(torch.isfinite(part.ranges).all()):
+        raise PeerFailedError(f"the ranges of a compressed tensor {shape} are not finite")
+    return part
+
+
+def _next(rest: Iterator[torch.Tensor]) -> torch.Tensor:
+    tensor = next(rest, None)
+    if tensor is None:
+        raise PeerFailedError("a payload on a compressed link has fewer tensors than its table says")
+    return tensor
+
+
+def wire_specs(
+    specs: Sequence[TensorSpec], bits: int, granularity: Granularity = Granularity.TOKEN
+) -> tuple[TensorSpec, ...]:
+    """What crosses a link that sends payloads of ``specs`` with ``bits`` bits a value; 0: as they are.
+
+    Raises:
+        ValueError: bits other than 0, 2 to 8 and 16.
+    """
+    found = [TensorSpec((len(specs), _COLUMNS), torch.int64)]
+    for spec in specs:
+        found += _specs(spec, bits, granularity) if bits and is_compressible(spec.dtype) else (spec,)
+    return tuple(found)
+
+
+def _specs(spec: TensorSpec, bits: int, granularity: Granularity) -> tuple[TensorSpec, TensorSpec]:
+    return (
+        TensorSpec((packed_bytes(spec.elements, bits),), torch.uint8),
+        TensorSpec((2, row_count(spec.shape, granularity)), torch.float32),
+    )

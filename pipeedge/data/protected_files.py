@@ -1,0 +1,109 @@
+"""What a run reads, so that nothing it writes replaces any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.data.imagenet import is_data_file
+from pipeedge.data.images import is_image
+from pipeedge.data.opening import expanded
+from pipeedge.models import Model
+from pipeedge.request.config import STANDARD_INPUT, InputRequest, OutputRequest, RunRequest, ScheduleRequest
+
+__all__ = ["check_run_outputs", "input_paths", "model_paths"]
+
+_COMPANIONS = frozenset(
+    {
+        "added_tokens.json",
+        "config.json",
+        "preprocessor_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+)
+"""Files that belong to weights in the same directory."""
+
+
+def check_run_outputs(
+    request: RunRequest, model: Model, others: Iterable[OutputFile] = ()
+) -> frozenset[Path]:
+    """Refuse outputs of the data rank that would replace one another, or what the run reads.
+
+    Args:
+        request: what to do.
+        model: that runs.
+        others: further files that this rank writes.
+
+    Returns:
+        The outputs that exist already, and will be replaced.
+
+    Raises:
+        RequestError: the first such output.
+    """
+    return check_outputs(
+        [*_outputs(request.output), *others],
+        [
+            *model_paths(model, request.model.weights),
+            *input_paths(request.input),
+            *_schedule_paths(request.schedule),
+        ],
+    )
+
+
+def _outputs(request: OutputRequest) -> Iterator[OutputFile]:
+    for option, path in (
+        ("--output", request.results),
+        ("--report", request.report),
+        ("--trace", request.trace),
+    ):
+        if path is not None:
+            yield OutputFile(option, path)
+
+
+def model_paths(model: Model, weights: Path | None) -> Iterator[InputPath]:
+    """Yield where a model and its weights are read from.
+
+    Args:
+        model: the model.
+        weights: what ``-M`` names, or None for the model's own.
+    """
+    if model.directory is not None:
+        yield InputPath("-m/--model-name", model.directory)
+    if weights is not None:
+        yield InputPath("-M/--model-file", weights)
+    file = model.default_weights if weights is None else weights
+    yield InputPath(f"the model {model.name}", file)
+    if not file.is_dir():
+        yield InputPath("-M/--model-file", file.parent, _is_companion)
+
+
+def _is_companion(name: str) -> bool:
+    return name in _COMPANIONS or name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def input_paths(request: InputRequest) -> Iterator[InputPath]:
+    """Yield where items are read from."""
+    for path in expanded(request.paths) if request.paths else ():
+        # Standard input may be a file that the shell has opened.
+        real = Path("/dev/stdin") if path == STANDARD_INPUT else path
+        yield InputPath("--input", real, is_image, nested=True)
+    if request.dataset_indices_file is not None:
+        yield InputPath("--dataset-indices-file", request.dataset_indices_file)
+    if request.dataset_root is not None:
+        yield InputPath("--dataset-root", request.dataset_root, is_data_file, nested=True)
+
+
+def _schedule_paths(request: ScheduleRequest) -> Iterator[InputPath]:
+    for option, path in (
+        ("--schedule-file", request.schedule_file),
+        ("-sm/--sched-models-file", request.models_file),
+        ("-sdt/--sched-dev-types-file", request.dev_types_file),
+        ("-sd/--sched-dev-file", request.dev_file),
+        ("-sdn/--sched-dev-neighbors-file", request.dev_neighbors_file),
+    ):
+        if path is not None:
+            yield InputPath(option, path)

@@ -1,0 +1,295 @@
+"""The console script ``pipeedge-launch``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.machine import processors
+from pipeedge.base.schedule import Schedule
+from pipeedge.base.streams import end, pass_on, print_result, say
+from pipeedge.launch.commands import (
+    DOCTOR_MODULE,
+    RUNTIME_MODULE,
+    Host,
+    RankCommand,
+    Remote,
+    local_commands,
+    parse_host,
+    remote_commands,
+)
+from pipeedge.launch.supervisor import Supervisor
+from pipeedge.plan.specs import load_devices
+from pipeedge.request.config import STANDARD_INPUT, Environment, RunRequest, inherited_environment
+from pipeedge.request.options import OneLineParser, add_common, guard, parse_doctor, parse_runtime
+
+__all__ = ["LaunchRequest", "free_port", "main", "parse_launch", "plan_launch"]
+
+PROGRAM = "pipeedge-launch"
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What ``pipeedge-launch`` was asked. Validated on creation."""
+
+    arguments: tuple[str, ...]
+    """Of the runtime, without RANK and WORLD."""
+    local: int | None = None
+    hosts: tuple[Host, ...] = ()
+    remote: Remote | None = None
+    """How to start on ``hosts``."""
+    module: str = RUNTIME_MODULE
+    show: bool = False
+    """Show the commands instead."""
+
+    def __post_init__(self) -> None:
+        if (self.local is None) == (not self.hosts):
+            raise RequestError("where? give one of --local N, --hosts a,b,c and -sd devices.yml")
+        if self.local is not None and self.local < 1:
+            raise RequestError(f"--local {self.local}: at least 1 rank")
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.local if self.local is not None else len(self.hosts)
+
+
+def main() -> NoReturn:
+    """Start the ranks, wait for them, and end as they end."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupted)
+    code = 0
+
+    def launch() -> None:
+        nonlocal code
+        code = _launch(sys.argv[1:])
+
+    status = guard(PROGRAM, launch, verbose="--verbose" in _own(sys.argv[1:])[0])
+    end(PROGRAM, status or code)
+
+
+def _launch(argv: Sequence[str]) -> int:
+    request = parse_launch(argv)
+    commands = plan_launch(request)
+    if request.show:
+        for command in commands:
+            print_result(command.shown())
+        return 0
+
+    environment = inherited_environment()
+    if sys.stdout.isatty():
+        # The ranks write to a pipe; tables are to fit the terminal behind it, beside the prefix.
+        width = shutil.get_terminal_size().columns - len("[00] ")
+        environment.setdefault("COLUMNS", str(max(40, width)))
+    return Supervisor(
+        commands,
+        environment=environment,
+        lines=pass_on,
+        say=lambda line: say(PROGRAM, line),
+        program="runtime.py" if request.module == RUNTIME_MODULE else "pipeedge-doctor",
+    ).run()
+
+
+def plan_launch(request: LaunchRequest) -> list[RankCommand]:
+    """The command of each rank.
+
+    Raises:
+        RequestError: the runtime would refuse the arguments on every rank.
+    """
+    asked = _check(request)
+    if request.remote is None:
+        return local_commands(
+            request.world_size,
+            request.arguments,
+            python=sys.executable,
+            module=request.module,
+            port=free_port(asked.world.addr) if _lacks(request, "--port") else None,
+            cores=processors(),
+            prometheus_port=asked.metrics.prometheus_port,
+        )
+    return remote_commands(
+        request.hosts,
+        request.arguments,
+        request.remote,
+        module=request.module,
+        name_addr=_lacks(request, "--addr"),
+        name_hosts=asked.schedule.hosts is None,
+    )
+
+
+def _check(request: LaunchRequest) -> RunRequest:
+    """What every rank will be asked; mistakes are told here, once, before anything starts."""
+    argv = ["0", str(request.world_size), *request.arguments]
+    environment = Environment.read()
+    parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
+    asked = parse(argv, environment).request
+    if STANDARD_INPUT in asked.input.paths:
+        raise RequestError("--input -: ranks that are started here have no standard input; name a file")
+    if asked.schedule.partition is not None:
+        schedule = Schedule.from_partition(asked.schedule.partition)
+        if asked.schedule.rank_order is not None:
+            schedule.with_rank_order(asked.schedule.rank_order, world_size=request.world_size)
+    return asked
+
+
+def _lacks(request: LaunchRequest, option: str) -> bool:
+    return not any(argument == option or argument.startswith(f"{option}=") for argument in request.arguments)
+
+
+def free_port(addr: str) -> int:
+    """A port that is free at ``addr`` now; rank 0 says so if somebody takes it before it comes to it."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(addr, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise RequestError(
+            f"--addr {addr} is no address of this machine, where --local starts all ranks ({error.strerror})"
+        ) from error
+
+
+# --- the command line -------------------------------------------------------------------------------
+
+_FLAGS = ("--print", "--doctor", "--verbose", "--version", "--help", "-h")
+_WITH_VALUE = ("--local", "--hosts", "--python", "--directory", "--user", "--ssh")
+_DEVICES = ("-sd", "--sched-dev-file")
+_ENDED = "--"
+
+
+def parse_launch(argv: Sequence[str]) -> LaunchRequest:
+    """The command line of ``pipeedge-launch``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help``.
+    """
+    own, arguments = _own(argv)
+    if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:
+        own = list(argv[: argv.index(_ENDED)])  # all that precedes it is the launcher's, known or not
+    parsed = _parser().parse_args(own)
+    devices: Path | None = parsed.sched_dev_file
+    if devices is not None and not _names_devices(arguments) and _schedules(arguments):
+        arguments = [*arguments, "-sd", str(devices)]
+    if parsed.local is None and parsed.hosts is None and devices is None:
+        devices = _devices_of(arguments)
+    hosts: tuple[Host, ...] = ()
+    if parsed.hosts is not None:
+        hosts = tuple(parse_host(text) for text in parsed.hosts.split(","))
+    elif devices is not None and parsed.local is None:
+        hosts = tuple(Host(name) for names in load_devices(devices).values() for name in names)
+        if not hosts:
+            raise RequestError(f"{devices}: names no host to start a rank on")
+        hosts = tuple(parse_host(host.name) for host in hosts)
+    if parsed.local is not None and parsed.hosts is not None:
+        raise RequestError("--local and --hosts: give one of them")
+    remote = None
+    if hosts:
+        remote = Remote(
+            directory=parsed.directory or str(Path.cwd()),
+            python=parsed.python or _python_there(),
+            user=parsed.user,
+            ssh=tuple(shlex.split(parsed.ssh)) or ("ssh",),
+        )
+    return LaunchRequest(
+        arguments=tuple(arguments),
+        local=parsed.local,
+        hosts=hosts,
+        remote=remote,
+        module=DOCTOR_MODULE if parsed.doctor else RUNTIME_MODULE,
+        show=parsed.print,
+    )
+
+
+def _own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own options, which come first, and the runtime's; ``--`` between them is optional."""
+    index = 0
+    while index < len(argv):
+        name, is_assigned, _ = argv[index].partition("=")
+        if argv[index] in _FLAGS or (is_assigned and name in (*_WITH_VALUE, *_DEVICES)):
+            index += 1
+        elif argv[index] in (*_WITH_VALUE, *_DEVICES):
+            index += 2
+        else:
+            break
+    rest = list(argv[index:])
+    return list(argv[:index]), rest[1:] if rest[:1] == [_ENDED] else rest
+
+
+def _names_devices(arguments: Sequence[str]) -> bool:
+    return any(argument.partition("=")[0] in _DEVICES for argument in arguments)
+
+
+def _schedules(arguments: Sequence[str]) -> bool:
+    wanted = ("-sm", "--sched-models-file", "-sdt", "--sched-dev-types-file")
+    return any(argument.partition("=")[0] in wanted for argument in arguments)
+
+
+def _devices_of(arguments: Sequence[str]) -> Path | None:
+    """The devices file among the runtime's arguments, where the launcher was given none of its own."""
+    for index, argument in enumerate(arguments):
+        name, is_assigned, value = argument.partition("=")
+        if name in _DEVICES:
+            if is_assigned:
+                return Path(value)
+            return Path(arguments[index + 1]) if index + 1 < len(arguments) else None
+    return None
+
+
+def _python_there() -> str:
+    """This interpreter, by its path from here if it lies below (``.venv/bin/python``): the directory at
+    the other end may be another, what it holds is the same."""
+    executable = Path(sys.executable)
+    here = Path.cwd()
+    return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} (--local N | --hosts LIST | -sd FILE) [options] -- RUNTIME OPTIONS",
+        description="Start every rank of a run with the same options, show their output by rank, and end all "
+        "when one fails. Options of runtime.py (see 'runtime.py --help') follow, without RANK and WORLD.",
+        epilog=f"Examples: '{PROGRAM} --local 2 -- -m vit-digits' and "
+        f"'{PROGRAM} --hosts pi1,pi2,pi3 --directory pipeedge -- -pt 1,16,17,32,33,48'. The exit status is "
+        "that of the first rank that failed; 130 after Ctrl-C.",
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--local", type=int, metavar="N", help="N ranks on this machine, which share its cores"
+    )
+    where.add_argument("--hosts", metavar="LIST", help="[user@]host of each rank, e.g. pi1,pi2; over ssh")
+    where.add_argument(
+        *_DEVICES, type=Path, metavar="FILE", help="devices.yml: a rank on each of its hosts, in its order"
+    )
+    remote = parser.add_argument_group("on other machines")
+    remote.add_argument("--directory", metavar="DIR", help="where to run (the path of this directory)")
+    remote.add_argument("--python", metavar="PATH", help="interpreter (the path of this one)")
+    remote.add_argument("--user", metavar="NAME", help="who logs in")
+    remote.add_argument(
+        "--ssh", metavar="COMMAND", default="ssh", help="ssh with options, e.g. 'ssh -p 2222'"
+    )
+    parser.add_argument("--doctor", action="store_true", help="run pipeedge-doctor on each rank instead")
+    parser.add_argument("--print", action="store_true", help="print the commands, and start nothing")
+    add_common(parser)
+    return parser
+
+
+def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The processes of all ranks: their output, line by line, and one end for all.
+
+    running ──a rank fails──> settling ──settle_s──> ending ──grace_s──> killed
+       │                      (the others hear of it   (SIGTERM; ssh:     (SIGKILL)
+       │                       and say why themselves)  end of input)
+       └──Ctrl-C──────────────────────────────────────> ending, without another word
+
+Each stream has a thread that forwards its lines, each process one that waits for it; they tell the
+calling thread through one queue, which it reads with the deadline of the state. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from pipeedge.base.errors import EXIT_PEER, RequestError
+from pipeedge.launch.commands import RankCommand
+
+__all__ = ["INTERRUPTED", "Ending", "Lines", "Supervisor", "status_of"]
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+_SSH_FAILED = 255
+_SIGNALLED = 128
+_DRAIN_S = 2.0
+"""How long the last lines of a process that has ended may take to come."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended."""
+
+    rank: int
+    code: int
+    """As ``subprocess`` has it: negative for a signal."""
+    remote: bool = False
+
+    @property
+    def status(self) -> int:
+        """As a shell has it; an ssh that failed is a peer that cannot be reached."""
+        if self.remote and self.code == _SSH_FAILED:
+            return EXIT_PEER
+        return _SIGNALLED - self.code if self.code < 0 else self.code
+
+    def words(self) -> str:
+        """For people."""
+        if self.remote and self.code == _SSH_FAILED:
+            return (
+                f"rank {self.rank} is gone: ssh could not connect, or lost its connection (its words above)"
+            )
+        if self.code < 0:
+            return f"rank {self.rank} was ended by {signal.Signals(-self.code).name}"
+        return f"rank {self.rank} ended with exit status {self.code}"
+
+
+def status_of(endings: Sequence[Ending]) -> Ending | None:
+    """The ending that decides: of the ranks that failed, the first whose failure is its own.
+
+    A rank that fails tells the others, which then end with ``EXIT_PEER``, and which of them is seen to
+    end first is chance. One that was interrupted comes before those that failed because of it.
+
+    Args:
+        endings: in the order in which they were seen, up to the moment when the rest were ended.
+    """
+    failed = [ending for ending in endings if ending.status != 0]
+    own = [ending for ending in failed if ending.status not in (EXIT_PEER, INTERRUPTED)]
+    interrupted = [ending for ending in failed if ending.status == INTERRUPTED]
+    return next(iter(own or interrupted or failed), None)
+
+
+class Lines(Protocol):
+    """Where output goes."""
+
+    def __call__(self, text: str, *, error: bool) -> None:
+        """One line, with its end. ``OSError`` where nobody reads any longer."""
+
+
+class _Process:
+    """One rank's process and its threads."""
+
+    def __init__(
+        self,
+        command: RankCommand,
+        environment: Mapping[str, str],
+        forward: Callable[[int, str, bool], None],
+        ended: Callable[[Ending], None],
+    ) -> None:
+        self.command = command
+        try:
+            self._popen = subprocess.Popen(
+                command.argv,
+                stdin=subprocess.PIPE if command.remote else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the ranks through us alone
+            )
+        except OSError as error:
+            raise RequestError(f"{command.argv[0]} does not start: {error.strerror}") from error
+        self._forward = forward
+        self._ended = ended
+        streams = [(self._popen.stdout, False), (self._popen.stderr, True)]
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, is_error), daemon=True)
+            for stream, is_error in streams
+            if stream is not None
+        ]
+        for reader in self._readers:
+            reader.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def ask_to_end(self, number: int) -> None:
+        """Signal ``number``; over ssh, the end of its input, which the script at the other end heeds."""
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+        else:
+            self._signal(number)
+
+    def kill(self) -> None:
+        """At once."""
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._popen.returncode is None:  # the group is there as long as its leader was not waited for
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, number)
+
+    def _read(self, stream: IO[bytes], is_error: bool) -> None:
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                self._forward(self.command.rank, text if text.endswith("\n") else f"{text}\n", is_error)
+
+    def _wait(self) -> None:
+        code = self._popen.wait()
+        for reader in self._readers:
+            reader.join(_DRAIN_S)
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+        self._ended(Ending(self.command.rank, code, self.command.remote))
+
+
+class Supervisor:
+    """Runs the ranks to their common end.
+
+    Args:
+        commands: of all ranks.
+        environment: of the launcher; what a command sets and this has not is added.
+        lines: where output goes.
+        say: called with a line of the launcher's own.
+        mark: what stands before a line of a rank.
+        program: whose messages, which begin with its name, are shown once if several ranks print the same.
+        settle_s: how long the others may take to end by themselves after one has failed.
+        grace_s: how long they may take after they were asked to.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[RankCommand],
+        *,
+        environment: Mapping[str, str],
+        lines: Lines,
+        say: Callable[[str], None],
+        mark: Callable[[int], str] = "[{}] ".format,
+        program: str | None = None,
+        settle_s: float = 3.0,
+        grace_s: float = 5.0,
+    ) -> None:
+        self._commands = commands
+        self._environment = environment
+        self._lines = lines
+        self._say = say
+        self._mark = mark
+        self._message = None if program is None else f"{program}: "
+        self._told_by: dict[str, int] = {}
+        self._settle_s = settle_s
+        self._grace_s = grace_s
+        self._events: queue.Queue[Ending | None] = queue.Queue()
+        self._write = threading.Lock()
+        self._quiet = False
+        self._alive: dict[int, _Process] = {}
+
+    def run(self) -> int:
+        """Start all, wait for all, return the exit status. ``KeyboardInterrupt`` ends all quietly.
+
+        Raises:
+            RequestError: a command that does not start.
+        """
+        try:
+            try:
+                for command in self._commands:
+                    environment = {**command.environment, **self._environment}
+                    self._alive[command.rank] = _Process(
+                        command, environment, self._forward, self._events.put
+                    )
+                return self._watch()
+            except KeyboardInterrupt:
+                self._quiet = True
+                self._end(signal.SIGINT)
+                return INTERRUPTED
+        finally:
+            # A second Ctrl-C, or a command that did not start: no rank outlives this function.
+            for process in self._alive.values():
+                process.kill()
+
+    def _watch(self) -> int:
+        endings: list[Ending] = []
+        deadline = None
+        while self._alive:
+            ending = self._next(deadline)
+            if ending is None:
+                self._end(signal.SIGTERM)
+                break
+            endings.append(ending)
+            if ending.status and deadline is None:
+                deadline = time.monotonic() + self._settle_s
+        decisive = status_of(endings)
+        if decisive is None:
+            return 0
+        self._say(decisive.words())
+        return decisive.status
+
+    def _end(self, number: int) -> None:
+        """Ask who is left to end, and make them."""
+        for process in self._alive.values():
+            process.ask_to_end(number)
+        deadline = time.monotonic() + self._grace_s
+        while self._alive and self._next(deadline) is not None:
+            pass
+        for process in self._alive.values():
+            process.kill()
+        deadline = time.monotonic() + self._grace_s
+        while self._alive and self._next(deadline) is not None:
+            pass
+
+    def _next(self, deadline: float | None) -> Ending | None:
+        """The next rank that ends; None after ``deadline``."""
+        try:
+            ending = self._events.get(
+                timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
+        except queue.Empty:
+            return None
+        if ending is None:
+            raise KeyboardInterrupt
+        del self._alive[ending.rank]
+        return ending
+
+    def _forward(self, rank: int, text: str, is_error: bool) -> None:
+        with self._write:
+            if self._quiet or (is_error and self._was_told(rank, text)):
+                return
+            try:
+                self._lines(f"{self._mark(rank)}{text}", error=is_error)
+            except OSError:  # whoever read our output has gone: as good as Ctrl-C
+                self._quiet = True
+                self._events.put(None)
+
+    def _was_told(self, rank: int, text: str) -> bool:
+        """Whether another rank has printed this message: one mistake in the options is made on all ranks."""
+        if self._message is None or not text.startswith(self._message):
+            return False
+        return self._told_by.setdefault(text, rank) != rank

@@ -1,0 +1,1 @@
+"""The model families: how the blocks of each are cut into layers."""

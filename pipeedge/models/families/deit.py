@@ -1,0 +1,57 @@
+"""Data-efficient image Transformers, https://arxiv.org/abs/2012.12877: a ViT with a distillation token.
+
+A distilled model has a second classifier on that token; at inference its answer is the mean of both
+(section 4 of the paper).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.families.vit import PRE_NORM_PARTS, FirstTokenHead, ImageEmbeddings
+from pipeedge.models.shard import Family, linear, norm
+
+__all__ = ["DEIT"]
+
+
+class DistilledEmbeddings(ImageEmbeddings):
+    """Class token, distillation token and patches, with learnt positions."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__(architecture)
+        self.distillation_token = nn.Parameter(torch.empty(1, 1, architecture.hidden, device="meta"))
+
+    def prefix(self) -> tuple[torch.Tensor, ...]:
+        """The tokens in front of the patches, [1, 1, D] each."""
+        return self.cls_token, self.distillation_token
+
+
+class DistilledHead(nn.Module):
+    """Final norm, then the mean of the two classifiers' logits."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.norm = norm(architecture)
+        self.classifier = linear(architecture.hidden, architecture.num_labels)
+        self.distillation_classifier = linear(architecture.hidden, architecture.num_labels)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, T, D] -> [N, classes]"""
+        tokens = self.norm(hidden[:, :2].contiguous())
+        logits: torch.Tensor = self.classifier(tokens[:, 0]) + self.distillation_classifier(tokens[:, 1])
+        return (logits / 2).float()
+
+
+def _head(architecture: Architecture) -> nn.Module:
+    return DistilledHead(architecture) if architecture.head == "distilled" else FirstTokenHead(architecture)
+
+
+DEIT = Family(
+    inputs=("pixel_values",),
+    masked=False,
+    embeddings=DistilledEmbeddings,
+    parts=PRE_NORM_PARTS,
+    head=_head,
+)

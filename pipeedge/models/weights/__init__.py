@@ -1,0 +1,1 @@
+"""Weights: files read and written, names mapped, models fetched."""

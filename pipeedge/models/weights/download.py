@@ -1,0 +1,362 @@
+"""Fetching the known models' weights, checking them, and putting them under their default names.
+
+    Google's ViT files       plain HTTP, resumed                            -> ViT-B_16-224.npz, ...
+    DeiT and BERT            Hugging Face hub, resumed, then converted      -> DeiT_B_distilled.npz, ...
+
+A file takes its final name only after every name and shape in it was compared with the model's and, for
+Google's, every checksum with the data.
+"""
+
+from __future__ import annotations
+
+import http.client
+import pickle
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+
+from pipeedge.base.errors import ModelError, WeightsError
+from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_output
+from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.progress import ByteBar
+from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
+from pipeedge.models.weights.reading import TensorEntry, WeightsFile, open_weights
+from pipeedge.models.weights.writing import (
+    make_directory_of,
+    needed_names,
+    write_converted,
+    write_npz,
+    write_random,
+)
+
+__all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "download_hub", "save_weights"]
+
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_S = 30.0
+_FRUITLESS_ATTEMPTS = 3
+"""How often in a row a broken transfer may bring nothing before we give up."""
+
+
+@dataclass(frozen=True)
+class HttpSource:
+    """A file at a plain address."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A repository of the Hugging Face hub; the first of ``files`` that exists is taken."""
+
+    repository: str
+    files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
+    endpoint: str | None = None
+    """Another hub than the one that ``huggingface_hub`` is configured for."""
+
+
+Origin: TypeAlias = HttpSource | HubSource
+
+_GOOGLE = "https://storage.googleapis.com/vit_models"
+_ORIGINS: Mapping[str, Origin] = MappingProxyType(
+    {
+        "google/vit-base-patch16-224": HttpSource(f"{_GOOGLE}/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
+        "google/vit-large-patch16-224": HttpSource(f"{_GOOGLE}/imagenet21k%2Bimagenet2012/ViT-L_16-224.npz"),
+        "google/vit-huge-patch14-224-in21k": HttpSource(f"{_GOOGLE}/imagenet21k/ViT-H_14.npz"),
+        "facebook/deit-base-distilled-patch16-224": HubSource("facebook/deit-base-distilled-patch16-224"),
+        "facebook/deit-small-distilled-patch16-224": HubSource("facebook/deit-small-distilled-patch16-224"),
+        "facebook/deit-tiny-distilled-patch16-224": HubSource("facebook/deit-tiny-distilled-patch16-224"),
+        "bert-base-uncased": HubSource("google-bert/bert-base-uncased"),
+        "bert-large-uncased": HubSource("google-bert/bert-large-uncased"),
+        "textattack/bert-base-uncased-CoLA": HubSource("textattack/bert-base-uncased-CoLA"),
+    }
+)
+
+
+def save_weights(
+    names: Collection[str],
+    directory: Path,
+    *,
+    random_seed: int | None = None,
+    dtype: torch.dtype | None = None,
+    origins: Mapping[str, Origin] = _ORIGINS,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Put the weights of the named models (by default of all that have a source) into ``directory``.
+
+    Files that are there and whole are kept.
+
+    Args:
+        names: known model names, and with ``dtype`` Hugging Face directories too, whose weights are converted
+            where they are; empty for all known.
+        directory: where the default file names go.
+        random_seed: write random weights of the right shapes from this seed, fetching nothing.
+        dtype: store them in this type, beside the originals, which are kept; None: the originals alone.
+        origins: where each model's file comes from.
+        say: told one line a file.
+
+    Raises:
+        ModelError: a name without a source.
+        WeightsError: a file that cannot be fetched, does not fit its model, or cannot be written.
+    """
+    own = [name for name in names if dtype is not None and name != DIGITS and Path(name).is_dir()]
+    fetched = [_downloadable(name, origins) for name in names or origins if name not in own]
+    for name in own:
+        model = find_model(name)
+        target = model.converted_path(dtype or torch.float32)
+        convert(model, model.default_weights, target, dtype or torch.float32, say)
+    for model in fetched:
+        target, problem = directory / model.default_weights, None
+        if target.exists():
+            problem = _problem(model, target)
+            if problem is not None:
+                say(f"{problem}; it will be replaced")
+        if target.exists() and problem is None:
+            say(f"{target}: already there and whole, kept (delete it to have it written again)")
+        elif random_seed is not None:
+            with ByteBar(target.name, model.weight_bytes()) as bar:
+                write_random(target, model.build(), model.config, random_seed, progress=bar.advance)
+            say(f"{target}: random weights of {model.name}, seed {random_seed}")
+        else:
+            download(model, origins[model.name], target)
+            say(f"{target}: weights of {model.name}")
+        if dtype is not None:
+            convert(model, target, model.converted_path(dtype, target), dtype, say)
+
+
+def convert(
+    model: Model, source: Path, target: Path, dtype: torch.dtype, say: Callable[[str], object] = print
+) -> None:
+    """Write the weights at ``source`` to ``target`` in another type, a tensor at a time.
+
+    Raises:
+        WeightsError: ``source`` does not fit the model or is damaged, or ``target`` cannot be written.
+    """
+    fingerprint = model.fingerprint(source)
+    replaced = check_outputs([OutputFile("--dtype", target)], [InputPath(f"the model {model.name}", source)])
+    if target.exists():
+        with open_weights(target) as there:
+            if there.source == fingerprint:
+                say(f"{target}: already there, made of the same weights, kept")
+                return
+    with open_weights(source) as file:
+        shard = model.shard_for(file, dtype=dtype)
+        total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
+        with ByteBar(target.name, total) as bar:
+            write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
+    say(
+        f"{named_output(target, replaced)}: weights of {model.name} as {dtype_name(dtype)}, "
+        f"{target.stat().st_size >> 20} MB"
+    )
+
+
+def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
+    if name == DIGITS:
+        raise ModelError(f"{DIGITS} comes with the package; there is nothing to fetch")
+    model = find_model(name)
+    if name not in origins:
+        known = ", ".join(known for known in MODEL_NAMES if known in origins)
+        raise ModelError(f"{name} is a directory; weights are fetched for {known}")
+    return model
+
+
+def _problem(model: Model, path: Path) -> str | None:
+    """What is wrong with the weights at ``path`` for ``model``, or None. Reads headers only."""
+    try:
+        with open_weights(path) as file:
+            needed_names(model.shard_for(file), model.config, file)
+    except WeightsError as error:
+        return str(error)
+    return None
+
+
+def download(model: Model, origin: Origin, target: Path) -> None:
+    """Fetch the weights of ``model`` from ``origin`` to ``target``.
+
+    Raises:
+        WeightsError: the transfer failed (what has arrived is kept and continued by the next call),
+            or what arrived does not fit the model.
+    """
+    make_directory_of(target)
+    if isinstance(origin, HttpSource):
+        download_http(model, origin, target)
+    else:
+        download_hub(model, origin, target)
+
+
+# Plain HTTP -----------------------------------------------------------------------------------------
+
+
+def download_http(model: Model, origin: HttpSource, target: Path) -> None:
+    """Fetch an ``.npz`` file by HTTP, continuing ``<target>.part`` where an earlier call stopped."""
+    part = target.with_name(target.name + ".part")
+    resumed = part.exists()
+    _fetch(origin.url, part, target)
+    problem = _damage(model, part)
+    if problem is not None and resumed:
+        # The older piece may be of an older version of the file: once more, from the start.
+        part.unlink()
+        _fetch(origin.url, part, target)
+        problem = _damage(model, part)
+    if problem is not None:
+        part.unlink()
+        raise WeightsError(f"what {origin.url} sent is not usable: {problem}")
+    part.replace(target)
+
+
+def _fetch(url: str, part: Path, target: Path) -> None:
+    """Bring ``part`` to the length that the server announces, over as many connections as it takes."""
+    fruitless = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            if _transfer(url, part, target.name):
+                return
+            problem = "the connection closed early"
+        except urllib.error.HTTPError as error:
+            advice = _by_hand(url, target)
+            raise WeightsError(f"{url} answers {error.code} {error.reason}; {advice}") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            problem = str(reason) or type(error).__name__
+        after = part.stat().st_size if part.exists() else 0
+        fruitless = 0 if after > before else fruitless + 1
+        unreachable = after == 0 and fruitless > 0
+        if unreachable or fruitless >= _FRUITLESS_ATTEMPTS:
+            kept = f"; the {after} bytes that arrived are kept for the next attempt" if after else ""
+            raise WeightsError(f"{url} cannot be fetched ({problem}){kept}; {_by_hand(url, target)}")
+
+
+def _by_hand(url: str, target: Path) -> str:
+    return f"without a network here, fetch it elsewhere and put it at {target.absolute()}, or use --random"
+
+
+def _transfer(url: str, part: Path, label: str) -> bool:
+    """One connection: append what is missing to ``part``. True when it is complete."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        total = error.headers.get("Content-Range", "").rpartition("/")[2]
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            if total == str(have):
+                return True
+            part.unlink()  # longer than the file itself, so of another version
+            return _transfer(url, part, label)
+        raise
+    with response:
+        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total_bytes = have + int(length) if length is not None else None
+        with part.open("ab" if resumed else "wb") as file, ByteBar(label, total_bytes, have) as bar:
+            while piece := response.read(_CHUNK_BYTES):
+                file.write(piece)
+                bar.advance(len(piece))
+    return total_bytes is None or part.stat().st_size == total_bytes
+
+
+def _damage(model: Model, part: Path) -> str | None:
+    """What is wrong with a fetched ``.npz``, or None: names and shapes first, then every checksum."""
+    problem = _problem(model, part)
+    if problem is None:
+        with zipfile.ZipFile(part) as archive:
+            try:
+                broken = archive.testzip()
+            except (zipfile.BadZipFile, OSError, EOFError) as error:
+                return str(error)
+        problem = f"the checksum of {broken} is wrong" if broken else None
+    return problem
+
+
+# Hugging Face hub -----------------------------------------------------------------------------------
+
+
+def download_hub(model: Model, origin: HubSource, target: Path) -> None:
+    """Fetch a file from the hub, continuing an earlier attempt, and convert it to ``target``.
+
+    The transfer's own files lie in ``<target>.part/`` until the conversion is done.
+    """
+    staging = target.with_name(target.name + ".part")
+    fetched = _fetch_hub(origin, staging)
+    with _open_fetched(fetched) as source:
+        shard = model.shard_for(source)
+        names = needed_names(shard, model.config, source)
+        with ByteBar(target.name, sum(parameter.numel() for parameter in shard.parameters()) * 4) as bar:
+            write_npz(target, names, source, progress=bar.advance)
+    shutil.rmtree(staging)
+
+
+def _fetch_hub(origin: HubSource, staging: Path) -> Path:
+    # Imported here: it takes half a second that only a download needs to spend.
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for name in origin.files:
+        try:
+            # Asked by itself first: without a network this fails at once, where the download would
+            # try again for half a minute.
+            get_hf_file_metadata(hf_hub_url(origin.repository, name, endpoint=origin.endpoint))
+            return Path(hf_hub_download(origin.repository, name, local_dir=staging, endpoint=origin.endpoint))
+        except LocalEntryNotFoundError as error:
+            problem = str(error.__cause__ or error)
+        except EntryNotFoundError:
+            problem = f"it has none of {', '.join(origin.files)}"
+            continue
+        except Exception as error:  # the hub's client lets its HTTP library's many exceptions through
+            problem = f"{type(error).__name__}: {error}"
+        break
+    first_line = problem.strip().splitlines()[0] if problem.strip() else "no reason given"
+    raise WeightsError(
+        f"{origin.repository} on the Hugging Face hub cannot be fetched ({first_line}); without a network "
+        f"here, fetch its {origin.files[0]} elsewhere and name that with -M, or use --random"
+    )
+
+
+def _open_fetched(path: Path) -> WeightsFile:
+    return _PickledWeights(path) if path.suffix == ".bin" else open_weights(path)
+
+
+class _PickledWeights(WeightsFile):
+    """A ``pytorch_model.bin``, for the one old repository without safetensors.
+
+    Read with PyTorch's restricted unpickler, which makes tensors and plain containers only. All of it
+    is held in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise WeightsError(f"{path} cannot be read as PyTorch weights") from error
+        if not isinstance(tensors, dict):
+            raise WeightsError(f"{path} holds no table of tensors")
+        self._tensors = {
+            str(name): tensor
+            for name, tensor in tensors.items()
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        }
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        tensor = self._tensors[name]
+        return TensorEntry(tuple(tensor.shape), tensor.dtype, str(tensor.dtype))
+
+    def identity(self) -> Iterator[bytes]:
+        for name in sorted(self._tensors):
+            yield f"{name} {tuple(self._tensors[name].shape)}".encode()
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        out.copy_(self._tensors[name])

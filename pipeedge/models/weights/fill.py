@@ -1,0 +1,264 @@
+"""From a weights file to a shard's parameters: first every name and shape, then the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.wording import count, excerpt
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.int8 import quantize_rows
+from pipeedge.models.shard import Shard
+from pipeedge.models.weights.names import (
+    Dialect,
+    FileTensor,
+    canonical_name,
+    dialects,
+    hub_dialect,
+    prefixes,
+    qkv_bias,
+    stray_block,
+)
+from pipeedge.models.weights.reading import WeightsFile
+
+__all__ = [
+    "Filling",
+    "check_sizes",
+    "fill",
+    "hub_filling",
+    "hub_tensors",
+    "plan",
+    "read",
+    "read_int8",
+    "scale_name",
+]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One parameter of a shard and the file tensors that make it up, in order along its first dimension."""
+
+    parameter: str
+    sources: tuple[FileTensor, ...]
+
+    def views(self, tensor: torch.Tensor, heads: int) -> Iterable[tuple[str, torch.Tensor]]:
+        """Each source's name with the part of ``tensor`` it fills, viewed in the source's shape."""
+        for source, part in zip(self.sources, tensor.chunk(len(self.sources)), strict=True):
+            yield source.name, source.layout(part, heads)
+
+
+def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
+    """Where in ``file`` each parameter of ``shard`` lies. Reads headers, no data.
+
+    Raises:
+        WeightsError: a tensor that is missing or of another shape or type (the first is named), or a
+            file of a deeper model.
+    """
+    fillings = check_sizes(shard, architecture, file)
+    parameters = shard.stored_tensors()
+    for filling in fillings:
+        for source in filling.sources:
+            entry = file.entry(source.name)
+            if entry.dtype is None:
+                kind = excerpt(entry.dtype_name)
+                raise WeightsError(f"{file.path}: {source.name} is of type {kind}; floating point is needed")
+        _check_int8(filling, parameters[filling.parameter], file)
+    return fillings
+
+
+def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
+    """As ``plan``, but for the types of the tensors.
+
+    Raises:
+        WeightsError: a tensor that is missing or of another shape, or a file of a deeper model, or biases in
+            the file that the model has not.
+    """
+    parameters = shard.stored_tensors()
+    tables = dialects(architecture)
+    # The dialect that knows most of the file's names is the one to quote when a name is missing.
+    best = max(tables, key=lambda table: sum(_resolve(p, table, architecture, file)[1] for p in parameters))
+    fillings = []
+    for parameter, tensor in parameters.items():
+        for table in (best, *tables):
+            sources, found = _resolve(parameter, table, architecture, file)
+            if sources and found == len(sources):
+                break
+        else:
+            sources, _ = _resolve(parameter, best, architecture, file)
+            missing = next((source.name for source in sources if source.name not in file.names), parameter)
+            shapes = dict(Filling(parameter, sources).views(tensor, architecture.heads)) if sources else {}
+            expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
+            raise WeightsError(
+                f"{file.path} has no tensor {missing}{expected}; "
+                "is it of another model, or of another part of this one?"
+            )
+        filling = Filling(parameter, sources)
+        for name, view in filling.views(tensor, architecture.heads):
+            entry = file.entry(name)
+            if entry.shape != tuple(view.shape):
+                raise WeightsError(
+                    f"{file.path}: {name} has shape {excerpt(list(entry.shape))}, "
+                    f"the model needs {list(view.shape)}; is it of another model?"
+                )
+        fillings.append(filling)
+    stray = stray_block(architecture, file.names)
+    if stray is not None:
+        raise WeightsError(
+            f"{file.path} is of a deeper model: it has {stray}, the model has "
+            f"{count(architecture.blocks, 'block')}"
+        )
+    if not architecture.qkv_bias:
+        bias = qkv_bias(architecture, file.names)
+        if bias is not None:
+            raise WeightsError(
+                f"{file.path} has {bias}, and the model's qkv_bias is false: which of the two is right?"
+            )
+    return tuple(fillings)
+
+
+def fill(
+    shard: Shard,
+    architecture: Architecture,
+    file: WeightsFile,
+    *,
+    device: str | torch.device = "cpu",
+    progress: Callable[[int], object] = lambda _: None,
+) -> Shard:
+    """Give ``shard``, built on ``meta``, its weights from ``file``, one tensor at a time; return it.
+
+    Each is converted to the shard's type as it is read. What is made 8-bit here passes through float32, one
+    tensor after the other. ``progress`` is told the bytes of each as it is stored here.
+
+    Raises:
+        WeightsError: as ``plan``, or data that ends early or is damaged.
+    """
+    fillings = plan(shard, architecture, file)
+    meta = shard.stored_tensors()
+    int8_layers = {f"{name}.weight": layer for name, layer in shard.int8_layers()}
+    # One piece of memory for all that pass through float32: holes of different sizes would not be filled.
+    memory = torch.empty(max((meta[name].numel() for name in int8_layers), default=0))
+    for filling in fillings:
+        name, place = filling.parameter, meta[filling.parameter]
+        if name in int8_layers:
+            weight, scale = read_int8(filling, place.shape, architecture, file, memory)
+            int8_layers[name].set_weight(weight, scale, torch.device(device))
+            progress(weight.nbytes + scale.nbytes)
+        else:
+            tensor = read(filling, place.shape, place.dtype, architecture, file)
+            _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
+            progress(tensor.nbytes)
+    return shard
+
+
+def _assign(shard: Shard, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(shard.get_submodule(owner), attribute, parameter)
+
+
+def read(
+    filling: Filling,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    architecture: Architecture,
+    file: WeightsFile,
+    memory: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A parameter of ``shape``, converted to ``dtype`` as it is read; in ``memory``, if given."""
+    tensor = torch.empty(shape, dtype=dtype) if memory is None else memory[: shape.numel()].view(shape)
+    for name, view in filling.views(tensor, architecture.heads):
+        file.read_into(name, view)
+    return tensor
+
+
+def read_int8(
+    filling: Filling,
+    shape: torch.Size,
+    architecture: Architecture,
+    file: WeightsFile,
+    memory: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight in 8 bits with its scales: as the file has it, or made so here, in float32 in ``memory``."""
+    if not _is_int8(filling, file):
+        return quantize_rows(read(filling, shape, torch.float32, architecture, file, memory))
+    scale = torch.empty(shape[0])
+    for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
+        file.read_into(scale_name(source.name), part)
+        if not bool((part.isfinite() & (part > 0)).all()):
+            raise WeightsError(
+                f"{file.path}: {scale_name(source.name)} has scales that are not above 0; convert again"
+            )
+    return read(filling, shape, torch.int8, architecture, file), scale
+
+
+def scale_name(name: str) -> str:
+    """What a file calls the scales of its 8-bit weight ``name``."""
+    return f"{name}_scale"
+
+
+def _is_int8(filling: Filling, file: WeightsFile) -> bool:
+    return any(file.entry(source.name).dtype is torch.int8 for source in filling.sources)
+
+
+def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> None:
+    """Refuse 8-bit weights where others are needed, or without their scales.
+
+    Raises:
+        WeightsError: the message says what would do.
+    """
+    if not _is_int8(filling, file):
+        return
+    rows = place.shape[0] // len(filling.sources)
+    for source in filling.sources:
+        name, scale = source.name, scale_name(source.name)
+        if place.dtype is not torch.int8:
+            raise WeightsError(
+                f"{file.path}: {name} is stored as int8, {dtype_name(place.dtype)} is needed; run with "
+                "--dtype int8, or with weights that are not quantised (-M)"
+            )
+        if file.entry(name).dtype is not torch.int8 or scale not in file.names:
+            raise WeightsError(f"{file.path}: {name} has no scales ({scale}) to its 8-bit values")
+        entry = file.entry(scale)
+        if entry.shape != (rows,) or entry.dtype is not torch.float32:
+            raise WeightsError(
+                f"{file.path}: {scale} is {entry.dtype_name} of shape {list(entry.shape)}; float32 of "
+                f"[{rows}] is needed"
+            )
+
+
+def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
+    """Names, with prefix, and shapes of the tensors of ``shard`` as the Hugging Face hub stores them."""
+    return {
+        name: view.shape
+        for parameter, tensor in shard.stored_tensors().items()
+        for name, view in hub_filling(parameter, architecture).views(tensor, architecture.heads)
+    }
+
+
+def hub_filling(parameter: str, architecture: Architecture) -> Filling:
+    """What the Hugging Face hub calls the tensors that make up ``parameter``, prefix included."""
+    key, block = canonical_name(parameter)
+    prefix = "" if parameter.startswith("head.") and "classifier" in parameter else f"{architecture.family}."
+    templates = (template.numbered(block) for template in hub_dialect(architecture)[key])
+    return Filling(parameter, tuple(FileTensor(prefix + each.name, each.layout) for each in templates))
+
+
+def _resolve(
+    parameter: str, table: Dialect, architecture: Architecture, file: WeightsFile
+) -> tuple[tuple[FileTensor, ...], int]:
+    """The sources of a parameter in one dialect, under the prefix that finds most of them, and how many."""
+    key, block = canonical_name(parameter)
+    templates = table.get(key, ())
+    best: tuple[tuple[FileTensor, ...], int] = ((), 0)
+    for prefix in prefixes(architecture.family):
+        sources = tuple(
+            FileTensor(prefix + template.numbered(block).name, template.layout) for template in templates
+        )
+        found = sum(source.name in file.names for source in sources)
+        if not best[0] or found > best[1]:
+            best = sources, found
+    return best

@@ -1,0 +1,61 @@
+"""Random weights for benchmarks: the same for a tensor whatever the cut, the machine and the version.
+
+Each tensor has a generator of its own, seeded by its name, whose integers are turned into floats by
+exact operations only; a shard needs to draw nothing but its own tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeedge.models.weights.reading import TensorEntry, WeightsFile
+
+__all__ = ["RandomWeights"]
+
+_CHUNK = 1 << 18
+_STD = 0.02
+"""As the three families are initialised for training; activations stay of order one."""
+
+
+class RandomWeights(WeightsFile):
+    """Tensors under the given names, uniform with a standard deviation of 0.02; norms around one."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size], seed: int) -> None:
+        super().__init__(Path(f"random weights, seed {seed}"))
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self._seed = seed
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._shapes.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        return TensorEntry(self._shapes[name], torch.float32, "float32")
+
+    def identity(self) -> Iterator[bytes]:
+        yield f"{self._seed} {sorted(self._shapes.items())}".encode()
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        flat = out.view(-1) if out.is_contiguous() else torch.empty(out.numel())
+        generator = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(name.encode())]))
+        centre = 1.0 if name.lower().endswith("norm.weight") or _is_image_norm(name) else 0.0
+        width = np.float32(_STD * math.sqrt(12))
+        for start in range(0, flat.numel(), _CHUNK):
+            part = flat[start : start + _CHUNK]
+            values = generator.random(part.numel(), dtype=np.float32)
+            values -= np.float32(0.5)
+            values *= width
+            values += np.float32(centre)
+            part.copy_(torch.from_numpy(values))
+        if not out.is_contiguous():
+            out.copy_(flat.view(out.shape))
+
+
+def _is_image_norm(name: str) -> bool:
+    return name.endswith(("layernorm_before.weight", "layernorm_after.weight"))

@@ -1,0 +1,397 @@
+"""Reading weights: only the tensors that are asked for, in pieces, straight into their place.
+
+No file is mapped into memory: pages of a mapping count towards a process's resident memory beside the
+copy that is made of them, which on a board is the difference between fitting and not. Every reader
+hands out a stream a tensor instead, and a megabyte at a time goes from it into the parameter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+import torch
+
+from pipeedge.base.archive import NpzArchive, read_exactly
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.wording import excerpt
+
+__all__ = ["SOURCE_KEY", "TensorEntry", "WeightsFile", "open_weights"]
+
+_CHUNK_BYTES = 1 << 20
+_SAMPLE_BYTES = 256
+
+_SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I8": torch.int8,
+    }
+)
+_NUMPY_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16}
+)
+_SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
+    {
+        "F64": 8,
+        "I64": 8,
+        "U64": 8,
+        "F32": 4,
+        "I32": 4,
+        "U32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I16": 2,
+        "U16": 2,
+        "I8": 1,
+        "U8": 1,
+        "BOOL": 1,
+    }
+)
+_MAX_HEADER_BYTES = 100 << 20
+SOURCE_KEY = "pipeedge_source"
+"""In the metadata of a ``.safetensors`` file: the fingerprint of what it was converted from."""
+_LONGEST_REASON = 80
+_NO_PICKLE = (
+    "is a PyTorch pickle, which is not read because unpickling can run code; convert it once with "
+    "transformers: AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors"
+)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """What a file says about one of its tensors, without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None: a type that cannot be a weight."""
+    dtype_name: str
+    column_major: bool = False
+
+
+class WeightsFile(ABC):
+    """Named tensors in a file, or in several that belong together. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.source: str | None = None
+        """The fingerprint of the weights that these were converted from; None where they are the original."""
+
+    def __enter__(self) -> WeightsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is open; most readers keep nothing open."""
+        return
+
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """Every tensor's name."""
+
+    @abstractmethod
+    def entry(self, name: str) -> TensorEntry:
+        """Shape and type of one tensor, from the file's header alone."""
+
+    @abstractmethod
+    def identity(self) -> Iterator[bytes]:
+        """Bytes that tell this content from another's, cheaply, the same wherever the file lies."""
+
+    @abstractmethod
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor into ``out``, converting its values to the type of ``out``.
+
+        Args:
+            name: one of ``names``.
+            out: CPU tensor of the entry's shape, of any strides.
+
+        Raises:
+            WeightsError: the data ends early or is damaged.
+        """
+
+
+class _StreamedFile(WeightsFile):
+    """A file whose tensors can be read from front to back."""
+
+    @abstractmethod
+    def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """A stream that stands at the tensor's first value."""
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        entry = self.entry(name)
+        if entry.dtype is None:
+            raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
+        view = out.permute(tuple(reversed(range(out.dim())))) if entry.column_major else out
+        while view.dim() > 1 and view.shape[0] == 1:
+            view = view[0]  # keeps the pieces small: the first dimension is the one that is cut
+        row = math.prod(view.shape[1:])
+        rows_at_once = max(1, _CHUNK_BYTES // (row * entry.dtype.itemsize))
+        with self._open(name) as stream:
+            for start in range(0, view.shape[0], rows_at_once):
+                part = view[start : start + rows_at_once]
+                data = read_exactly(stream, part.numel() * entry.dtype.itemsize)
+                if data is None:
+                    raise WeightsError(
+                        f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, "
+                        "ends early; fetch the file again"
+                    )
+                part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
+
+
+class _HeaderError(ValueError):
+    """A header that is JSON and says something that cannot be."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object that JSON ``pairs`` make, if each name is given once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise _HeaderError(f"{twice} is given twice")
+    return found
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _HeaderError(f"{value!r} is no size")
+    return value
+
+
+class SafetensorsFile(_StreamedFile):
+    """A ``.safetensors`` file, https://huggingface.co/docs/safetensors: length, JSON header, data."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length_bytes = file.read(8)
+                length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
+                if not 2 <= length <= _MAX_HEADER_BYTES:
+                    raise WeightsError(f"{path} is no .safetensors file: it has no header")
+                if 8 + length > size:
+                    raise WeightsError(f"{path} is truncated within its header; fetch the file again")
+                raw = file.read(length)
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
+        self._header = raw
+        self._entries: dict[str, tuple[TensorEntry, int, int]] = {}
+        end = 0
+        try:
+            for name, value in json.loads(raw, object_pairs_hook=_without_duplicates).items():
+                if name == "__metadata__":
+                    source = value.get(SOURCE_KEY)
+                    self.source = None if source is None else str(source)
+                    continue
+                kind = str(value["dtype"])
+                shape = tuple(_whole(side) for side in value["shape"])
+                start, stop = (_whole(offset) for offset in value["data_offsets"])
+                width = _SAFETENSORS_WIDTHS.get(kind)
+                if start > stop or (width and stop - start != width * math.prod(shape)):
+                    raise WeightsError(f"{path}: the header's offsets of {name} do not fit its shape")
+                entry = TensorEntry(shape, _SAFETENSORS_DTYPES.get(kind), kind)
+                self._entries[name] = (entry, 8 + length + start, 8 + length + stop)
+                end = max(end, 8 + length + stop)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = f" ({excerpt(error, _LONGEST_REASON)})" if isinstance(error, _HeaderError) else ""
+            raise WeightsError(
+                f"{path} is no .safetensors file: its header cannot be read{reason}"
+            ) from error
+        self._check_overlap()
+        if end > size:
+            first = next(name for name, (_, _, stop) in self._entries.items() if stop > size)
+            raise WeightsError(
+                f"{path} is truncated: {size} bytes of {end}, the first tensor cut off is {first}, "
+                f"shape {list(self._entries[first][0].shape)}; fetch the file again"
+            )
+
+    def _check_overlap(self) -> None:
+        """Refuse two tensors that share bytes."""
+        places = sorted(
+            (start, stop, name) for name, (_, start, stop) in self._entries.items() if start < stop
+        )
+        for (_, end, one), (start, _, other) in itertools.pairwise(places):
+            if start < end:
+                raise WeightsError(
+                    f"{self.path}: the header gives {excerpt(one)} and {excerpt(other)} the same bytes"
+                )
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        return self._entries[name][0]
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._entries[name][1])
+                yield file
+        except OSError as error:
+            raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+    def identity(self) -> Iterator[bytes]:
+        yield self._header
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                for _, start, stop in sorted(self._entries.values(), key=lambda value: value[1]):
+                    for offset in (start, (start + stop) // 2):
+                        file.seek(offset)
+                        yield file.read(min(_SAMPLE_BYTES, stop - offset)) or b""
+        except OSError as error:
+            raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+class NpzFile(_StreamedFile):
+    """A ``.npz`` file: a zip of ``.npy`` members, stored or deflated."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._archive = NpzArchive(path, WeightsError)
+        if not self._archive.members:
+            pickled = any(Path(name).name == "data.pkl" for name in self._archive.other_names)
+            self._archive.close()
+            raise WeightsError(f"{path} {_NO_PICKLE}" if pickled else f"{path} holds no .npy arrays")
+
+    def close(self) -> None:
+        self._archive.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._archive.members.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        header = self._archive.header(name)
+        kind = header.dtype.str
+        return TensorEntry(header.shape, _NUMPY_DTYPES.get(kind), kind, column_major=header.column_major)
+
+    def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        return self._archive.data(name)
+
+    def identity(self) -> Iterator[bytes]:
+        # The table of contents holds a checksum of every member: the whole content, for nothing.
+        for name, info in sorted(self._archive.members.items()):
+            yield f"{name} {info.file_size} {info.CRC}\n".encode(errors="surrogateescape")
+
+
+class IndexedDirectory(WeightsFile):
+    """Several ``.safetensors`` files under one ``model.safetensors.index.json``."""
+
+    def __init__(self, index: Path) -> None:
+        super().__init__(index)
+        try:
+            document = json.loads(index.read_bytes())
+            self._files = {str(name): str(file) for name, file in document["weight_map"].items()}
+        except OSError as error:
+            raise WeightsError(f"{index} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise WeightsError(f"{index} is no index of weights: it needs a weight_map") from error
+        for file in self._files.values():
+            if Path(file).name != file:
+                raise WeightsError(f"{index} names {excerpt(repr(file))}, which is not in its own directory")
+        self._opened: dict[str, SafetensorsFile] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def _file(self, name: str) -> SafetensorsFile:
+        file = self._files[name]
+        if file not in self._opened:
+            path = self.path.parent / file
+            if not path.exists():
+                raise WeightsError(f"{path} is missing: {self.path} says that it holds {name}")
+            _check_regular(path)
+            self._opened[file] = SafetensorsFile(path)
+        opened = self._opened[file]
+        if name not in opened.names:
+            raise WeightsError(f"{opened.path} does not hold {name}, though {self.path.name} says so")
+        return opened
+
+    def entry(self, name: str) -> TensorEntry:
+        return self._file(name).entry(name)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        self._file(name).read_into(name, out)
+
+    def identity(self) -> Iterator[bytes]:
+        for name in sorted({file: name for name, file in sorted(self._files.items())}.values()):
+            yield from self._file(name).identity()
+
+
+def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
+    """Open a ``.npz`` or ``.safetensors`` file, an index, or a directory with one of the latter two.
+
+    Raises:
+        WeightsError: nothing there, a kind that is not read, or a damaged file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = find_in_directory(path)
+    if not path.exists():
+        raise WeightsError(
+            f"no weights at {path}; save_model_weights.py fetches those of the known models "
+            "(--random writes random ones), -M names another file"
+        )
+    _check_regular(path)
+    if path.suffix == ".json":
+        return IndexedDirectory(path)
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        raise WeightsError(f"{path} {_NO_PICKLE}")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
+    if magic[:2] == b"PK" or path.suffix == ".npz":
+        return NpzFile(path)
+    return SafetensorsFile(path)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe, whose opening would wait for somebody to write into it, and the like."""
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file; weights are read from .npz and .safetensors files")
+
+
+def find_in_directory(directory: Path) -> Path:
+    """The weights in a Hugging Face directory: one file, or the index of several.
+
+    Raises:
+        WeightsError: neither is there.
+    """
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        if (directory / name).exists():
+            return directory / name
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        if (directory / name).exists():
+            raise WeightsError(f"{directory / name} {_NO_PICKLE}")
+    raise WeightsError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+
+
+def identity_digest(parts: Iterator[bytes]) -> str:
+    """A short hexadecimal digest of ``parts``."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,202 @@
+"""Writing weights, a tensor at a time, under a temporary name until whole.
+
+As they are, float32, as ``.npz``; converted to another type as ``.safetensors``, whose 8-bit tensors have
+their scales beside them under their own name and ``_scale``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.files import temporary_beside
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.shard import Shard
+from pipeedge.models.weights.fill import Filling, hub_filling, hub_tensors, plan, read, read_int8, scale_name
+from pipeedge.models.weights.random_weights import RandomWeights
+from pipeedge.models.weights.reading import SOURCE_KEY, WeightsFile
+
+__all__ = [
+    "make_directory_of",
+    "needed_names",
+    "replacing",
+    "write_converted",
+    "write_npz",
+    "write_random",
+]
+
+_SAFETENSORS_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
+)
+_HEADER_ALIGNMENT = 8
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary path beside ``target`` that takes its place if the body succeeds, and else goes.
+
+    Raises:
+        WeightsError: the directory cannot be written to, or the disk is full.
+    """
+    make_directory_of(target)
+    temporary = temporary_beside(target)
+    try:
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise WeightsError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def make_directory_of(target: Path) -> None:
+    """Make the directory that ``target`` is to lie in, unless it is there.
+
+    Raises:
+        WeightsError: it cannot be made.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def write_npz(
+    target: Path,
+    names: Iterable[str],
+    source: WeightsFile,
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> None:
+    """Write the named tensors of ``source`` to ``target`` as float32, holding one of them at a time.
+
+    Members are stored, not deflated: weights do not compress, and are read at the speed of the disk.
+
+    Args:
+        target: the file to write.
+        names: tensors of ``source``.
+        source: where they come from.
+        progress: called with the bytes of each tensor written.
+
+    Raises:
+        WeightsError: ``source`` is damaged, or ``target`` cannot be written.
+    """
+    with (
+        replacing(target) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
+        for name in names:
+            tensor = torch.empty(source.entry(name).shape)
+            source.read_into(name, tensor)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, tensor.numpy(), allow_pickle=False)
+            progress(tensor.nbytes)
+
+
+def write_random(
+    target: Path,
+    shard: Shard,
+    architecture: Architecture,
+    seed: int,
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> None:
+    """Write to ``target`` the weights that ``shard`` would get from ``Model.random(seed=seed)``."""
+    source = RandomWeights(hub_tensors(shard, architecture), seed)
+    write_npz(target, source.names, source, progress=progress)
+
+
+def write_converted(
+    target: Path,
+    shard: Shard,
+    architecture: Architecture,
+    source: WeightsFile,
+    fingerprint: str,
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> None:
+    """Write to ``target`` what ``shard``, on ``meta``, would read from ``source``, in the shard's type.
+
+    Args:
+        target: a ``.safetensors`` file with the hub's names.
+        shard: of the type to convert to.
+        architecture: its model's.
+        source: the weights.
+        fingerprint: of ``source``, which the file carries from then on.
+        progress: called with the bytes of each parameter written.
+
+    Raises:
+        WeightsError: ``source`` does not fit or is damaged, or ``target`` cannot be written.
+    """
+    places = shard.stored_tensors()
+    fillings = plan(shard, architecture, source)
+    specs = [
+        (name, _SAFETENSORS_NAMES[dtype], shape)
+        for filling in fillings
+        for name, dtype, shape in _stored_specs(filling.parameter, places[filling.parameter], architecture)
+    ]
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        file.write(_safetensors_header(specs, {SOURCE_KEY: fingerprint}))
+        for filling in fillings:
+            place, written = places[filling.parameter], 0
+            for tensor in _stored(filling, place, architecture, source):
+                data = tensor.contiguous().view(torch.uint8).numpy().data
+                file.write(data)
+                written += data.nbytes
+            progress(written)
+
+
+def _stored(
+    filling: Filling, place: torch.Tensor, architecture: Architecture, source: WeightsFile
+) -> Iterator[torch.Tensor]:
+    """The tensors that stand for one parameter in a file: its parts, and their scales if they have some."""
+    hub = hub_filling(filling.parameter, architecture)
+    if place.dtype is not torch.int8:
+        tensor = read(filling, place.shape, place.dtype, architecture, source)
+        yield from (view for _, view in hub.views(tensor, architecture.heads))
+        return
+    tensor, scale = read_int8(filling, place.shape, architecture, source)
+    yield from (view for _, view in hub.views(tensor, architecture.heads))
+    yield from scale.chunk(len(hub.sources))
+
+
+def _stored_specs(
+    parameter: str, place: torch.Tensor, architecture: Architecture
+) -> Iterator[tuple[str, torch.dtype, torch.Size]]:
+    """Name, type and shape of each of ``_stored``."""
+    views = dict(hub_filling(parameter, architecture).views(place, architecture.heads))
+    yield from ((name, place.dtype, view.shape) for name, view in views.items())
+    if place.dtype is torch.int8:
+        yield from ((scale_name(name), torch.float32, view.shape[:1]) for name, view in views.items())
+
+
+def _safetensors_header(specs: Iterable[tuple[str, str, torch.Size]], metadata: Mapping[str, str]) -> bytes:
+    """Length and JSON, https://huggingface.co/docs/safetensors, of tensors that follow in this order."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, kind, shape in specs:
+        size = shape.numel() * next(dtype for dtype, n in _SAFETENSORS_NAMES.items() if n == kind).itemsize
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def needed_names(shard: Shard, architecture: Architecture, source: WeightsFile) -> tuple[str, ...]:
+    """The tensors of ``source`` that make up ``shard``.
+
+    Raises:
+        WeightsError: one is missing or of another shape.
+    """
+    fillings = plan(shard, architecture, source)
+    return tuple(tensor.name for filling in fillings for tensor in filling.sources)

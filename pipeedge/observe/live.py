@@ -1,0 +1,256 @@
+"""What the data rank shows while it runs: a small table that renews itself, or a line now and then.
+
+items done, waits, beats of the stages ──Progress (pure)──> Shown ──┬─ a terminal: a table, once a second
+                                                                    └─ none: a line every few seconds
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pipeedge.base.wording import count, figure
+from pipeedge.control.liveness import StageWork
+
+__all__ = ["Display", "Progress", "Shown", "StageShown"]
+
+_TABLE_S = 1.0
+_LINE_S = 5.0
+_NOW_S = 5.0
+"""Over which "now" is taken."""
+_BEATS = 6
+"""Over which a stage's parts are taken; a beat is a second, and a microbatch may take longer."""
+_BAR = 24
+_FELT = 0.05
+"""Waiting for input for less than this part is not worth a word."""
+_BUSY, _INPUT, _LINK = "█", "░", "▒"
+
+
+@dataclass(frozen=True)
+class StageShown:
+    """How a stage spent its time of late, in parts of it."""
+
+    stage: int
+    rank: int
+    busy: float
+    wait_input: float
+    wait_link: float
+    bits: int
+    """A value on its outgoing link."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is to be shown at a moment."""
+
+    items: int
+    total: int
+    items_per_s: float | None
+    """Now; None before there is a result."""
+    mean_items_per_s: float | None
+    wait_input: float
+    """Part of the time of late in which the pipeline could not be fed because the input was being read."""
+    stages: tuple[StageShown, ...]
+
+    @property
+    def left_s(self) -> float | None:
+        """Until all items are done, at the pace of now."""
+        pace = self.items_per_s or self.mean_items_per_s
+        return (self.total - self.items) / pace if pace else None
+
+
+class Progress:
+    """From counts that grow to paces and parts. Pure: times are passed in.
+
+    Args:
+        total: items to be done.
+        ranks: of the stages.
+        began_s: when the run began.
+    """
+
+    def __init__(self, total: int, ranks: Sequence[int], began_s: float) -> None:
+        self._total = total
+        self._ranks = tuple(ranks)
+        self._began_s = began_s
+        self._past: deque[tuple[float, int, float]] = deque([(began_s, 0, 0.0)])
+        """Moments of late, the items that were done by then, and the seconds waited for input."""
+        self._work: dict[int, deque[StageWork]] = {}
+        self._shown: dict[int, StageShown] = {}
+
+    def heard(self, statuses: Mapping[int, StageWork]) -> None:
+        """What stages say of themselves, by rank; each has counted on since the last time."""
+        for stage, rank in enumerate(self._ranks):
+            now = statuses.get(rank)
+            known = self._work.setdefault(rank, deque([StageWork()], maxlen=_BEATS))
+            if now is None or now.seconds <= known[-1].seconds:
+                continue
+            before = known[0]
+            spent = now.seconds - before.seconds
+            known.append(now)
+            self._shown[rank] = StageShown(
+                stage,
+                rank,
+                (now.busy_s - before.busy_s) / spent,
+                (now.wait_input_s - before.wait_input_s) / spent,
+                (now.wait_link_s - before.wait_link_s) / spent,
+                now.bits,
+            )
+
+    def at(self, now_s: float, items: int, waited_s: float = 0.0) -> Shown:
+        """``items`` are done at ``now_s``, and ``waited_s`` seconds were waited for input until then."""
+        self._past.append((now_s, items, waited_s))
+        while len(self._past) > 2 and self._past[1][0] <= now_s - _NOW_S:
+            self._past.popleft()
+        then_s, then, waited_then_s = self._past[0]
+        return Shown(
+            items,
+            self._total,
+            (items - then) / (now_s - then_s) if items and now_s > then_s else None,
+            items / (now_s - self._began_s) if items and now_s > self._began_s else None,
+            min(1.0, (waited_s - waited_then_s) / (now_s - then_s)) if now_s > then_s else 0.0,
+            tuple(self._shown[rank] for rank in self._ranks if rank in self._shown),
+        )
+
+
+class Display:
+    """Shows the progress of a run, in a thread of its own, until it is left. A context manager.
+
+    Args:
+        progress: of the run.
+        console: where it is shown.
+        items: how many are done.
+        clock: seconds, as those of ``progress``.
+        waited_s: how many of them the pipeline waited for input.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        console: Console,
+        items: Callable[[], int],
+        clock: Callable[[], float],
+        waited_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._progress = progress
+        self._console = console
+        self._items = items
+        self._clock = clock
+        self._waited_s = waited_s
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
+
+    def heard(self, statuses: Mapping[int, StageWork]) -> None:
+        """What stages say of themselves; from any thread."""
+        with self._lock:
+            self._progress.heard(statuses)
+
+    def __enter__(self) -> Display:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _show(self) -> None:
+        with suppress(OSError, ValueError):  # the run goes on where nobody can see it
+            if self._console.is_terminal:
+                self._show_table()
+            else:
+                self._show_lines()
+
+    def _show_table(self) -> None:
+        # What others print meanwhile goes through ``Live`` and appears above the table: on standard error
+        # only where that is a terminal too, so that a file of messages stays one.
+        with Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=True,
+            redirect_stderr=sys.stderr.isatty(),
+        ) as live:
+            while not self._ending.wait(_TABLE_S):
+                live.update(_table(self._now()), refresh=True)
+
+    def _show_lines(self) -> None:
+        while not self._ending.wait(_LINE_S):
+            self._console.print(_line(self._now()), highlight=False, markup=False, soft_wrap=True)
+
+    def _now(self) -> Shown:
+        with self._lock:
+            return self._progress.at(self._clock(), self._items(), self._waited_s())
+
+
+def _table(shown: Shown) -> RenderableType:
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
+        Text(f"{figure(shown.items)} of {count(shown.total, 'item')}"),
+        Text(_paces(shown)),
+        Text(_input(shown)),
+    )
+    stages = Table.grid(padding=(0, 2))
+    for stage in shown.stages:
+        stages.add_row(
+            f"stage {stage.stage}, rank {stage.rank}", _bar(stage), Text(_parts(stage)), _bits(stage)
+        )
+    return Group(head, stages)
+
+
+def _bar(stage: StageShown) -> Text:
+    busy = round(_BAR * stage.busy)
+    link = min(_BAR - busy, round(_BAR * stage.wait_link))
+    bar = Text()
+    bar.append(_BUSY * busy, style="green")
+    bar.append(_LINK * link, style="red")
+    bar.append(_INPUT * (_BAR - busy - link), style="yellow")
+    return bar
+
+
+def _line(shown: Shown) -> str:
+    parts = [f"{figure(shown.items)} of {count(shown.total, 'item')}"]
+    if shown.items_per_s is not None:
+        parts.append(_paces(shown))
+    if waits := _input(shown):
+        parts.append(waits)
+    parts += [f"stage {stage.stage} {_parts(stage)}, {_bits(stage)}" for stage in shown.stages]
+    return "; ".join(parts)
+
+
+def _paces(shown: Shown) -> str:
+    if shown.items_per_s is None or shown.mean_items_per_s is None:
+        return "no result yet"
+    left = f", {_duration(shown.left_s)} left" if shown.left_s is not None else ""
+    return f"{figure(shown.items_per_s)} items/s now, {figure(shown.mean_items_per_s)} on average{left}"
+
+
+def _input(shown: Shown) -> str:
+    return f"waits {shown.wait_input:.0%} for input" if shown.wait_input >= _FELT else ""
+
+
+def _parts(stage: StageShown) -> str:
+    return f"{stage.busy:.0%} busy, {stage.wait_input:.0%} input, {stage.wait_link:.0%} link"
+
+
+def _bits(stage: StageShown) -> str:
+    return count(stage.bits, "bit")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,302 @@
+"""Counting what a stage does. Pure: times are passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeedge.base.fields import record, text
+
+__all__ = [
+    "CSV_COLUMNS",
+    "Beat",
+    "EnergyUse",
+    "Latency",
+    "Measured",
+    "NOT_MEASURED",
+    "Scope",
+    "StageStats",
+    "Tally",
+    "Windows",
+    "csv_row",
+    "energy_body",
+]
+
+
+@dataclass
+class Tally:
+    """How often something happened, and how much of it there was in all."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, amount: float) -> None:
+        """It happened once more."""
+        self.count += 1
+        self.total += amount
+
+    @property
+    def mean(self) -> float:
+        """The amount each time; 0 if it never happened."""
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """What one stage did in a run."""
+
+    stage: int
+    rank: int
+    microbatches: int
+    compute_s_mean: float
+    """Seconds of computing a microbatch."""
+    send_s_mean: float
+    """Seconds that a microbatch occupied the outgoing link, waiting for the next stage to take it
+    included; 0 where the next stage is on this rank."""
+    send_s_best: float
+    """The same, had every microbatch gone at the pace of the fastest: the link without the waiting."""
+    recv_wait_s_mean: float
+    """Seconds that the stage waited for a microbatch to come."""
+    bytes_out_mean: float
+    """Bytes of a microbatch on the outgoing link; 0 where there is none."""
+    busy_fraction: float
+    """Part of the run that was spent computing."""
+    rss_peak_mb: float
+    """Peak resident memory of the rank, in MB of 2^20 bytes."""
+    parameters: int
+    """Weights of the shard, in values."""
+    compute_cpu_s_mean: float = 0.0
+    """Of the computing, the seconds that the computing thread had a processor."""
+    threads: int = 1
+    """That compute."""
+    encode_s_mean: float = 0.0
+    """Seconds of encoding a microbatch for a compressed link; 0 where it is not."""
+    decode_s_mean: float = 0.0
+    """The same of decoding what came."""
+    link_s: float | None = None
+    """Median time of a microbatch on the outgoing link as the receiving end saw it, in seconds, or None if
+    that was not measured. When a send has ended says little of the network, which buffers megabytes."""
+
+    def to_body(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> StageStats:
+        """Parse plain data. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        return record(cls, body)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds from handing a microbatch to the first stage to having its result."""
+
+    p50: float
+    p95: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency | None:
+        """Of all microbatches of a run; None of none. Percentiles by nearest rank."""
+        if not seconds:
+            return None
+        ordered = sorted(seconds)
+
+        def percentile(fraction: float) -> float:
+            return ordered[max(0, -(-int(fraction * 100) * len(ordered) // 100) - 1)]
+
+        return cls(p50=percentile(0.50), p95=percentile(0.95), max=ordered[-1])
+
+
+@dataclass(frozen=True)
+class EnergyUse:
+    """What a machine used while a rank ran."""
+
+    source: str | None
+    """What measured it; None: nothing did."""
+    joules: float | None
+    seconds: float | None
+    """Of the measurement."""
+    why_not: tuple[str, ...] = ()
+    """Of the sources that would have gone before it."""
+
+    @property
+    def mean_watts(self) -> float | None:
+        """Joules a second; None where nothing is measured."""
+        return self.joules / self.seconds if self.joules is not None and self.seconds else None
+
+    def to_body(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "why_not": list(self.why_not)}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> EnergyUse:
+        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        return record(cls, body, why_not=tuple(text(line) for line in body["why_not"]))
+
+
+NOT_MEASURED = EnergyUse(None, None, None)
+
+
+def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[str, Any]:
+    """Energy of a run, as JSON has it. Ranks on one host measure the same machine, which counts once.
+
+    Args:
+        uses: of each rank, its host and what that used.
+        items: that were done with it.
+    """
+    hosts: dict[str, EnergyUse] = {}
+    for host, use in uses.values():
+        known = hosts.get(host)
+        if use.joules is not None and (known is None or known.joules is None or use.joules > known.joules):
+            hosts[host] = use
+        hosts.setdefault(host, use)
+    measured = [use for use in hosts.values() if use.joules is not None]
+    joules = sum(use.joules or 0.0 for use in measured) if measured else None
+    return {
+        "ranks": [
+            {"rank": rank, "host": host, **use.to_body(), "mean_watts": use.mean_watts}
+            for rank, (host, use) in sorted(uses.items())
+        ],
+        "joules": joules,
+        "mean_watts": sum(use.mean_watts or 0.0 for use in measured) if measured else None,
+        "joules_per_item": joules / items if joules is not None and items else None,
+        "unmeasured_hosts": sorted(host for host, use in hosts.items() if use.joules is None),
+    }
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Something that was done once: a microbatch computed, sent, received, ..."""
+
+    start_s: float
+    end_s: float
+    work: float
+    """In units of its own: items, or Mbit (10^6 bits) that were sent."""
+    start_j: float = 0.0
+    """What the machine's energy source showed; 0 without one."""
+    end_j: float = 0.0
+    accuracy: float = 0.0
+    """Whatever says how good the work is: layers, bits, right answers."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Beats taken together: the last one, those of a window, all."""
+
+    beats: int = 0
+    time_s: float = 0.0
+    """Sum of their durations, which may overlap."""
+    work: float = 0.0
+    energy_j: float = 0.0
+    accuracy: float = 0.0
+
+    def plus(self, beat: Beat, sign: int = 1) -> Scope:
+        """With one more beat, or (-1) without one of them."""
+        return Scope(
+            self.beats + sign,
+            self.time_s + sign * (beat.end_s - beat.start_s),
+            self.work + sign * beat.work,
+            self.energy_j + sign * (beat.end_j - beat.start_j),
+            self.accuracy + sign * beat.accuracy,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Beats a second."""
+        return self._per_second(self.beats)
+
+    @property
+    def performance(self) -> float:
+        """Work a second."""
+        return self._per_second(self.work)
+
+    @property
+    def power_w(self) -> float:
+        """Joules a second."""
+        return self._per_second(self.energy_j)
+
+    @property
+    def accuracy_rate(self) -> float:
+        """Accuracy a second."""
+        return self._per_second(self.accuracy)
+
+    def _per_second(self, amount: float) -> float:
+        return amount / self.time_s if self.time_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A beat, and where it leaves the windows."""
+
+    tag: int
+    """Number of the beat, from 0."""
+    beat: Beat
+    run: Scope
+    window: Scope
+    instant: Scope
+
+
+class Windows:
+    """Beats of one key: all, the last ``size``, the last. Times come from whoever adds them."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a window has at least one beat, not {size}")
+        self._size = size
+        self._last: deque[Beat] = deque()
+        self._run = Scope()
+
+    def add(self, beat: Beat) -> Measured:
+        """One more."""
+        self._run = self._run.plus(beat)
+        self._last.append(beat)
+        if len(self._last) > self._size:
+            self._last.popleft()
+        window = Scope()
+        for one in self._last:  # anew, so that no rounding piles up
+            window = window.plus(one)
+        return Measured(self._run.beats - 1, beat, self._run, window, Scope().plus(beat))
+
+
+CSV_COLUMNS = (
+    "Heartbeat",
+    "Tag",
+    *("Start Time (ns)", "End Time (ns)", "Global Time (ns)", "Window Time (ns)", "Instant Time (ns)"),
+    *("Global Heart Rate (/s)", "Window Heart Rate (/s)", "Instant Heart Rate (/s)"),
+    *("Work", "Global Work", "Window Work", "Instant Work"),
+    *("Global Performance (/s)", "Window Performance (/s)", "Instant Performance (/s)"),
+    *(
+        "Start Energy (uJ)",
+        "End Energy (uJ)",
+        "Global Energy (uJ)",
+        "Window Energy (uJ)",
+        "Instant Energy (uJ)",
+    ),
+    *("Global Power (W)", "Window Power (W)", "Instant Power (W)"),
+    *("Accuracy", "Global Accuracy", "Window Accuracy", "Instant Accuracy"),
+    *("Global Accuracy Rate (/s)", "Window Accuracy Rate (/s)", "Instant Accuracy Rate (/s)"),
+)
+"""Of the original's files, so that what reads those reads these."""
+
+_NS = 1e9
+_UJ = 1e6
+
+
+def csv_row(measured: Measured) -> list[str]:
+    """A line under ``CSV_COLUMNS``: whole nanoseconds and microjoules, other figures with 15 decimals."""
+    beat, scopes = measured.beat, (measured.run, measured.window, measured.instant)
+    values: list[float] = [measured.tag, measured.tag]
+    values += [round(beat.start_s * _NS), round(beat.end_s * _NS)]
+    values += [round(scope.time_s * _NS) for scope in scopes]
+    values += [scope.rate for scope in scopes]
+    values += [beat.work, *(scope.work for scope in scopes)]
+    values += [scope.performance for scope in scopes]
+    values += [round(beat.start_j * _UJ), round(beat.end_j * _UJ)]
+    values += [round(scope.energy_j * _UJ) for scope in scopes]
+    values += [scope.power_w for scope in scopes]
+    values += [beat.accuracy, *(scope.accuracy for scope in scopes)]
+    values += [scope.accuracy_rate for scope in scopes]
+    return [f"{value:.15f}" if isinstance(value, float) else str(value) for value in values]

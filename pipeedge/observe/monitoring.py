@@ -1,0 +1,349 @@
+"""The metrics of the original while a rank runs: windows of time, work, energy and accuracy for each key.
+
+    compute, watch, collect ──rows──> queue ──> [monitor] ──Beats──> Windows ──> CSV files, Prometheus
+                                                    └─ reads the source of energy, four times a second
+
+    key            one beat is                             work      accuracy
+    shard          a microbatch computed                   items     layers of the shard
+    recv           the wait for a microbatch               Mbit      0
+    quant_decode   what came decoded                       items     bits
+    quant_encode   what goes encoded                       items     bits
+    send           a microbatch on the outgoing link       Mbit      0
+    output         from one result to the next             items     right answers; the sum of the highest
+                                                                     scores where no label is known
+
+The threads that compute only put what they have done into a queue; everything else is the monitor's. Energy
+is the machine's, interpolated between two readings: what other processes use meanwhile is in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from pipeedge.base.errors import RequestError
+from pipeedge.observe.energy import EnergyMeter
+from pipeedge.observe.metrics import CSV_COLUMNS, Beat, EnergyUse, Measured, Windows, csv_row
+from pipeedge.observe.recording import Row
+from pipeedge.observe.timeline import Doing
+
+__all__ = [
+    "DATA_KEYS",
+    "STAGE_KEYS",
+    "CsvFiles",
+    "Exporter",
+    "Monitor",
+    "Sink",
+    "check_metrics_dir",
+    "metrics_path",
+    "output_beats",
+    "send_beats",
+    "stage_beats",
+]
+
+STAGE_KEYS = ("shard", "recv", "quant_decode", "quant_encode", "send")
+DATA_KEYS = ("output",)
+
+_INTERVAL_S = 0.25
+_MBIT = 8e-6
+"""Of a byte; 10^6 bits, as the original counts them."""
+
+Beats = Iterator[tuple[str, Beat]]
+
+
+def stage_beats(row: Row, phases: Sequence[Doing], received: int, layers: int, decoded_bits: int) -> Beats:
+    """What a stage did for one microbatch.
+
+    Args:
+        row: when, and for how long.
+        phases: what the seconds of ``row`` are spent with.
+        received: bytes that came over the network.
+        layers: of the shard.
+        decoded_bits: a value of what came; 0: as it is.
+    """
+    at = row.start_s
+    for phase, seconds in zip(phases, row.seconds, strict=True):
+        start, at = at, at + seconds
+        if phase is Doing.WAIT_INPUT and received:
+            yield "recv", Beat(start, at, received * _MBIT)
+        elif phase is Doing.COMPUTE:
+            yield "shard", Beat(start, at, row.items, accuracy=layers)
+        elif phase is Doing.DECODE and decoded_bits:
+            yield "quant_decode", Beat(start, at, row.items, accuracy=decoded_bits)
+        elif phase is Doing.ENCODE and seconds > 0:
+            yield "quant_encode", Beat(start, at, row.items, accuracy=round(row.bits))
+
+
+def send_beats(size: int, start_s: float, end_s: float) -> Beats:
+    """``size`` bytes occupied the link."""
+    yield "send", Beat(start_s, end_s, size * _MBIT)
+
+
+def output_beats(since_s: float, until_s: float, items: int, accuracy: float) -> Beats:
+    """A result came at ``until_s``, the one before it at ``since_s``."""
+    yield "output", Beat(since_s, until_s, items, accuracy=accuracy)
+
+
+class Sink(Protocol):
+    """Takes what was measured."""
+
+    def take(self, key: str, measured: Measured) -> None:
+        """One more beat of ``key``.
+
+        Raises:
+            OSError: it cannot take any more.
+        """
+
+    def flush(self) -> None:
+        """What was taken can be seen."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class Monitor:
+    """The thread that measures beside those that work. A context manager.
+
+    Args:
+        meter: of this machine's energy.
+        sinks: take every beat.
+        window: beats of a window.
+        clock: of the rows.
+        warn: called with a line for the user when a sink fails; the run goes on.
+    """
+
+    def __init__(
+        self,
+        meter: EnergyMeter,
+        sinks: Sequence[Sink],
+        window: int,
+        clock: Callable[[], float],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._meter = meter
+        self._sinks = list(sinks)
+        self._window = window
+        self._clock = clock
+        self._warn = warn
+        self._windows: dict[str, Windows] = {}
+        self._told: queue.SimpleQueue[Beats] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    @property
+    def wants_beats(self) -> bool:
+        """Whether anybody takes them."""
+        return bool(self._sinks)
+
+    def tell(self, beats: Beats) -> None:
+        """Something was done; from any thread, at next to no cost: ``beats`` is evaluated later."""
+        self._told.put(beats)
+
+    def __enter__(self) -> Monitor:
+        if self._sinks or self._meter.measures:
+            self._meter.sample(self._clock())
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for sink in self._sinks:
+            with suppress(OSError):
+                sink.close()
+
+    def use(self) -> EnergyUse:
+        """Energy from the first reading to the last."""
+        return self._meter.use()
+
+    def _run(self) -> None:
+        ending = False
+        while not ending:
+            ending = self._ending.wait(_INTERVAL_S)
+            self._meter.sample(self._clock())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        for key, beat in self._drain():
+            windows = self._windows.setdefault(key, Windows(self._window))
+            start_j, end_j = self._meter.joules_at(beat.start_s), self._meter.joules_at(beat.end_s)
+            measured = windows.add(Beat(beat.start_s, beat.end_s, beat.work, start_j, end_j, beat.accuracy))
+            self._each_sink(partial(_take, key=key, measured=measured))
+        self._each_sink(_flush)
+
+    def _drain(self) -> Beats:
+        with suppress(queue.Empty):
+            while True:
+                yield from self._told.get_nowait()
+
+    def _each_sink(self, act: Callable[[Sink], None]) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                act(sink)
+            except OSError as error:
+                self._sinks.remove(sink)
+                self._warn(f"metrics are no longer written ({error.strerror or error}); the run goes on")
+
+
+def _take(sink: Sink, key: str, measured: Measured) -> None:
+    sink.take(key, measured)
+
+
+def _flush(sink: Sink) -> None:
+    sink.flush()
+
+
+def check_metrics_dir(directory: Path, mode: str, rank: int, keys: Sequence[str]) -> None:
+    """Refuse a place for metrics that cannot take them.
+
+    Args:
+        directory: is made if it is not there.
+        mode: ``x``: no file is there yet, ``w``: replaced, ``a``: appended to.
+        rank: this one.
+        keys: of its files.
+
+    Raises:
+        RequestError: it cannot be written, or a file is there already.
+    """
+    try:
+        directory.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise RequestError(f"--metrics-dir {directory}: cannot be written ({error.strerror})") from error
+    for key in keys:
+        path = metrics_path(directory, rank, key)
+        if mode == "x" and path.exists():
+            raise RequestError(
+                f"--metrics-dir {directory}: {path.name} is there already; choose another directory, or "
+                "--csv-file-mode w to replace it or a to append to it"
+            )
+        if mode != "x" and path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+            raise RequestError(f"--metrics-dir {directory}: {path.name} cannot be written")
+
+
+def metrics_path(directory: Path, rank: int, key: str) -> Path:
+    """Return the file for one key of one rank."""
+    return directory / f"{key}-rank{rank}.csv"
+
+
+def _writer(stream: IO[str]) -> Any:
+    return csv.writer(stream, lineterminator="\n")
+
+
+class CsvFiles:
+    """A file for each key, a line for each beat.
+
+    Raises:
+        RequestError: on creation, if a file cannot be opened.
+    """
+
+    def __init__(self, directory: Path, mode: str, rank: int, keys: Sequence[str]) -> None:
+        self._streams: dict[str, IO[str]] = {}
+        for key in keys:
+            path = metrics_path(directory, rank, key)
+            try:
+                stream = path.open(mode, encoding="utf-8", newline="")
+                self._streams[key] = stream
+                if not stream.tell():
+                    _writer(stream).writerow(CSV_COLUMNS)
+            except OSError as error:
+                self.close()
+                raise RequestError(f"--metrics-dir {directory}: {path.name}: {error.strerror}") from error
+        self._writers = {
+            key: csv.writer(stream, lineterminator="\n") for key, stream in self._streams.items()
+        }
+
+    def take(self, key: str, measured: Measured) -> None:
+        """Write a line."""
+        if key in self._writers:
+            self._writers[key].writerow(csv_row(measured))
+
+    def flush(self) -> None:
+        """All lines are in the files."""
+        for stream in self._streams.values():
+            stream.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._streams.values():
+            stream.close()
+
+
+_FIGURES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
+    "time_seconds": ("Time spent, summed over microbatches", lambda scope: scope.time_s),
+    "rate": ("Microbatches a second of that time", lambda scope: scope.rate),
+    "work": ("Items, or Mbit for send and recv", lambda scope: scope.work),
+    "performance": ("Work a second of that time", lambda scope: scope.performance),
+    "energy_joules": ("Energy of the machine in that time", lambda scope: scope.energy_j),
+    "power_watts": ("Energy a second of that time", lambda scope: scope.power_w),
+    "accuracy": ("Layers, bits or right answers, by key", lambda scope: scope.accuracy),
+    "accuracy_rate": ("Accuracy a second of that time", lambda scope: scope.accuracy_rate),
+}
+
+
+class Exporter:
+    """Serves the last of every key to Prometheus, at one address.
+
+    Args:
+        address: of the interface to serve at.
+        port: to listen at.
+        rank: a label of every figure.
+
+    Raises:
+        RequestError: ``prometheus-client`` is not installed, or the port is taken.
+    """
+
+    def __init__(self, address: str, port: int, rank: int) -> None:
+        try:
+            import prometheus_client
+            from prometheus_client import core
+        except ImportError:
+            raise RequestError(
+                "--prometheus-port needs the package prometheus-client: pip install 'pipeedge[prometheus]'"
+            ) from None
+        self._family = core.GaugeMetricFamily
+        self._rank = str(rank)
+        self._latest: dict[str, Measured] = {}
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(port, address, registry)
+        except OSError as error:
+            raise RequestError(
+                f"--prometheus-port {port}: cannot listen at {address} ({error.strerror}); choose another "
+                "port, one for each rank of a machine"
+            ) from error
+
+    def collect(self) -> Iterator[Any]:
+        """All figures, as ``prometheus_client`` asks for them, from a thread of its own."""
+        latest = dict(self._latest)
+        for name, (text, figure) in _FIGURES.items():
+            family = self._family(f"pipeedge_{name}", text, labels=("rank", "key", "scope"))
+            for key, measured in sorted(latest.items()):
+                scopes = {"instant": measured.instant, "window": measured.window, "global": measured.run}
+                for scope, values in scopes.items():
+                    family.add_metric((self._rank, key, scope), figure(values))
+            yield family
+
+    def take(self, key: str, measured: Measured) -> None:
+        """From now on ``measured`` is the last."""
+        self._latest[key] = measured
+
+    def flush(self) -> None:
+        """Always up to date."""
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,257 @@
+"""What the scheduler promised, beside what a run measured. Pure.
+
+    stage 0   |handling| layers      |handling|
+    link 0-1                                  |--------|
+    stage 1                                            |handling| layers  |handling|
+
+    period     = the longest of: what a stage spends on a microbatch, what a link does (those of the data rank
+                 too), and what the data rank itself does with its input and its results
+    throughput = items of a microbatch / period, once the pipeline is full
+
+Handling is what a stage spends beside its layers: taking a microbatch from a link, passing it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeedge.base.fields import record, whole_number
+from pipeedge.base.wording import count
+from pipeedge.observe.metrics import StageStats
+
+__all__ = ["Beside", "Comparison", "Prediction", "StageComparison", "StagePrediction", "compare"]
+
+REMARKABLE = 0.15
+"""A stage that is off by more than this part of what was predicted is worth a line."""
+OWN_PROCESSOR = 0.9
+"""Below this part of its time on a processor, a computation was kept from it."""
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """One stage, seconds a microbatch."""
+
+    busy_s: float
+    """Of its layers, of taking a microbatch from one link and passing it on to the next, and on the data rank
+    of reading and collecting."""
+    link_s: float
+    """Of its outgoing link; 0 where nothing is counted."""
+    threads: int | None
+    """Threads its device was profiled with, or None if the profile does not say."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths its device was profiled with; empty for images, and where the profile does not say."""
+    data_s: float = 0.0
+    """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
+
+    def fits_tokens(self, tokens: int | None) -> bool:
+        """Whether the profile tells what sentences of ``tokens`` take; None: of images."""
+        return tokens is None or len(self.tokens) > 1 or self.tokens == (tokens,)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A schedule's promise."""
+
+    stages: tuple[StagePrediction, ...]
+    ubatch_size: int
+    tokens: int | None = None
+    """Tokens of the longest sentence; None for images."""
+    input_link_s: float = 0.0
+    """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
+    feed_s: float = 0.0
+    """Seconds in which the data rank reads and feeds a microbatch."""
+    collect_s: float = 0.0
+    """Seconds in which it collects the results of one."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the times of all stages are those of the sentences of the run."""
+        return all(stage.fits_tokens(self.tokens) for stage in self.stages)
+
+    @property
+    def period_s(self) -> float:
+        """From one microbatch to the next, once the pipeline is full."""
+        return max(seconds for seconds, _ in self._costs())
+
+    @property
+    def bottleneck(self) -> str:
+        """What the period is the time of, in words: ``the link from the data rank to stage 0``."""
+        return max(self._costs(), key=lambda cost: cost[0])[1]
+
+    def _costs(self) -> Iterator[tuple[float, str]]:
+        """Seconds of everything that takes one microbatch at a time; stages first, which win ties."""
+        last = len(self.stages) - 1
+        for number, stage in enumerate(self.stages):
+            yield stage.busy_s, f"stage {number}"
+        yield self.input_link_s, "the link from the data rank to stage 0"
+        for number, stage in enumerate(self.stages):
+            to = "the data rank" if number == last else f"stage {number + 1}"
+            yield stage.link_s, f"the link from stage {number} to {to}"
+        yield self.feed_s, "the data rank, reading the input"
+        yield self.collect_s, "the data rank, collecting the results"
+
+    @property
+    def throughput_items_per_s(self) -> float | None:
+        """Once the pipeline is full; None where nothing takes time."""
+        return self.ubatch_size / self.period_s if self.period_s else None
+
+    def run_items_per_s(self, items: int) -> float | None:
+        """Of a run of ``items``, filling and draining the pipeline included."""
+        latency_s = self.feed_s + self.input_link_s
+        latency_s += sum(stage.busy_s - stage.data_s + stage.link_s for stage in self.stages)
+        microbatches = items / self.ubatch_size
+        elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
+        return items / elapsed_s if elapsed_s else None
+
+    def to_body(self) -> dict[str, Any]:
+        """As a message."""
+        return asdict(self)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Prediction:
+        """Parse a message. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        stages = tuple(
+            record(StagePrediction, stage, tokens=tuple(map(whole_number, stage["tokens"])))
+            for stage in body["stages"]
+        )
+        return record(cls, body, stages=stages)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure that was predicted, beside the one that was measured."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float | None:
+        """How far the measured one is from the predicted, as a part of it; None without a prediction."""
+        return self.measured / self.predicted - 1 if self.predicted else None
+
+    def to_body(self, name: str) -> dict[str, float | None]:
+        """Three entries that begin with ``name``."""
+        error = self.error
+        return {
+            name: self.predicted,
+            f"{name}_measured": self.measured,
+            f"{name}_error_percent": None if error is None else 100 * error,
+        }
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """One stage."""
+
+    stage: int
+    rank: int
+    compute: Beside
+    link: Beside | None
+    """None where no link leaves the stage, none was counted, or it was not measured."""
+    remark: str | None
+    """Why it may be off, where it is."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside its promise."""
+
+    steady: Beside | None
+    """Items a second once the pipeline is full; None where it never was."""
+    run: Beside | None
+    """Items a second of the whole run."""
+    stages: tuple[StageComparison, ...]
+    bottleneck: str = ""
+    """Part of the pipeline that was predicted to limit it."""
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """A line for each stage that is off."""
+        return (stage.remark for stage in self.stages if stage.remark is not None)
+
+
+def compare(
+    prediction: Prediction,
+    stages: Sequence[StageStats],
+    *,
+    items: int,
+    run_items_per_s: float,
+    steady_items_per_s: float | None,
+) -> Comparison:
+    """A run of ``items`` beside its promise.
+
+    Args:
+        prediction: what was promised.
+        stages: what each of them measured, in order.
+        items: of the run.
+        run_items_per_s: measured, from the beginning of reading to the last result out.
+        steady_items_per_s: measured, from the first result to the last; None of one microbatch.
+    """
+    promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)
+    return Comparison(
+        steady=None
+        if promised is None or steady_items_per_s is None
+        else Beside(promised, steady_items_per_s),
+        run=None if whole is None else Beside(whole, run_items_per_s),
+        stages=tuple(
+            _compare_stage(predicted, stats, prediction.period_s, prediction.tokens)
+            for predicted, stats in zip(prediction.stages, stages, strict=True)
+        ),
+        bottleneck=prediction.bottleneck,
+    )
+
+
+def _compare_stage(
+    predicted: StagePrediction, stats: StageStats, period_s: float, tokens: int | None
+) -> StageComparison:
+    compute = Beside(predicted.busy_s, stats.compute_s_mean)
+    measured_s = stats.link_s
+    link = Beside(predicted.link_s, measured_s) if predicted.link_s > 0 and measured_s is not None else None
+    remark = None
+    if compute.error is not None and abs(compute.error) > REMARKABLE:
+        remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(
+            predicted, stats, tokens, slower=compute.error > 0
+        )
+    elif link is not None and link.measured - link.predicted > REMARKABLE * max(link.predicted, period_s):
+        # A link that is fast enough not to be felt may be as slow as it likes.
+        remark = (
+            f"the link from stage {stats.stage} (rank {stats.rank}) is off by {link.error or 0.0:+.0%}: is "
+            "other traffic on it, or is bw_Mbps of its devices too high?"
+        )
+    return StageComparison(stats.stage, stats.rank, compute, link, remark)
+
+
+def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, slower: bool) -> str:
+    if tokens is not None and not predicted.fits_tokens(tokens):
+        known = (
+            f"with {predicted.tokens[0]} tokens" if predicted.tokens else "with an unknown number of tokens"
+        )
+        return (
+            f"it was profiled {known} and the longest sentence here has {tokens}: profile several lengths "
+            "(profiler.py --tokens)"
+        )
+    if predicted.threads is not None and predicted.threads != stats.threads:
+        return (
+            f"it computes with {count(stats.threads, 'thread')} and was profiled with "
+            f"{predicted.threads}; set "
+            f"OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
+        )
+    if not slower and tokens is not None:
+        return (
+            f"its times are those of the longest sentence, {tokens} tokens, and a microbatch is only as long "
+            "as its own longest; are most sentences shorter?"
+        )
+    if not slower:
+        return "was it profiled under load, or on slower hardware? profile this device again"
+    on_processor = stats.compute_cpu_s_mean / stats.compute_s_mean
+    if on_processor < OWN_PROCESSOR:
+        return (
+            f"it was kept from its processor for {1 - on_processor:.0%} of the time; is other load there, or "
+            "a CPU quota that was not there when it was profiled?"
+        )
+    return (
+        "it had its processor for itself, so that is slower than when it was profiled: throttling, less "
+        "memory bandwidth, or longer sentences or padding"
+    )

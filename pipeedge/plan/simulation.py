@@ -1,0 +1,381 @@
+"""A run that never takes place: what the runtime's threads would do, to the moment. Pure.
+
+    [feed] ──link 0──> [stage 0] ──link 1──> ... [stage S-1] ──link S──> [collect]
+    node 0              node 1                    node S                  node S+1
+
+Every node takes a microbatch, works, and hands it on; every link bounds how far one runs ahead of the
+next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
+
+    taken(n)   = max(free(n-1), arrived_in(n))                 the node has time, and it is there
+    done(n)    = taken(n) + work
+    room(n)    = max(done(n), arrived(n-2))                    two frames under way
+    posted(n)  = room(n) + send                                = free(n): the copy into the frame
+    started(n) = max(posted(n), wire(n-1), taken_next(n-2))    two receives are posted, one more as soon as
+                                                               one has been taken
+    wire(n)    = started(n) + bytes / bandwidth
+    arrived(n) = wire(n) + latency
+
+A link in memory has no wire: room(n) = max(done(n), taken_next(n-2)), arrived(n) = posted(n). These
+are sums and maxima of earlier moments only, so nothing is searched for: node i at microbatch n depends on
+(i-1, n), (i, n-1) and (i+1, n-2), of which none lies on the diagonal i + n or beyond. One diagonal after
+the other is computed, all of its nodes at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeedge.observe.timeline import Doing, Span, Timeline
+
+__all__ = ["PipelineModel", "SimulatedLink", "SimulatedRun", "SimulatedStage", "simulate"]
+
+_Seconds = NDArray[np.float64]
+
+KEPT_MOMENTS = 40_000
+"""Microbatches times stages whose every moment is kept for a picture."""
+
+
+@dataclass(frozen=True)
+class SimulatedStage:
+    """What one microbatch costs a stage, seconds. Validated on creation.
+
+    Raises:
+        ValueError: negative or not finite.
+    """
+
+    compute_s: float
+    decode_s: float = 0.0
+    """Taking it from the link included."""
+    encode_s: float = 0.0
+    send_s: float = 0.0
+    """Copying it into a frame, once there is room on the link."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def busy_s(self) -> float:
+        """All that keeps the stage from taking the next one, links apart."""
+        return self.decode_s + self.compute_s + self.encode_s + self.send_s
+
+
+@dataclass(frozen=True)
+class SimulatedLink:
+    """What one microbatch costs a link. Validated on creation.
+
+    Raises:
+        ValueError: negative or not finite.
+    """
+
+    wire_s: float = 0.0
+    """Bytes over bandwidth: no other frame is on the wire meanwhile."""
+    latency_s: float = 0.0
+    """On top; frames may follow one another within it."""
+    in_memory: bool = False
+    """Both ends are on one rank: no wire."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.in_memory and (self.wire_s or self.latency_s):
+            raise ValueError("a link in memory has no wire")
+
+
+def _check(costs: object) -> None:
+    for entry in fields(costs):  # type: ignore[arg-type]
+        value = getattr(costs, entry.name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{entry.name} is {value}; it must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class PipelineModel:
+    """All that decides when what happens. Validated on creation.
+
+    Raises:
+        ValueError: no stage, another number of links than stages + 1, or no microbatch.
+    """
+
+    stages: tuple[SimulatedStage, ...]
+    links: tuple[SimulatedLink, ...]
+    """Into each stage, and the last one's back to the data rank."""
+    microbatches: int
+    feed_s: float = 0.0
+    """Reading a microbatch of input."""
+    collect_s: float = 0.0
+    """Writing its results."""
+    last_fraction: float = 1.0
+    """Items of the last microbatch, as a part of those of the others; what it costs shrinks with it."""
+
+    def __post_init__(self) -> None:
+        if not self.stages or len(self.links) != len(self.stages) + 1:
+            raise ValueError(f"{len(self.stages)} stages and {len(self.links)} links; links are one more")
+        if self.microbatches < 1:
+            raise ValueError(f"{self.microbatches} microbatches; there must be at least one")
+        if not 0 < self.last_fraction <= 1:
+            raise ValueError(f"a last microbatch of {self.last_fraction} of the others")
+        for name in ("feed_s", "collect_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Of some nodes: when what happened, shape (nodes, microbatches)."""
+
+    nodes: tuple[int, ...]
+    taken: _Seconds
+    room: _Seconds
+    arrived: _Seconds
+    """At the other end of the outgoing link."""
+
+    @classmethod
+    def empty(cls, nodes: Sequence[int], microbatches: int) -> _Moments:
+        shape = (len(nodes), microbatches)
+        return cls(tuple(nodes), np.empty(shape), np.empty(shape), np.empty(shape))
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What came of it. Times are seconds, 0 when reading begins."""
+
+    model: PipelineModel
+    length_s: float
+    """To the last result."""
+    fed_at: _Seconds
+    """When each microbatch was made, in the frame that is sent: its latency counts from then; shape
+    (microbatches,)."""
+    result_at: _Seconds
+    """When its result was there; shape (microbatches,)."""
+    fill_s: _Seconds
+    """Of each stage, before its first microbatch, reading included; shape (stages,)."""
+    drain_s: _Seconds
+    wait_input_s: _Seconds
+    wait_link_s: _Seconds
+    occupied_s: _Seconds
+    """Of each link, that a microbatch was on it or waited to be taken; shape (stages + 1,)."""
+    _moments: _Moments = field(repr=False)
+
+    @property
+    def latencies_s(self) -> _Seconds:
+        """Of each microbatch, data rank to data rank; shape (microbatches,)."""
+        return self.result_at - self.fed_at
+
+    @property
+    def passes(self) -> float:
+        """Microbatches, the smaller last one counted as the part it is."""
+        return self.model.microbatches - 1 + self.model.last_fraction
+
+    def seconds(self, stage: int) -> Mapping[Doing, float]:
+        """How long a stage was at what; the sum is the run's length."""
+        costs = self.model.stages[stage]
+        return {
+            Doing.DECODE: costs.decode_s * self.passes,
+            Doing.COMPUTE: costs.compute_s * self.passes,
+            Doing.ENCODE: (costs.encode_s + costs.send_s) * self.passes,
+            Doing.FILL: float(self.fill_s[stage]),
+            Doing.DRAIN: float(self.drain_s[stage]),
+            Doing.WAIT_INPUT: float(self.wait_input_s[stage]),
+            Doing.WAIT_LINK: float(self.wait_link_s[stage]),
+        }
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The stages whose every moment is known."""
+        last = len(self.model.stages)
+        return tuple(node - 1 for node in self._moments.nodes if 1 <= node <= last)
+
+    def timeline(self, ranks: Sequence[int]) -> Timeline:
+        """Spans of the stages in ``drawn``, and of their outgoing links.
+
+        Args:
+            ranks: of all stages.
+        """
+        spans: list[Span] = []
+        for stage in self.drawn:
+            spans += self._stage_spans(stage, ranks[stage])
+            if not self.model.links[stage + 1].in_memory:
+                spans += self._link_spans(stage, ranks[stage])
+        return Timeline(self.length_s, tuple(spans))
+
+    def windows(self, stage: int, points: int) -> Iterator[tuple[float, float, float]]:
+        """What a stage in ``drawn`` handed on in the course of time: beginning and end of a window, seconds,
+        and the microbatches in it, the smaller last one counted as the part it is.
+
+        Args:
+            stage: its number.
+            points: windows at most.
+        """
+        row = self._moments.nodes.index(stage + 1)
+        costs, count = self.model.stages[stage], self.model.microbatches
+        posted = self._moments.room[row] + costs.send_s
+        size, since = -(-count // points), float(self._moments.taken[row, 0])
+        for first in range(0, count, size):
+            stop = min(count, first + size)
+            until = float(posted[stop - 1])
+            if until > since:
+                yield since, until, stop - first - (1 - self.model.last_fraction) * (stop == count)
+            since = until
+
+    def _stage_spans(self, stage: int, rank: int) -> Iterator[Span]:
+        costs, lane = self.model.stages[stage], f"stage {stage}"
+        row = self._moments.nodes.index(stage + 1)
+        free = 0.0
+        moments = zip(self._moments.taken[row].tolist(), self._moments.room[row].tolist(), strict=True)
+        for number, (taken, room) in enumerate(moments):
+            share = self.model.last_fraction if number == self.model.microbatches - 1 else 1.0
+            if taken > free:
+                yield Span(rank, lane, Doing.WAIT_INPUT if number else Doing.FILL, free, taken)
+            at = taken
+            for doing, seconds in (
+                (Doing.DECODE, costs.decode_s),
+                (Doing.COMPUTE, costs.compute_s),
+                (Doing.ENCODE, costs.encode_s),
+            ):
+                if seconds:
+                    yield Span(rank, lane, doing, at, at + seconds * share, number)
+                    at += seconds * share
+            if room > at:
+                yield Span(rank, lane, Doing.WAIT_LINK, at, room, number)
+                at = room
+            if costs.send_s:
+                yield Span(rank, lane, Doing.ENCODE, at, at + costs.send_s * share, number)
+            free = at + costs.send_s * share
+        if self.length_s > free:
+            yield Span(rank, lane, Doing.DRAIN, free, self.length_s)
+
+    def _link_spans(self, stage: int, rank: int) -> Iterator[Span]:
+        row = self._moments.nodes.index(stage + 1)
+        posted = self._moments.room[row] + self.model.stages[stage].send_s
+        free = 0.0
+        for number, (start, end) in enumerate(
+            zip(posted.tolist(), self._moments.arrived[row].tolist(), strict=True)
+        ):
+            yield Span(rank, f"stage {stage} link", Doing.SEND, min(max(start, free), end), end, number)
+            free = end
+
+
+def simulate(model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS) -> SimulatedRun:
+    """Run ``model``.
+
+    Args:
+        model: stages, links, microbatches.
+        kept_moments: of as many stages as fit this, evenly chosen, every moment is kept.
+    """
+    count, stages = model.microbatches, len(model.stages)
+    wavefront = _Wavefront(model, _Moments.empty(_kept_nodes(stages, count, kept_moments), count))
+    for diagonal in range(count + stages + 1):
+        wavefront.step(diagonal)
+    return wavefront.run()
+
+
+def _kept_nodes(stages: int, microbatches: int, moments: int) -> list[int]:
+    """Feeder, collector, and the stages that are kept, the first and the last among them."""
+    lanes = min(stages, max(2, moments // microbatches))
+    chosen = {1 + round(lane * (stages - 1) / max(1, lanes - 1)) for lane in range(lanes)}
+    return [0, *sorted(chosen), stages + 1]
+
+
+class _Wavefront:
+    """The last moments of all nodes, and what has added up so far."""
+
+    def __init__(self, model: PipelineModel, moments: _Moments) -> None:
+        self._model = model
+        self._moments = moments
+        self._kept = np.array(moments.nodes)
+        self._nodes = nodes = len(model.stages) + 2
+        costs = [stage.decode_s + stage.compute_s + stage.encode_s for stage in model.stages]
+        self._work = np.array([model.feed_s, *costs, model.collect_s])
+        self._send = np.array([0.0, *(stage.send_s for stage in model.stages), 0.0])
+        self._wire = np.array([*(link.wire_s for link in model.links), 0.0])
+        self._latency = np.array([*(link.latency_s for link in model.links), 0.0])
+        self._in_memory = np.array([*(link.in_memory for link in model.links), True])
+        self._free = np.zeros(nodes + 1)
+        # Behind each node its incoming link: the entry before that of the link it sends on.
+        self._arrived = np.zeros(nodes + 1)
+        self._arrived_before = np.zeros(nodes)
+        self._on_wire_until = np.zeros(nodes)
+        self._taken = np.zeros(nodes + 1)
+        self._fill = np.zeros(nodes)
+        self._wait_input = np.zeros(nodes)
+        self._wait_link = np.zeros(nodes)
+        self._occupied = np.zeros(nodes)
+
+    def step(self, diagonal: int) -> None:
+        """Node i takes microbatch ``diagonal`` - i, for all i for which there is one."""
+        low = max(0, diagonal - self._model.microbatches + 1)
+        high = min(diagonal, self._nodes - 1) + 1
+        here, after = slice(low, high), slice(low + 1, high + 1)
+        work, send, wire = self._costs(diagonal, here)
+        arrived_last = self._arrived[after]
+        taken = np.maximum(self._free[here], self._arrived[here])
+        done = taken + work
+        room = np.maximum(
+            done, np.where(self._in_memory[here], self._taken[after], self._arrived_before[here])
+        )
+        posted = room + send
+        room_there = np.where(self._in_memory[here], 0.0, self._taken[after])
+        started = np.maximum(np.maximum(posted, self._on_wire_until[here]), room_there)
+        on_wire_until = started + wire
+        arrived = on_wire_until + self._latency[here]
+
+        self._wait_input[here] += taken - self._free[here]
+        self._wait_link[here] += room - done
+        self._occupied[here] += arrived - np.maximum(posted, arrived_last)
+        if diagonal < self._nodes:  # the node at the tip takes its first
+            self._fill[diagonal], self._wait_input[diagonal] = taken[-1], 0.0
+        self._keep(diagonal, low, high, taken, room, arrived)
+
+        self._arrived_before[here] = arrived_last
+        self._arrived[after] = arrived
+        self._on_wire_until[here] = on_wire_until
+        self._free[here] = posted
+        self._taken[here] = taken
+
+    def _costs(self, diagonal: int, here: slice) -> tuple[_Seconds, _Seconds, _Seconds]:
+        costs = self._work[here], self._send[here], self._wire[here]
+        if diagonal - here.start != self._model.microbatches - 1 or self._model.last_fraction == 1:
+            return costs
+        work, send, wire = (cost.copy() for cost in costs)
+        for cost in (work, send, wire):  # the node at the end is at the last microbatch
+            cost[0] *= self._model.last_fraction
+        return work, send, wire
+
+    def _keep(
+        self, diagonal: int, low: int, high: int, taken: _Seconds, room: _Seconds, arrived: _Seconds
+    ) -> None:
+        first, stop = np.searchsorted(self._kept, (low, high))
+        rows = np.arange(first, stop)
+        nodes = self._kept[first:stop]
+        for kept, moments in (
+            (self._moments.taken, taken),
+            (self._moments.room, room),
+            (self._moments.arrived, arrived),
+        ):
+            kept[rows, diagonal - nodes] = moments[nodes - low]
+
+    def run(self) -> SimulatedRun:
+        """What came of it."""
+        result_at = self._moments.taken[-1]
+        length = float(result_at[-1])
+        inner = slice(1, self._nodes - 1)
+        shares = np.ones(self._model.microbatches)
+        shares[-1] = self._model.last_fraction
+        read_at = self._moments.taken[0] + self._model.feed_s * shares
+        fed_at = read_at if self._model.links[0].in_memory else self._moments.room[0]
+        return SimulatedRun(
+            model=self._model,
+            length_s=length,
+            fed_at=fed_at,
+            result_at=result_at,
+            fill_s=self._fill[inner],
+            drain_s=length - self._free[inner],
+            wait_input_s=self._wait_input[inner],
+            wait_link_s=self._wait_link[inner],
+            occupied_s=self._occupied[:-1],
+            _moments=self._moments,
+        )

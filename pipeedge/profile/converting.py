@@ -1,0 +1,59 @@
+"""The converters: a results file to an entry of ``models.yml`` or ``device_types.yml``. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.plan.specs import BYTES_PER_MB, BYTES_PER_SECOND_PER_MBPS
+from pipeedge.profile import emitting
+from pipeedge.profile.options import DeviceTypeCommand, EmitRequest, ModelsCommand
+from pipeedge.profile.results import load_results
+
+__all__ = ["convert_to_device_type", "convert_to_model", "given_figures"]
+
+Tell = Callable[[str], None]
+
+
+def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
+    """``profiler_results_to_models.py``.
+
+    Raises:
+        SpecError: one line for the user; no file was touched.
+        RequestError: the output is the input.
+    """
+    check_outputs(
+        [OutputFile("-o/--output", command.models_file)], [InputPath("-i/--input", command.results)]
+    )
+    results = load_results(command.results)
+    spec = emitting.model_spec(results, str(command.results))
+    path, name = command.models_file, results.model_name
+    written = emitting.add_model(path, name, spec, overwrite=command.overwrite, lenient=False)
+    tell(f"{path}: {name} {'added' if written else 'is there already, the same'}")
+
+
+def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
+    """``profiler_results_to_device_types.py``.
+
+    Raises:
+        SpecError: one line for the user; no file was touched.
+    """
+    emit = command.emit
+    check_outputs(
+        [OutputFile("-o/--output", emit.dev_types_file)], [InputPath("-i/--input", command.results)]
+    )
+    results = load_results(command.results)
+    profiles = [(results.model_name, emitting.model_profile(results, str(command.results)))]
+    type_name = emit.type_name or ""
+    emitting.add_profiles(
+        emit.dev_types_file, type_name, profiles, given_figures(emit), overwrite=emit.overwrite
+    )
+    tell(f"{emit.dev_types_file}: {type_name} has a profile of {results.model_name} now")
+
+
+def given_figures(emit: EmitRequest) -> emitting.Figures:
+    """What the user says of a device type, in the units of the code."""
+    return emitting.Figures(
+        None if emit.mem_mb is None else emit.mem_mb * BYTES_PER_MB,
+        None if emit.bw_mbps is None else emit.bw_mbps * BYTES_PER_SECOND_PER_MBPS,
+    )

@@ -1,0 +1,221 @@
+"""What the data rank spends on a microbatch: reading and feeding it, and collecting its results.
+
+    shipped photo ──decode──> group ──stack──> frame ──> |     the runtime's own ReadAhead and Feeder
+                                            | ──> frame ──read──> judge, write      its own Collector
+
+Both ends run against frames in memory; what a byte costs on its way to and from the network is added, as
+for a stage. A photo is decoded anew for each item, as files are; sentences are tokenised before a run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from pipeedge.base.crew import Crew
+from pipeedge.base.payload import TensorSpec, specs_bytes
+from pipeedge.data import InputSource
+from pipeedge.data.companions import companion_directories
+from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
+from pipeedge.data.images import ImageFiles, image_transform
+from pipeedge.data.reading import ReadAhead, read_threads
+from pipeedge.data.results import ResultWriter
+from pipeedge.data.source import Items, RepeatedItems
+from pipeedge.data.text import TokenItems
+from pipeedge.models import Model
+from pipeedge.models.dtypes import stream_dtype
+from pipeedge.profile.handling import Wire
+from pipeedge.request.config import InputRequest
+from pipeedge.run.data_rank import Collector, Feeder
+from pipeedge.run.worker import Activity, Outgoing
+from pipeedge.transport.base import Packet, Receipt, Reserved
+from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
+
+__all__ = ["DataWork", "measure_data_work", "usual_items"]
+
+_MICROBATCHES = 8
+"""Measured after a first one, which warms caches up."""
+
+
+@dataclass(frozen=True)
+class DataWork:
+    """Seconds for one microbatch."""
+
+    feed_s: float
+    """Reading the items and putting them on the link to the first stage."""
+    collect_s: float
+    """Taking the outputs from the last stage and writing them."""
+
+
+def usual_items(model: Model, tokens: int | None) -> Items:
+    """Return items of the kind that ``model`` takes, which are decoded as those of a user's files are.
+
+    Raises:
+        InputError: the shipped photo does not fit the model.
+    """
+    if model.family == "bert":
+        names = model.input_names
+        return TokenItems(((1,) * (tokens or model.max_tokens),), ("made up",), (None,), names, ("made up",))
+    if digits_fit(model):
+        return default_digits()
+    transform = image_transform(model, companion_directories(InputRequest(), model))
+    return ImageFiles((asset(PHOTO_FILE),), (None,), transform)
+
+
+def measure_data_work(
+    model: Model,
+    ubatch_size: int,
+    *,
+    tokens: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    wire: Wire | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    stretch: float = 1.0,
+) -> DataWork:
+    """Measure the data rank's work for a microbatch of ``model``.
+
+    Args:
+        model: what is run.
+        ubatch_size: items of a microbatch.
+        tokens: sentence length (text only; by default the longest).
+        dtype: number type of the first stage.
+        wire: what a byte costs beside that; None: nothing.
+        clock: in seconds, of all threads of the process.
+        stretch: seconds that pass while a second of ``clock`` does.
+
+    Raises:
+        InputError: there is no input to try it with.
+    """
+    wire = wire or Wire()
+    items = RepeatedItems(usual_items(model, tokens), ubatch_size * (1 + _MICROBATCHES))
+    source, activity = InputSource(items), Activity()
+    sender = _FrameSender(
+        frame_capacity(model.input_specs(ubatch_size, tokens, dtype, eight_bit=items.pixels is not None)),
+        clock,
+    )
+    feeder = _feed(source, ubatch_size, sender, activity, dtype)
+    outputs = model.payload_specs(model.n_layers, ubatch_size, tokens, dtype)
+    receiver = _FrameReceiver(outputs, ubatch_size, clock)
+    suffix = ".csv" if model.output_kind == "logits" else ".npz"
+    with (
+        tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
+        ResultWriter(Path(directory) / f"results{suffix}", model, None) as writer,
+    ):
+        Collector(
+            feeder,
+            receiver,
+            None,
+            writer,
+            activity,
+            counts_accuracy=model.output_kind == "logits",
+        ).run()
+    return DataWork(
+        stretch * _usual_step(sender.posted_at) + wire.send_s_per_byte * sender.bytes,
+        stretch * _usual_step(receiver.taken_at) + wire.receive_s_per_byte * specs_bytes(outputs),
+    )
+
+
+def _feed(
+    source: InputSource, ubatch_size: int, sender: _FrameSender, activity: Activity, dtype: torch.dtype
+) -> Feeder:
+    """Feed all of ``source`` as the data rank of a run does."""
+    crew = Crew()
+    reading = None
+    if not source.in_memory:
+        reading = ReadAhead(source, ubatch_size, threads=read_threads())
+        reading.start(crew)
+    feeder = Feeder(
+        source,
+        ubatch_size,
+        Outgoing(sender, None, activity),
+        activity,
+        dtype=stream_dtype(dtype),
+        readings=None if reading is None else reading.readings(),
+    )
+    crew.start("feed", feeder.run)
+    try:
+        crew.wait()
+    finally:
+        crew.stop()
+    return feeder
+
+
+def _usual_step(moments: Sequence[float]) -> float:
+    """Median time from one microbatch to the next."""
+    return statistics.median(after - before for before, after in pairwise(moments))
+
+
+@dataclass
+class _Posted:
+    """A frame that nobody waits for."""
+
+    bytes: int
+
+    def wait(self) -> None:
+        """Do nothing: it is there."""
+
+    def receipt(self) -> Receipt:
+        """Return the receipt of a link that takes no time."""
+        return Receipt(0.0)
+
+
+@dataclass
+class _FrameSender:
+    """A link into memory, which notes when each microbatch was posted."""
+
+    capacity: int
+    clock: Callable[[], float]
+    posted_at: list[float] = field(default_factory=list)
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._buffer = FrameBuffer(self.capacity)
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Return the place of a payload in the frame."""
+        return Reserved(self._buffer.place(specs))
+
+    def post(self, packet: Packet) -> _Posted:
+        """Complete the frame."""
+        message = self._buffer.write(
+            kind=Kind.MICROBATCH, number=packet.number, items=packet.items, payload=packet.payload
+        )
+        self.bytes = message.nbytes
+        self.posted_at.append(self.clock())
+        return _Posted(self.bytes)
+
+    def finish(self) -> None:
+        """Do nothing: nobody waits."""
+
+
+class _FrameReceiver:
+    """A link out of memory: the same outputs again and again, with the moment at which each was asked for."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...], items: int, clock: Callable[[], float]) -> None:
+        self._buffer = FrameBuffer(frame_capacity(specs))
+        made = tuple(torch.rand(spec.shape).to(spec.dtype) for spec in specs)
+        self._buffer.write(kind=Kind.MICROBATCH, number=0, items=items, payload=made)
+        self._clock = clock
+        self.taken_at: list[float] = []
+
+    def receive(self) -> Packet | None:
+        """Return the next outputs; None after the last."""
+        number = len(self.taken_at)
+        self.taken_at.append(self._clock())
+        if number > _MICROBATCHES:
+            return None
+        frame = self._buffer.read()
+        return Packet(number, frame.items, frame.payload)
+
+    def run(self) -> None:
+        """Do nothing: this link sends no receipts."""
+
+    def close(self) -> None:
+        """Do nothing: nobody waits."""

@@ -1,0 +1,337 @@
+"""From results to the scheduler's files, where entries that exist are kept.
+
+    ProfileResults ──model_spec──> models.yml            weights and elements of each layer
+                   ──model_profile──> device_types.yml   seconds of each layer, and what the scheduler
+                                                         may read beside them
+
+Every decision can be asked for before anything is measured, and is taken again when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeedge.base.errors import SpecError
+from pipeedge.base.wording import figure
+from pipeedge.plan import specs
+from pipeedge.plan.specs import (
+    BYTES_PER_MB,
+    BYTES_PER_SECOND_PER_MBPS,
+    DeviceType,
+    LengthProfile,
+    ModelProfile,
+    ModelSpec,
+    short_dtype,
+)
+from pipeedge.profile.results import (
+    LayerResult,
+    LengthResult,
+    ProfileResults,
+    Shapes,
+    elements,
+    ranges_text,
+)
+
+__all__ = [
+    "Figures",
+    "add_model",
+    "add_profiles",
+    "check_model",
+    "check_profile",
+    "model_profile",
+    "model_spec",
+    "scaled",
+]
+
+_NEAR = 1e-6
+"""Relative difference of numbers that went through decimal text."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the user, or a measurement, says of a device type. None: nothing."""
+
+    mem_bytes: float | None = None
+    bw_bytes_per_s: float | None = None
+
+
+def model_spec(results: ProfileResults, source: str) -> ModelSpec:
+    """The model as ``models.yml`` has it.
+
+    Raises:
+        SpecError: layers are missing in ``results``, which come from ``source``, or do not join.
+    """
+    layers = results.whole(source).profile_data
+    for before, after in pairwise(layers):
+        if before.shape_out != after.shape_in:
+            raise SpecError(
+                f"{source}: what leaves layer {before.layer} has shapes {_text(before.shape_out)}, what "
+                f"enters layer {after.layer} has {_text(after.shape_in)}; give -s alike for all of them"
+            )
+    first = layers[0]
+    return ModelSpec(
+        # models.yml counts weights in float32; what they take in another type follows from the model.
+        mem_bytes=tuple(
+            layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
+        ),
+        elements_in=elements(first.shape_in),
+        elements_out=tuple(elements(layer.shape_out) for layer in layers),
+        tokens=results.tokens if first.lengths else None,
+        elements_in_per_token=_per_token(results, first.shape_in, [each.shape_in for each in first.lengths]),
+        elements_out_per_token=tuple(
+            _per_token(results, layer.shape_out, [each.shape_out for each in layer.lengths])
+            for layer in layers
+            if layer.lengths
+        ),
+    )
+
+
+def _per_token(results: ProfileResults, shapes: Shapes, others: Sequence[Shapes]) -> int:
+    """Elements that one more token adds, by the length that differs first; 0 where there is none."""
+    if not others or results.tokens is None:
+        return 0
+    return (elements(shapes) - elements(others[0])) // (results.tokens - results.other_tokens[0])
+
+
+def _text(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return str([list(shape) for shape in shapes])
+
+
+def model_profile(results: ProfileResults, source: str) -> ModelProfile:
+    """The times as ``device_types.yml`` has them.
+
+    Beside the times, where they were measured: ``receive_s`` and ``send_s``, a number a layer, which a
+    stage spends beside its layers when it begins or ends with that layer; ``spread_s`` of the times;
+    ``agreement`` with float32; ``feed_s`` and ``collect_s`` of a data rank;
+    ``activations_MB``, of which a stage needs the largest; ``process_MB``,
+    ``threads``, ``device``.
+
+    Raises:
+        SpecError: layers are missing in ``results``, which come from ``source``.
+    """
+    layers = results.whole(source).profile_data
+    extra: dict[str, Any] = {}
+    if results.threads is not None:
+        extra["threads"] = results.threads
+    if results.device is not None:
+        extra["device"] = results.device
+    if results.process_bytes is not None:
+        extra["process_MB"] = round(results.process_bytes / BYTES_PER_MB, 1)
+    if results.agreement is not None:
+        extra["agreement"] = results.agreement
+    if results.feed_s is not None:
+        extra["feed_s"] = results.feed_s
+    if results.collect_s is not None:
+        extra["collect_s"] = results.collect_s
+    return ModelProfile(
+        batch_size=results.batch_size,
+        dtype=results.dtype,
+        time_s=tuple(layer.time_s for layer in layers),
+        tokens=results.tokens,
+        lengths=tuple(
+            LengthProfile(
+                tokens=tokens,
+                time_s=tuple(layer.lengths[number].time_s for layer in layers),
+                extra=_lists([layer.lengths[number] for layer in layers]),
+            )
+            for number, tokens in enumerate(results.other_tokens)
+        ),
+        extra=extra | _lists(layers),
+    )
+
+
+def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, list[float]]:
+    """What all of ``layers`` have beside times, a number a layer."""
+    found = {}
+    for key, name, unit in (
+        ("spread_s", "time_spread_s", 1),
+        ("receive_s", "receive_s", 1),
+        ("send_s", "send_s", 1),
+        ("activations_MB", "activations_bytes", BYTES_PER_MB),
+    ):
+        values = [getattr(layer, name) for layer in layers]
+        if None not in values:
+            found[key] = [value / unit for value in values]
+    return found
+
+
+def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
+    """``profile`` of a device that takes ``factor`` times as long, for planning."""
+
+    def times(extra: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(extra)
+        for key in ("receive_s", "send_s", "spread_s"):
+            if isinstance(found.get(key), list):
+                found[key] = [factor * value for value in found[key]]
+        for key in ("feed_s", "collect_s"):
+            if key in found:
+                found[key] = factor * found[key]
+        return found
+
+    return replace(
+        profile,
+        time_s=tuple(factor * value for value in profile.time_s),
+        lengths=tuple(
+            replace(other, time_s=tuple(factor * value for value in other.time_s), extra=times(other.extra))
+            for other in profile.lengths
+        ),
+        extra=times(profile.extra) | {"synthetic": {"from": source, "factor": factor}},
+    )
+
+
+# --- models.yml -------------------------------------------------------------------------------------
+
+
+def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenient: bool) -> str | None:
+    """Whether ``spec`` may join the models of a file; a line about what is kept, where that differs.
+
+    Args:
+        path: the file; need not exist.
+        name: of the model.
+        spec: of the model.
+        overwrite: an entry that differs is replaced.
+        lenient: one that differs in memory alone is kept; otherwise that is an error too.
+
+    Raises:
+        SpecError: the file is not a models file, or has another model of that name.
+    """
+    old = specs.load_models(path).get(name) if path.exists() else None
+    if old is None or overwrite:
+        return None
+    if spec.tokens is not None:
+        old = old.at_tokens(spec.tokens)
+    shape = _differences(
+        ("layers", [old.layers], [spec.layers]),
+        ("parameters_in", [old.elements_in], [spec.elements_in]),
+        ("parameters_out", old.elements_out, spec.elements_out),
+    )
+    memory = _differences(("mem_MB", _mb(old.mem_bytes), _mb(spec.mem_bytes)))
+    if shape or (memory and not lenient):
+        raise SpecError(
+            f"{path}: {name} is there already and differs: {'; '.join(shape + memory)}; "
+            "--overwrite replaces it"
+        )
+    if memory:
+        return f"{path}: {name} is kept as it is there: {memory[0]}; --overwrite replaces it"
+    return None
+
+
+def add_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenient: bool) -> bool:
+    """Add a model to a file unless it has it; whether something was written.
+
+    Raises:
+        SpecError: as ``check_model``; or the file cannot be written.
+    """
+    check_model(path, name, spec, overwrite=overwrite, lenient=lenient)
+    old = specs.load_models(path).get(name) if path.exists() else None
+    if old is not None and not overwrite:
+        if old.tokens is not None or spec.tokens is None:
+            return False
+        # The same sizes, which say now for which length they are.
+        spec = replace(spec, mem_bytes=old.mem_bytes, extra=old.extra)
+        overwrite = True
+    specs.add_model(path, name, spec, overwrite=overwrite)
+    return True
+
+
+def _mb(values: tuple[float, ...]) -> list[float]:
+    return [value / BYTES_PER_MB for value in values]
+
+
+def _differences(*compared: tuple[str, Any, Any]) -> list[str]:
+    found = []
+    for what, there, here in compared:
+        if len(there) != len(here):
+            continue  # the number of layers says it
+        different = [
+            index
+            for index, (a, b) in enumerate(zip(there, here, strict=True), start=1)
+            if abs(a - b) > _NEAR * max(abs(a), abs(b))
+        ]
+        if not different:
+            continue
+        first = different[0] - 1
+        where = f" of layers {ranges_text(different)}" if len(there) > 1 else ""
+        example = "" if len(different) == 1 else f" at layer {first + 1}"
+        found.append(
+            f"{what}{where} is {figure(there[first], 7)} there, {figure(here[first], 7)} here{example}"
+        )
+    return found
+
+
+# --- device_types.yml -------------------------------------------------------------------------------
+
+
+def check_profile(
+    path: Path,
+    type_name: str,
+    profiles: Sequence[tuple[str, ModelProfile]],
+    figures: Figures,
+    *,
+    overwrite: bool,
+) -> DeviceType | None:
+    """Whether profiles may join a device type of a file. Returns the type as it is there, if it is.
+
+    Args:
+        path: the file; need not exist.
+        type_name: the device type.
+        profiles: model and profile; their times play no part.
+        figures: what is said of the type.
+        overwrite: what is there is replaced.
+
+    Raises:
+        SpecError: the file is not a device types file; or has such a profile, or other figures, already.
+    """
+    old = specs.load_device_types(path).get(type_name) if path.exists() else None
+    if old is None or overwrite:
+        return old
+    for model, profile in profiles:
+        for known in old.profiles.get(model, ()):
+            if known.same_conditions(profile):
+                raise SpecError(
+                    f"{path}: {type_name} has a profile of {model} for batch size {known.batch_size} and "
+                    f"{short_dtype(known.dtype)} already, of {figure(sum(known.time_s), 6)} s a microbatch; "
+                    "--overwrite replaces it"
+                )
+    for what, unit, there, here in (
+        ("mem_MB", BYTES_PER_MB, old.mem_bytes, figures.mem_bytes),
+        ("bw_Mbps", BYTES_PER_SECOND_PER_MBPS, old.bw_bytes_per_s, figures.bw_bytes_per_s),
+    ):
+        if here is not None and abs(here - there) > _NEAR * max(here, there):
+            raise SpecError(
+                f"{path}: {type_name} has {what} {figure(there / unit, 7)}, here it is "
+                f"{figure(here / unit, 7)}; leave it "
+                "out, or --overwrite replaces it"
+            )
+    return old
+
+
+def add_profiles(
+    path: Path,
+    type_name: str,
+    profiles: Sequence[tuple[str, ModelProfile]],
+    figures: Figures,
+    *,
+    overwrite: bool,
+) -> None:
+    """Add profiles to a device type of a file; neither need exist; all else stays.
+
+    Raises:
+        SpecError: as ``check_profile``; or the type is new and figures are missing; or the file cannot be
+            written.
+    """
+    check_profile(path, type_name, profiles, figures, overwrite=overwrite)
+    for model, profile in profiles:
+        specs.add_profile(
+            path,
+            type_name,
+            model,
+            profile,
+            mem_bytes=figures.mem_bytes,
+            bw_bytes_per_s=figures.bw_bytes_per_s,
+            overwrite=True,
+        )

@@ -1,0 +1,85 @@
+"""``profiler.py`` and the two converters as programs: arguments, one call, an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from pipeedge.base.streams import end, print_notice, print_result, say
+from pipeedge.base.wording import printable
+from pipeedge.profile.options import (
+    LinkCommand,
+    ServeCommand,
+    SyntheticCommand,
+    parse_device_types,
+    parse_models,
+    parse_profiler,
+)
+from pipeedge.request.options import guard
+
+__all__ = ["main", "main_device_types", "main_models"]
+
+PROGRAM = "profiler.py"
+MODELS_PROGRAM = "profiler_results_to_models.py"
+DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
+
+
+def main() -> NoReturn:
+    """``profiler.py``."""
+    end(PROGRAM, guard(PROGRAM, _profiler, verbose="--verbose" in sys.argv))
+
+
+def main_models() -> NoReturn:
+    """``profiler_results_to_models.py``."""
+
+    def convert() -> None:
+        command = parse_models(sys.argv[1:])
+        from pipeedge.profile.converting import convert_to_model
+
+        convert_to_model(command, _say)
+
+    end(MODELS_PROGRAM, guard(MODELS_PROGRAM, convert, verbose="--verbose" in sys.argv))
+
+
+def main_device_types() -> NoReturn:
+    """``profiler_results_to_device_types.py``."""
+
+    def convert() -> None:
+        command = parse_device_types(sys.argv[1:])
+        from pipeedge.profile.converting import convert_to_device_type
+
+        convert_to_device_type(command, _say)
+
+    end(DEVICE_TYPES_PROGRAM, guard(DEVICE_TYPES_PROGRAM, convert, verbose="--verbose" in sys.argv))
+
+
+def _say(line: str) -> None:
+    print_notice("\n".join(map(printable, line.split("\n"))))
+
+
+def _warn(line: str) -> None:
+    say(PROGRAM, line)
+
+
+def _profiler() -> None:
+    command = parse_profiler(sys.argv[1:])
+    if isinstance(command, ServeCommand | LinkCommand):
+        from pipeedge.profile import network
+
+        place = network.parse_place(command.place)
+        if isinstance(command, ServeCommand):
+            network.serve_link(*place, tell=_say)
+        print_result(str(network.measure_link(*place)))
+        return
+    # torch's own profiler, which tells of allocations, would print a line at each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Only now: torch takes seconds to import, and a mistake is to be answered at once.
+    from pipeedge.profile import session
+
+    if isinstance(command, SyntheticCommand):
+        session.synthesize(command, _say)
+    elif command.measure is None:
+        session.use_results(command, _say, _warn)
+    else:
+        session.profile(command, _say, _warn)

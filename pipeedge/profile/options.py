@@ -1,0 +1,526 @@
+"""The command lines of the profiler as requests. Imports nothing heavy: ``--help`` is there at once."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import DTYPES
+from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS, ModelRequest
+from pipeedge.request.options import (
+    Group,
+    OneLineParser,
+    add_common,
+    add_image_limit,
+    add_model,
+    add_scheduler_files,
+    image_limit,
+    integers,
+    path,
+)
+
+__all__ = [
+    "Command",
+    "DeviceTypeCommand",
+    "EmitRequest",
+    "LinkCommand",
+    "MeasureRequest",
+    "ModelsCommand",
+    "ProfileCommand",
+    "ServeCommand",
+    "SyntheticCommand",
+    "parse_device_types",
+    "parse_models",
+    "parse_profiler",
+]
+
+DEFAULT_RESULTS = Path("profiler_results.yml")
+DEFAULT_MODELS = Path("models.yml")
+DEFAULT_DEVICE_TYPES = Path("device_types.yml")
+OWN_FILES = {DEFAULT_MODELS: Path("my-models.yml"), DEFAULT_DEVICE_TYPES: Path("my-types.yml")}
+"""What is written by default where a default file is a worked example."""
+EXAMPLE = "# A worked example"
+"""How the first line of such a file begins."""
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """What is measured."""
+
+    model: ModelRequest
+    random_weights: bool = False
+    """Times do not depend on values."""
+    first: int = 1
+    """Of the layers, from 1."""
+    last: int | None = None
+    """Inclusive; None: the model's last."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of one item of what enters layer ``first``; empty: as the model has it."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths to measure (text only); empty: the longest, a quarter and a sixteenth of it."""
+    batch_size: int = 8
+    warmup: bool = True
+    iterations: int | None = None
+    """None: 5, and more where that takes less than 5 s."""
+    dtype: str = "float32"
+    """Number type of weights and computation, one of ``schedule.DTYPES``."""
+    agreement_items: int = 0
+    """Items to compute in ``dtype`` and in float32, to compare their classes; 0: none."""
+    input: tuple[Path, ...] = ()
+    """Of the items; empty: the input that is shipped."""
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS
+    """Largest picture among them to decode."""
+    by_block: bool = False
+    """Load a block at a time, even where all of them fit into memory."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise RequestError(f"-b/--batch-size {self.batch_size}: must be at least 1")
+        if self.iterations is not None and self.iterations < 1:
+            raise RequestError(f"-i/--iterations {self.iterations}: must be at least 1")
+        self._check_agreement()
+        self._check_tokens()
+        if self.first < 1:
+            raise RequestError(f"-l/--layer-start {self.first}: layers are counted from 1")
+        if self.last is not None and self.last < self.first:
+            raise RequestError(
+                f"-L/--layer-end {self.last} is before -l/--layer-start {self.first}: the range is empty"
+            )
+        if self.random_weights and self.model.weights is not None:
+            raise RequestError("give either -M/--model-file or --random-weights, not both")
+
+    def _check_tokens(self) -> None:
+        if self.tokens and self.shapes:
+            raise RequestError("give either -s/--shape-input or --tokens, not both")
+        if any(tokens < 1 for tokens in self.tokens):
+            raise RequestError(f"--tokens {min(self.tokens)}: a sentence has at least 1 token")
+        if len(set(self.tokens)) < len(self.tokens):
+            raise RequestError(f"--tokens {','.join(map(str, self.tokens))}: names a length twice")
+
+    def _check_agreement(self) -> None:
+        if self.agreement_items < 0:
+            raise RequestError(f"--agreement {self.agreement_items}: must not be negative")
+        if self.input and not self.agreement_items:
+            raise RequestError("--input holds the items that --agreement N compares; give that too")
+        if self.max_image_pixels < 1:
+            raise RequestError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
+        if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
+            raise RequestError("--max-image-pixels goes with --input")
+        if self.agreement_items and self.dtype == "float32":
+            raise RequestError("--agreement compares another number type with float32: give --dtype")
+        if self.agreement_items and self.random_weights:
+            raise RequestError(
+                "--agreement needs the model's own weights: random ones tell nothing of classes"
+            )
+
+
+@dataclass(frozen=True)
+class EmitRequest:
+    """What is made of results beside the results file."""
+
+    type_name: str | None = None
+    """The device type to add; None: none."""
+    mem_mb: float | None = None
+    bw_mbps: float | None = None
+    measure_link: str | None = None
+    """Where ``--serve-link`` runs; measures the bandwidth."""
+    models_file: Path = DEFAULT_MODELS
+    dev_types_file: Path = DEFAULT_DEVICE_TYPES
+    overwrite: bool = False
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (("--mem-MB", self.mem_mb), ("--bw-Mbps", self.bw_mbps)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise RequestError(f"{option} {value}: must be above 0")
+        if self.bw_mbps is not None and self.measure_link is not None:
+            raise RequestError("give either --bw-Mbps or --measure-link, not both")
+        if self.type_name is not None:
+            if not self.type_name.strip():
+                raise RequestError("-dt/--dev-type is empty: name the kind of device")
+            return
+        for option, given in (
+            ("--mem-MB", self.mem_mb is not None),
+            ("--bw-Mbps", self.bw_mbps is not None),
+            ("--measure-link", self.measure_link is not None),
+            ("--overwrite", self.overwrite),
+        ):
+            if given:
+                raise RequestError(f"{option} is of a device type: name it with -dt/--dev-type")
+
+
+@dataclass(frozen=True)
+class ProfileCommand:
+    """Measure, or take what was measured before, and emit."""
+
+    measure: MeasureRequest | None
+    """None: use the results file as it is."""
+    emit: EmitRequest
+    results: Path = DEFAULT_RESULTS
+
+
+@dataclass(frozen=True)
+class SyntheticCommand:
+    """Scale a profile into a device type that need not exist."""
+
+    factor: float
+    emit: EmitRequest
+    results: Path = DEFAULT_RESULTS
+    """What is scaled, unless ``base`` is given."""
+    base: str | None = None
+    """A device type of ``emit.dev_types_file``: what is scaled."""
+    model_name: str | None = None
+    """Of the base, this model alone; None: all of them."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor > 0):
+            raise RequestError(f"--synthetic {self.factor}: times are multiplied by it; it must be above 0")
+        if self.emit.type_name is None:
+            raise RequestError("--synthetic makes a new device type: name it with -dt/--dev-type")
+        if self.base == self.emit.type_name:
+            raise RequestError(f"--from {self.base} is the new device type itself; name another with -dt")
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """Answer ``--measure-link`` of another host."""
+
+    place: str
+    """Address and port; empty: all addresses, the default port."""
+
+
+@dataclass(frozen=True)
+class LinkCommand:
+    """Measure a bandwidth, and print it."""
+
+    place: str
+    """Where ``--serve-link`` runs."""
+
+
+Command: TypeAlias = ProfileCommand | SyntheticCommand | ServeCommand | LinkCommand
+
+
+@dataclass(frozen=True)
+class ModelsCommand:
+    """``profiler_results_to_models.py``."""
+
+    results: Path
+    models_file: Path
+    overwrite: bool
+
+
+@dataclass(frozen=True)
+class DeviceTypeCommand:
+    """``profiler_results_to_device_types.py``."""
+
+    results: Path
+    emit: EmitRequest
+
+
+def parse_profiler(argv: Sequence[str]) -> Command:
+    """The command line of ``profiler.py``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    given = _profiler_parser().parse_args(argv)
+    if given.serve_link is not None:
+        _alone("--serve-link", given, allowed={"serve_link"})
+        return ServeCommand(given.serve_link)
+    if given.measure_link is not None and not _given(given) - {"measure_link", "verbose"}:
+        return LinkCommand(given.measure_link)
+    emit = EmitRequest(
+        type_name=given.dev_type,
+        mem_mb=given.mem_MB,
+        bw_mbps=given.bw_Mbps,
+        measure_link=given.measure_link,
+        models_file=given.sched_models_file or _own_file(DEFAULT_MODELS),
+        dev_types_file=given.sched_dev_types_file or _own_file(DEFAULT_DEVICE_TYPES),
+        overwrite=given.overwrite,
+        plot=given.plot,
+    )
+    results = given.results_yml or DEFAULT_RESULTS
+    emitting = {"dev_type", "mem_MB", "bw_Mbps", "measure_link", "sched_dev_types_file", "overwrite"}
+    if given.synthetic is not None:
+        allowed = {"synthetic", "base", "model_name", "results_yml", "sched_models_file", *emitting}
+        _alone("--synthetic", given, allowed=allowed)
+        return SyntheticCommand(given.synthetic, emit, results, given.base, given.model_name)
+    if given.base is not None:
+        raise RequestError("--from names what --synthetic scales; give --synthetic FACTOR too")
+    if given.from_results:
+        allowed = {"from_results", "results_yml", "sched_models_file", "plot", *emitting}
+        _alone("--from-results", given, allowed=allowed)
+        return ProfileCommand(None, emit, results)
+    measure = MeasureRequest(
+        model=ModelRequest(
+            given.model_name or ModelRequest.name, given.model_file, given.device or ModelRequest.device
+        ),
+        random_weights=given.random_weights,
+        first=1 if given.layer_start is None else given.layer_start,
+        last=given.layer_end,
+        shapes=tuple(given.shape_input or ()),
+        tokens=given.tokens or (),
+        batch_size=8 if given.batch_size is None else given.batch_size,
+        warmup=given.warmup is not False,
+        iterations=given.iterations,
+        dtype=given.dtype or "float32",
+        agreement_items=given.agreement or 0,
+        input=tuple(given.input or ()),
+        max_image_pixels=image_limit(given),
+        by_block=given.by_block,
+    )
+    return ProfileCommand(measure, emit, results)
+
+
+def parse_models(argv: Sequence[str]) -> ModelsCommand:
+    """The command line of ``profiler_results_to_models.py``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help``.
+    """
+    parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="models.yml (my-models.yml where that is an example)",
+    )
+    given = parser.parse_args(argv)
+    return ModelsCommand(given.input, given.output or _own_file(DEFAULT_MODELS), given.overwrite)
+
+
+def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
+    """The command line of ``profiler_results_to_device_types.py``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help``.
+    """
+    parser = _converter(
+        "profiler_results_to_device_types.py", "Add the profile to a device type of device_types.yml."
+    )
+    parser.add_argument("dev_type", metavar="DEV_TYPE", help="the kind of device that was profiled")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="device_types.yml (my-types.yml where that is an example)",
+    )
+    parser.add_argument(
+        "-dtm", "--dev-type-mem", type=float, metavar="MB", help="its memory; needed where the type is new"
+    )
+    parser.add_argument(
+        "-dtb",
+        "--dev-type-bw",
+        type=float,
+        metavar="MBPS",
+        help="its bandwidth; needed where the type is new",
+    )
+    given = parser.parse_args(argv)
+    emit = EmitRequest(
+        type_name=given.dev_type,
+        mem_mb=given.dev_type_mem,
+        bw_mbps=given.dev_type_bw,
+        dev_types_file=given.output or _own_file(DEFAULT_DEVICE_TYPES),
+        overwrite=given.overwrite,
+    )
+    return DeviceTypeCommand(given.input, emit)
+
+
+def _converter(program: str, description: str) -> argparse.ArgumentParser:
+    parser = OneLineParser(prog=program, description=description, allow_abbrev=False)
+    parser.add_argument(
+        "-i",
+        "--input",
+        type=path,
+        default=DEFAULT_RESULTS,
+        metavar="FILE",
+        help="what the profiler wrote (profiler_results.yml)",
+    )
+    parser.add_argument(
+        "-f", "--overwrite", action="store_true", help="replace an entry that is there already"
+    )
+    add_common(parser)
+    return parser
+
+
+def _own_file(default: Path) -> Path:
+    """Return ``default``, or a file of the user's own where that is a worked example in this directory."""
+    try:
+        with default.open(encoding="utf-8", errors="replace") as file:
+            example = file.readline(len(EXAMPLE)) == EXAMPLE
+    except OSError:
+        example = False
+    return OWN_FILES[default] if example else default
+
+
+def _given(arguments: argparse.Namespace) -> set[str]:
+    """What was said; every default is None or False."""
+    return {name for name, value in vars(arguments).items() if value is not None and value is not False}
+
+
+def _alone(mode: str, arguments: argparse.Namespace, *, allowed: set[str]) -> None:
+    stray = sorted(_given(arguments) - allowed - {"verbose"})
+    # --no-warmup stores False, which says something here.
+    if arguments.warmup is False:
+        stray.append("no_warmup")
+    if stray:
+        names = ", ".join("--" + name.replace("_", "-").replace("base", "from") for name in stray)
+        raise RequestError(f"{mode} measures no layers and does not go with {names}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape like 197,768")
+    return shape
+
+
+def _profiler_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="profiler.py",
+        description="Measure the layers of a model on this kind of device, for the scheduler.",
+        epilog="Example: 'profiler.py -m google/vit-base-patch16-224 -dt my-board --bw-Mbps 940' measures "
+        "all layers and adds the device type my-board. Exit status: 0 done, 2 the request is wrong, 4 the "
+        "other host does not answer, 1 a fault of this program.",
+        allow_abbrev=False,
+    )
+    add_common(parser)
+    _add_measuring(parser.add_argument_group("what to measure"))
+    _add_pacing(parser.add_argument_group("how"))
+    _add_agreement(parser.add_argument_group("how often another number type gives the class of float32"))
+    _add_emitting(parser.add_argument_group("what to make of it"))
+    _add_other(parser.add_argument_group("instead of measuring layers"))
+    return parser
+
+
+def _add_measuring(measure: Group) -> None:
+    add_model(measure, weights_help="weights (the model's default file in this directory)")
+    measure.add_argument(
+        "--random-weights", action="store_true", help="need no weights: times do not depend on their values"
+    )
+    measure.add_argument("-l", "--layer-start", type=int, metavar="N", help="first layer, from 1 (1)")
+    measure.add_argument(
+        "-L", "--layer-end", type=int, metavar="N", help="last layer, inclusive (the model's)"
+    )
+    measure.add_argument(
+        "-s",
+        "--shape-input",
+        type=_shape,
+        action="append",
+        metavar="SHAPE",
+        help="shape of one item of what enters the first layer, e.g. 197,768; once for each tensor (the "
+        "model's; for text '-s 128' means sentences of 128 tokens only)",
+    )
+    measure.add_argument(
+        "--tokens",
+        type=integers,
+        metavar="LIST",
+        help="sentence lengths to measure, for models of text; runs of other lengths are scaled from them "
+        "(the longest, a quarter and a sixteenth of it: 512,128,32)",
+    )
+    measure.add_argument("--dtype", choices=DTYPES, help="number type of weights and computation (float32)")
+    measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")
+
+
+def _add_pacing(how: Group) -> None:
+    warm = how.add_mutually_exclusive_group()
+    warm.add_argument(
+        "-w",
+        "--warmup",
+        action="store_true",
+        default=None,
+        help="one pass before, which does not count (the default)",
+    )
+    warm.add_argument("--no-warmup", dest="warmup", action="store_false", default=None, help="none")
+    how.add_argument(
+        "-i",
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="passes that count; the median is kept (5, and up to 50 while that takes less than 5 s)",
+    )
+    how.add_argument(
+        "--by-block",
+        action="store_true",
+        help="load one block at a time, as is done by itself for a model that does not fit into memory",
+    )
+
+
+def _add_agreement(agreement: Group) -> None:
+    agreement.add_argument(
+        "--agreement",
+        type=int,
+        metavar="N",
+        help="compute N items in both, a block at a time, for runtime.py --dtype auto --min-agreement",
+    )
+    agreement.add_argument(
+        "--input",
+        type=path,
+        nargs="+",
+        metavar="PATH",
+        help="the items: as of runtime.py (the input that is shipped, once each)",
+    )
+    add_image_limit(agreement)
+
+
+def _add_emitting(output: Group) -> None:
+    output.add_argument(
+        "-o",
+        "--results-yml",
+        type=path,
+        metavar="FILE",
+        help="where results go, and are kept: new layers join those there (profiler_results.yml)",
+    )
+    output.add_argument("-dt", "--dev-type", metavar="NAME", help="add the profile to this device type")
+    output.add_argument(
+        "--mem-MB",
+        type=float,
+        metavar="MB",
+        help="its memory (what is free here, less a reserve that is told)",
+    )
+    output.add_argument("--bw-Mbps", type=float, metavar="MBPS", help="its bandwidth")
+    output.add_argument(
+        "--measure-link",
+        metavar="HOST[:PORT]",
+        help="measure its bandwidth to a host where 'profiler.py --serve-link' runs",
+    )
+    add_scheduler_files(
+        output,
+        models="where the model goes (models.yml; my-models.yml where that is a worked example)",
+        dev_types="where the type goes (device_types.yml; my-types.yml where that is a worked example)",
+    )
+    output.add_argument("--overwrite", action="store_true", help="replace entries of those files that differ")
+    output.add_argument(
+        "--plot", type=path, metavar="FILE", help="draw time, memory and cuts: FILE.html or FILE.png"
+    )
+
+
+def _add_other(other: Group) -> None:
+    other.add_argument("--from-results", action="store_true", help="use the results file as it is")
+    other.add_argument(
+        "--synthetic",
+        type=float,
+        metavar="FACTOR",
+        help="add a device type for planning, FACTOR times as slow as --from, or as the results file says",
+    )
+    other.add_argument("--from", dest="base", metavar="TYPE", help="the device type that --synthetic scales")
+    other.add_argument(
+        "--serve-link",
+        nargs="?",
+        const="",
+        metavar="ADDR[:PORT]",
+        help="be the other end of --measure-link, until Ctrl-C (all addresses)",
+    )

@@ -1,0 +1,6 @@
+"""``python -m pipeedge.report``."""
+
+from pipeedge.report.main import main
+
+if __name__ == "__main__":
+    main()

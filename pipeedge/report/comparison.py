@@ -1,0 +1,223 @@
+"""Two runs side by side, as rows of a table. Pure.
+
+Measured beside simulated is such a comparison, too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from pipeedge.base.wording import figure, percent
+from pipeedge.report.bottleneck import find_bottleneck
+from pipeedge.report.charts import si
+from pipeedge.report.saved import SavedRun, SavedStage
+
+__all__ = ["Group", "Row", "compare_lines", "compare_runs", "summary_lines"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both runs."""
+
+    name: str
+    a: str
+    b: str
+    change: str = ""
+    """From a to b, where both are numbers."""
+    better: bool | None = None
+    """Whether b is better than a by more than a hair; None where that means nothing."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that belong together."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+_HAIR = 0.01
+_TIMES = 9.0
+"""A change by more than that is told as a factor."""
+NONE = "–"
+
+
+def compare_runs(a: SavedRun, b: SavedRun) -> list[Group]:
+    """Throughput and latency, stage by stage, and in what the runs were asked differently."""
+    groups = [Group("Whole run", tuple(_whole(a, b)))]
+    for number, (left, right) in enumerate(zip_longest(a.stages, b.stages)):
+        groups.append(Group(f"Stage {number}", tuple(_stage(left, right))))
+    groups.append(Group("Asked differently", tuple(_asked(a, b))))
+    return [group for group in groups if group.rows]
+
+
+def _whole(a: SavedRun, b: SavedRun) -> Iterator[Row]:
+    for key, name, unit, more in (
+        ("throughput_items_per_s", "throughput", "items/s", True),
+        ("elapsed_s", "length", "s", None),
+        ("items", "items", "", None),
+    ):
+        yield from _figures(name, a.figures.get(key), b.figures.get(key), unit, more)
+    for key, name in (("p50", "latency, median"), ("p95", "latency, 95 %"), ("max", "latency, at most")):
+        yield from _figures(name, (a.latency_s or {}).get(key), (b.latency_s or {}).get(key), "s", False)
+    yield from _figures("accuracy", _top1(a), _top1(b), "", True)
+    yield from _figures(
+        "energy of an item",
+        a.energy.joules_per_item if a.energy else None,
+        b.energy.joules_per_item if b.energy else None,
+        "J",
+        False,
+    )
+
+
+def _top1(run: SavedRun) -> float | None:
+    return run.accuracy[0] / run.accuracy[1] if run.accuracy and run.accuracy[1] else None
+
+
+def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[Row]:
+    def both(of: Callable[[SavedStage], str]) -> tuple[str, str]:
+        return (NONE if a is None else of(a)), (NONE if b is None else of(b))
+
+    yield Row("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
+    yield Row("on", *both(lambda stage: stage.place))
+    yield Row("computes in", *both(lambda stage: stage.dtype))
+    yield Row("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
+    for key, name, unit, more in (
+        ("compute_s_mean", "computing a microbatch", "s", False),
+        ("recv_wait_s_mean", "waiting for one", "s", None),
+        ("send_s_mean", "one on the link", "s", False),
+        ("bytes_out_mean", "sent of one", "B", None),
+        ("rss_peak_mb", "peak memory", "MB", False),
+    ):
+        figures = [None if stage is None else stage.figures.get(key) for stage in (a, b)]
+        yield from _figures(name, figures[0], figures[1], unit, more)
+    for key in dict.fromkeys([*((a and a.seconds) or {}), *((b and b.seconds) or {})]):
+        parts = [_part(stage, key) for stage in (a, b)]
+        if any(parts):
+            left, right = (NONE if part is None else f"{part:.1%}" for part in parts)
+            yield Row(f"{key}, of its time", left, right)
+
+
+def _part(stage: SavedStage | None, key: str) -> float | None:
+    if stage is None or not stage.seconds:
+        return None
+    total = sum(stage.seconds.values())
+    return stage.seconds.get(key, 0.0) / total if total else None
+
+
+def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool | None) -> Iterator[Row]:
+    """A row, unless neither run has the figure.
+
+    Args:
+        name: of the figure.
+        a: of the first run.
+        b: of the second.
+        unit: of both.
+        more: whether more is better; None where it is neither.
+    """
+    if a is None and b is None:
+        return
+    change, better = "", None
+    if a and b is not None:
+        part = b / a - 1
+        change = percent(part) if part < _TIMES else f"× {figure(b / a, 3)}"
+        if more is not None and abs(part) > _HAIR:
+            better = (part > 0) == more
+    left, right = (NONE if value is None else _figure(value, unit) for value in (a, b))
+    yield Row(name, left, right, change, better)
+
+
+def _figure(value: float, unit: str) -> str:
+    if unit in ("MB", "items/s", ""):
+        return f"{figure(value, 5)} {unit}".rstrip()
+    return f"{si(value)}{unit}"
+
+
+def _asked(a: SavedRun, b: SavedRun) -> Iterator[Row]:
+    """What differs in the question rather than in the answer."""
+    for name, left, right in (
+        ("model", a.model, b.model),
+        ("kind", _kind(a), _kind(b)),
+        ("microbatch", _count(a, "ubatch_size"), _count(b, "ubatch_size")),
+        ("items", _count(a, "items"), _count(b, "items")),
+    ):
+        if left != right:
+            yield Row(name, left, right)
+    for name in dict.fromkeys([*a.versions, *b.versions]):
+        left, right = a.versions.get(name, NONE), b.versions.get(name, NONE)
+        if left != right:
+            yield Row(f"version of {name}", left, right)
+    left_words, right_words = (_words(run.command) for run in (a, b))
+    if left_words != right_words and a.command and b.command:
+        yield Row(
+            "command",
+            " ".join(word for word in left_words if word not in right_words) or NONE,
+            " ".join(word for word in right_words if word not in left_words) or NONE,
+        )
+
+
+def _kind(run: SavedRun) -> str:
+    return "simulated" if run.simulated else "measured"
+
+
+def _count(run: SavedRun, key: str) -> str:
+    value = run.figures.get(key)
+    return NONE if value is None else figure(round(value))
+
+
+def _words(command: str | None) -> list[str]:
+    """Options together with their values, so that a difference shows which option it is of."""
+    try:
+        words = shlex.split(command or "")
+    except ValueError:  # a quote that is not closed
+        words = (command or "").split()
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1].startswith("-") and not word.startswith("-"):
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def compare_lines(a: SavedRun, b: SavedRun) -> list[str]:
+    """The same for a terminal."""
+    groups = compare_runs(a, b)
+    rows = [(group.title, row) for group in groups for row in group.rows]
+    widths = [
+        min(_WIDEST, max(len(text) for text in texts))
+        for texts in zip(*((row.name, row.a, row.b) for _, row in rows), strict=True)
+    ]
+    lines = [f"A  {a.name} ({_kind(a)})", f"B  {b.name} ({_kind(b)})"]
+    for group in groups:
+        lines += ["", group.title]
+        lines += [
+            f"  {row.name:<{widths[0]}}  {row.a:>{widths[1]}}  {row.b:>{widths[2]}}  {row.change:>8}".rstrip()
+            for row in group.rows
+        ]
+    lines.append("")
+    for letter, run in (("A", a), ("B", b)):
+        lines += [f"{letter}: {line}" for line in _bottleneck(run)]
+    return lines
+
+
+def summary_lines(run: SavedRun) -> list[str]:
+    """One run in a few lines."""
+    rate = run.figures.get("throughput_items_per_s")
+    lines = [f"{run.model} ({_kind(run)})"]
+    if rate is not None:
+        lines.append(f"throughput  {figure(rate)} items/s")
+    return lines + list(_bottleneck(run))
+
+
+_WIDEST = 24
+"""A column of a terminal; longer texts stick out."""
+
+
+def _bottleneck(run: SavedRun) -> Iterator[str]:
+    found = find_bottleneck(run)
+    if found is not None:
+        yield f"bottleneck  {found.line}"

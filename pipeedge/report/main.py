@@ -1,0 +1,134 @@
+"""The console script ``pipeedge-report``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import (
+    InputPath,
+    OutputFile,
+    check_outputs,
+    check_writable,
+    named_output,
+    write_whole,
+)
+from pipeedge.base.streams import end
+from pipeedge.request.options import OneLineParser, add_common, guard
+
+__all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report"]
+
+PROGRAM = "pipeedge-report"
+MAX_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """One report to show, or two to compare. Validated on creation.
+
+    Raises:
+        RequestError: another number of reports, or a page that is no HTML.
+    """
+
+    reports: tuple[Path, ...]
+    output: Path | None = None
+    """None: beside the first report, under its name; of two, under both."""
+
+    def __post_init__(self) -> None:
+        if len(self.reports) not in (1, 2):
+            raise RequestError(f"{len(self.reports)} reports: give one to show, or two to compare")
+        for path in self.reports:
+            if path.is_dir():
+                raise RequestError(f"{path}: is a directory, not a report")
+        if self.page.suffix != ".html":
+            raise RequestError(f"-o/--output {self.page}: the page is HTML; name it FILE.html")
+
+    @property
+    def page(self) -> Path:
+        """Where the page goes."""
+        if self.output is not None:
+            return self.output
+        return self.reports[0].with_name("-".join(path.stem for path in self.reports) + ".html")
+
+
+def parse_report(argv: Sequence[str]) -> ReportRequest:
+    """The command line of ``pipeedge-report``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    parser = OneLineParser(
+        prog=PROGRAM,
+        description="Make a page of a report that runtime.py or pipeedge-simulate has saved (--report "
+        "FILE.json); of two reports, a page and a table that compare them. The page is one file and needs "
+        "no network.",
+        epilog="Examples: 'pipeedge-report run.json' writes run.html; 'pipeedge-report simulated.json "
+        "run.json -o both.html'. Exit status: 0 done, 2 the request is wrong, 1 a fault of this program.",
+        allow_abbrev=False,
+    )
+    add_common(parser)
+    parser.add_argument("reports", type=Path, nargs="+", metavar="FILE.json", help="one, or two to compare")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.html", help="the page (beside the first report)"
+    )
+    arguments = parser.parse_args(argv)
+    return ReportRequest(tuple(arguments.reports), arguments.output)
+
+
+def main() -> NoReturn:
+    """Make the page that the command line asks for, and end the process."""
+
+    def report() -> None:
+        lines = make_report(parse_report(sys.argv[1:]))
+        from pipeedge.base.console import StandardOutput
+
+        console = StandardOutput()
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    end(PROGRAM, guard(PROGRAM, report, verbose="--verbose" in sys.argv))
+
+
+def make_report(request: ReportRequest) -> list[str]:
+    """Write the page. Returns what is to be said about it, a line each.
+
+    Raises:
+        RequestError: a report cannot be read or is none, or the page cannot be written, or would replace
+            one of them.
+    """
+    check_writable(request.page, "-o/--output")
+    replaced = check_outputs(
+        [OutputFile("-o/--output", request.page)], [InputPath("the page", path) for path in request.reports]
+    )
+    bodies = [_read(path) for path in request.reports]
+    from pipeedge.report import compare_lines, read_run, render_comparison, render_run, summary_lines
+
+    runs = [read_run(body, str(path)) for body, path in zip(bodies, request.reports, strict=True)]
+    if len(runs) == 1:
+        page, lines = render_run(runs[0]), summary_lines(runs[0])
+    else:
+        page, lines = render_comparison(*runs), compare_lines(*runs)
+    write_whole(request.page, page, "-o/--output")
+    return [*lines, f"page        {named_output(request.page, replaced)}"]
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RequestError(f"{path}: larger than {MAX_BYTES >> 20} MB; is it a report of this program?")
+        return json.loads(path.read_bytes(), parse_constant=_refuse)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: is no JSON ({error})") from error
+
+
+def _refuse(name: str) -> NoReturn:
+    """Refuse what Python's JSON has beyond the standard: NaN and Infinity."""
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,346 @@
+"""HTML of what the other modules found. Jinja escapes every string that comes from a report."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from pipeedge.base.wording import count, figure
+from pipeedge.observe.timeline import Doing, Timeline
+from pipeedge.report.bottleneck import Part, find_bottleneck
+from pipeedge.report.charts import Chart, Line, histogram, lines, si
+from pipeedge.report.comparison import compare_runs
+from pipeedge.report.gantt import Shade, coarsened, legend, shade, to_data
+from pipeedge.report.saved import SavedRun, SavedStage
+
+__all__ = ["gantt_section", "render_comparison", "render_run"]
+
+_ASSETS = resources.files("pipeedge") / "assets" / "page"
+_SERIES_SHOWN = 8
+"""Lines that can be told apart."""
+
+
+def render_run(run: SavedRun) -> str:
+    """The page of one run."""
+    return _page("run.html", title=f"PipeEdge: {run.model}", run=_RunView(run))
+
+
+def render_comparison(a: SavedRun, b: SavedRun) -> str:
+    """The page of two runs, side by side."""
+    return _page(
+        "comparison.html",
+        title=f"PipeEdge: {a.name} and {b.name}",
+        views=[_RunView(a), _RunView(b)],
+        groups=compare_runs(a, b),
+    )
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """What the template needs of a timeline."""
+
+    data: dict[str, Any]
+    """For ``page.js``."""
+    shades: Sequence[Shade]
+    lanes: int
+    coarse: bool
+    """Whether it was too large to be drawn span by span."""
+
+
+def gantt_section(timeline: Timeline | None) -> Gantt | None:
+    """A timeline for the template; None where there is nothing to draw."""
+    if timeline is None or not timeline.spans or timeline.length_s <= 0:
+        return None
+    drawn = coarsened(timeline)
+    return Gantt(to_data(drawn), legend(drawn), len(drawn.lanes), len(drawn.spans) != len(timeline.spans))
+
+
+class _RunView:
+    """A run in the form in which the templates show it."""
+
+    def __init__(self, run: SavedRun) -> None:
+        self.run = run
+        self.bottleneck = find_bottleneck(run)
+        self.gantt = gantt_section(run.timeline)
+        self.latency = _latency(run)
+        self.over_time = _over_time(run)
+        self.tiles = _tiles(run)
+
+    @property
+    def boxes(self) -> list[_Box]:
+        """The schedule."""
+        layers = self.run.stages[-1].layers[1]
+        return [
+            _Box(
+                stage,
+                (stage.layers[0] - 1) / max(1, layers),
+                (stage.layers[1] - stage.layers[0] + 1) / max(1, layers),
+                self._is_bottleneck(Part.STAGE, stage.stage),
+                self._flag(stage),
+            )
+            for stage in self.run.stages
+        ]
+
+    def _is_bottleneck(self, part: Part, number: int) -> bool:
+        found = self.bottleneck
+        return found is not None and (found.part, found.number) == (part, number)
+
+    def _flag(self, stage: SavedStage) -> str:
+        """Return what holds the others back on the way to ``stage``, in two or three words, or nothing."""
+        if stage.stage == 0:
+            is_local = self.run.data_rank in (None, stage.rank)
+            if self._is_bottleneck(Part.INPUT, 0) or (is_local and self._is_bottleneck(Part.LINK, 0)):
+                return "waits for input"
+        return "slow link" if self._is_bottleneck(Part.LINK, stage.stage) else ""
+
+    @property
+    def slow_end(self) -> str:
+        """What holds the others back behind the last stage, as the subject of a sentence, or nothing."""
+        last = self.run.stages[-1]
+        if not self._is_bottleneck(Part.LINK, len(self.run.stages)):
+            return ""
+        is_local = self.run.data_rank == last.rank
+        return "Writing the results" if is_local else "The link back to the data rank"
+
+    @property
+    def times(self) -> list[_StageTime]:
+        """Where the time of each stage went; empty where that is not known."""
+        return [
+            _StageTime(stage, _ordered(stage.seconds), self.run.length_s or 0.0)
+            for stage in self.run.stages
+            if stage.seconds
+        ]
+
+    @property
+    def time_shades(self) -> list[Shade]:
+        """All that any stage was at."""
+        used = {doing for time in self.times for doing, seconds in time.seconds.items() if seconds > 0}
+        return [shade(doing) for doing in _ordered(dict.fromkeys(used, 0.0))]
+
+    @property
+    def predicted(self) -> list[tuple[str, str, str, str]]:
+        """Name, predicted, measured, error; empty where nothing was promised."""
+        rows = []
+        for key, name in (
+            ("throughput_items_per_s", "once the pipeline is full"),
+            ("run_items_per_s", "with filling and draining it"),
+        ):
+            rows += _beside(self.run.predicted, key, f"throughput, {name}", "items/s")
+        for number, stage in enumerate(self.run.predicted_stages):
+            rows += _beside(stage, "compute_s", f"stage {number}, a microbatch", "s")
+            rows += _beside(stage, "link_s", f"stage {number}, its link", "s")
+        return rows
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Of the table of stages: those for which some stage has a figure."""
+        known = {key for stage in self.run.stages for key, value in stage.figures.items() if value}
+        return [(key, name) for key, name in _COLUMNS if key in known]
+
+    def cell(self, stage: SavedStage, key: str) -> str:
+        """A figure of the table of stages."""
+        value = stage.figures.get(key)
+        if value is None:
+            return "–"
+        if key == "busy_fraction":
+            return f"{value:.0%}"
+        if key in ("rss_peak_mb", "threads"):
+            return figure(round(value)) + (" MB" if key == "rss_peak_mb" else "")
+        unit = "s" if "_s_" in key else "B" if key.startswith("bytes") else ""
+        return f"{si(value)}{unit}"
+
+
+_COLUMNS = (
+    ("parameters", "parameters"),
+    ("compute_s_mean", "compute"),
+    ("decode_s_mean", "decode"),
+    ("encode_s_mean", "encode"),
+    ("recv_wait_s_mean", "wait for input"),
+    ("send_s_mean", "on the link"),
+    ("bytes_out_mean", "sent"),
+    ("busy_fraction", "busy"),
+    ("rss_peak_mb", "peak memory"),
+    ("threads", "threads"),
+)
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A stage as a box."""
+
+    stage: SavedStage
+    before: float
+    """Part of the model's layers that lies before it."""
+    share: float
+    """Of the model's layers."""
+    is_bottleneck: bool
+    """Whether the stage itself holds the others back."""
+    flag: str
+    """What holds the others back on the way here, or nothing."""
+
+    @property
+    def memory_mb(self) -> float | None:
+        """Peak."""
+        return self.stage.figures.get("rss_peak_mb")
+
+    @property
+    def memory_part(self) -> float | None:
+        """What weights and buffers take of what there is; None where that is not known."""
+        memory = self.stage.memory_mb
+        if not memory or not memory.get("available"):
+            return None
+        return (memory.get("weights", 0.0) + memory.get("buffers", 0.0)) / memory["available"]
+
+    @property
+    def sent(self) -> str:
+        """What goes out, a microbatch."""
+        size = self.stage.figures.get("bytes_out_mean")
+        return f"{si(size)}B" if size else ""
+
+    @property
+    def bits(self) -> str:
+        """On the outgoing link."""
+        return count(self.stage.quant_bits, "bit") if self.stage.quant_bits else ""
+
+
+@dataclass(frozen=True)
+class _StageTime:
+    """Where the time of a stage went."""
+
+    stage: SavedStage
+    seconds: dict[str, float]
+    length_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The sum, which is the run's length."""
+        return sum(self.seconds.values())
+
+    @property
+    def parts(self) -> list[tuple[Shade, float, float]]:
+        """Shade, seconds, part of the whole."""
+        whole = max(self.total_s, self.length_s) or 1.0
+        return [
+            (shade(doing), seconds, seconds / whole) for doing, seconds in self.seconds.items() if seconds > 0
+        ]
+
+
+def _ordered(seconds: dict[str, float] | Any) -> dict[str, float]:
+    """Work first, then waits: the order of ``Doing``."""
+    order = [doing.value for doing in Doing]
+    known = [doing for doing in order if doing in seconds]
+    return {doing: seconds[doing] for doing in [*known, *(set(seconds) - set(known))]}
+
+
+def _beside(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str, str]]:
+    predicted, measured = of.get(key), of.get(f"{key}_measured")
+    if predicted is None or measured is None:
+        return []
+    error = of.get(f"{key}_error_percent")
+
+    def shown(value: float) -> str:
+        return f"{figure(value)} {unit}" if unit == "items/s" else f"{si(value)}{unit}"
+
+    off = "–" if error is None else f"{error:+.1f} %"
+    return [(name, shown(predicted), shown(measured), off)]
+
+
+def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
+    """The headline figures: name, value, what else."""
+    figures, found = run.figures, []
+    rate = figures.get("throughput_items_per_s")
+    if rate is not None:
+        elapsed = figures.get("elapsed_s")
+        found.append(
+            ("throughput", f"{figure(rate)} items/s", "" if elapsed is None else f"over {si(elapsed)}s")
+        )
+    if run.latency_s and "p50" in run.latency_s:
+        rest = [
+            f"{si(run.latency_s[key])}s {name}"
+            for key, name in (("p95", "at 95 %"), ("max", "at most"))
+            if key in run.latency_s
+        ]
+        found.append(("latency of a microbatch", f"{si(run.latency_s['p50'])}s", ", ".join(rest)))
+    if run.accuracy and run.accuracy[1]:
+        correct, labelled = run.accuracy
+        found.append(("accuracy", f"{correct / labelled:.2%}", f"{correct} of {labelled} with a label"))
+    if run.energy and run.energy.joules_per_item is not None:
+        total = run.energy.joules
+        found.append(
+            (
+                "energy",
+                f"{si(run.energy.joules_per_item)}J/item",
+                "" if total is None else f"{si(total)}J in all",
+            )
+        )
+    memory = [stage.figures["rss_peak_mb"] for stage in run.stages if stage.figures.get("rss_peak_mb")]
+    if memory:
+        found.append(
+            (
+                "peak memory of a rank",
+                f"{figure(round(max(memory)))} MB",
+                f"{figure(round(sum(memory)))} MB of all stages",
+            )
+        )
+    return found
+
+
+def _latency(run: SavedRun) -> Chart | None:
+    if not run.latencies_s:
+        return None
+    marks = [
+        (name, run.latency_s[key])
+        for key, name in (("p50", "median"), ("p95", "95 %"))
+        if run.latency_s and key in run.latency_s
+    ]
+    return histogram("Latency of a microbatch", run.latencies_s, marks)
+
+
+def _over_time(run: SavedRun) -> list[Chart]:
+    """Throughput, bits and bandwidth, of the first stages that have them."""
+    found = []
+    shown = run.series[:_SERIES_SHOWN]
+    for key, title, unit in (
+        ("items_per_s", "Throughput of each stage", "items/s"),
+        ("bytes_per_s", "Sent by each stage", "B/s"),
+        ("link_bytes_per_s", "Bandwidth of each link while it was occupied", "B/s"),
+        ("bits", "Bits of a value on each link", "bits"),
+    ):
+        series = [
+            Line(f"stage {one.stage}", one.t_s, one.columns[key]) for one in shown if key in one.columns
+        ]
+        if key != "items_per_s":
+            series = [line for line in series if any(line.y)]
+        chart = lines(title, series, unit)
+        if chart is not None:
+            found.append(chart)
+    return found
+
+
+def _page(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["si"] = si
+    environment.filters["figure"] = figure
+    environment.filters["count"] = count
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(
+        style=_asset("page.css"), script=script, script_hash=digest, **values
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text("utf-8")

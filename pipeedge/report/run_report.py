@@ -1,0 +1,343 @@
+"""What a run reports: plain data for programs, a table for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pipeedge.base.console import fitted
+from pipeedge.base.files import check_writable, named_output, write_whole
+from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import count, figure, percent
+from pipeedge.data.results import Accuracy
+from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.observe.timeline import Timeline
+from pipeedge.plan.prediction import Beside, Comparison, Prediction, compare
+from pipeedge.report import Part, find_bottleneck, read_run, render_run
+from pipeedge.report.agreement import Agreement
+
+__all__ = ["RunReport", "check_report_path", "print_report", "save_body", "save_report"]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run that has finished."""
+
+    model: str
+    schedule: Schedule
+    items: int
+    microbatches: int
+    ubatch_size: int
+    startup_s: float
+    """From the start of the data rank's process to the beginning of reading the input."""
+    elapsed_s: float
+    """From the beginning of reading the input to the last result out."""
+    latency: Latency | None
+    accuracy: Accuracy | None
+    stages: Sequence[StageStats]
+    skipped: Sequence[str]
+    """Inputs that were left out, and why."""
+    prediction: Prediction | None
+    """What the scheduler promised; None where it was not asked."""
+    steady_items_per_s: float | None
+    """Measured from the first result to the last; None of a single microbatch."""
+    latencies_s: Sequence[float] = ()
+    """Of each microbatch, in order."""
+    timeline: Timeline | None = None
+    """What each thread of each rank was at."""
+    series: Sequence[Mapping[str, Any]] = ()
+    """Of each stage, over time: as ``pipeedge.observe.recording.series`` makes them."""
+    command: Sequence[str] = ()
+    """The data rank's command line, program first."""
+    energy: Mapping[str, Any] | None = None
+    """As ``pipeedge.observe.metrics.energy_body`` makes it."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the data rank's software."""
+    check: Agreement | None = None
+    """The first items beside what they are in float32; None where nobody asked."""
+
+    @property
+    def throughput_items_per_s(self) -> float:
+        """Items a second, filling and draining the pipeline included."""
+        return self.items / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The promise beside what came of it."""
+        if self.prediction is None:
+            return None
+        return compare(
+            self.prediction,
+            self.stages,
+            items=self.items,
+            run_items_per_s=self.throughput_items_per_s,
+            steady_items_per_s=self.steady_items_per_s,
+        )
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON has it."""
+        accuracy = self.accuracy
+        return {
+            "model": self.model,
+            "schedule": [
+                {
+                    "stage": stage,
+                    "rank": plan.rank,
+                    "host": plan.host,
+                    "layers": [plan.layers.first, plan.layers.last],
+                    "quant_bits": plan.quant_bits,
+                    "dtype": plan.dtype,
+                }
+                for stage, plan in enumerate(self.schedule.stages)
+            ],
+            "items": self.items,
+            "microbatches": self.microbatches,
+            "ubatch_size": self.ubatch_size,
+            "startup_s": self.startup_s,
+            "elapsed_s": self.elapsed_s,
+            "throughput_items_per_s": self.throughput_items_per_s,
+            "latency_s": asdict(self.latency) if self.latency else None,
+            "accuracy": (
+                {"correct": accuracy.correct, "labelled": accuracy.labelled, "top1": accuracy.top1}
+                if accuracy and accuracy.labelled
+                else None
+            ),
+            "check": self.check.to_body() if self.check is not None else None,
+            "stages": [stats.to_body() for stats in self.stages],
+            "skipped": list(self.skipped),
+            "predicted": self._predicted(),
+            "latencies_s": _thinned(self.latencies_s),
+            "series": list(self.series),
+            "timeline": self.timeline.to_body() if self.timeline is not None else None,
+            "energy": dict(self.energy) if self.energy is not None else None,
+            "command": list(self.command),
+            "versions": dict(self.versions),
+        }
+
+    def _predicted(self) -> dict[str, Any]:
+        """Once the pipeline is full; for the whole run, with filling and draining; and stage by stage."""
+        comparison = self.comparison
+        if self.prediction is None or comparison is None:
+            return {"throughput_items_per_s": None}
+        body: dict[str, Any] = {
+            "throughput_items_per_s": self.prediction.throughput_items_per_s,
+            "bottleneck": self.prediction.bottleneck,
+            "input_link_s": self.prediction.input_link_s,
+        }
+        if comparison.steady is not None:
+            body |= comparison.steady.to_body("throughput_items_per_s")
+        if comparison.run is not None:
+            body |= comparison.run.to_body("run_items_per_s")
+        body["stages"] = [
+            {
+                "stage": stage.stage,
+                "rank": stage.rank,
+                **stage.compute.to_body("compute_s"),
+                **(stage.link.to_body("link_s") if stage.link is not None else {"link_s": None}),
+            }
+            for stage in comparison.stages
+        ]
+        body["remarks"] = list(comparison.remarks)
+        return body
+
+
+_LATENCIES = 2000
+"""Of that many microbatches at most, in equal distances, the latency is in the report."""
+
+
+def _thinned(latencies_s: Sequence[float]) -> list[float]:
+    stride = max(1, -(-len(latencies_s) // _LATENCIES))
+    return [round(seconds, 6) for seconds in latencies_s[::stride]]
+
+
+def check_report_path(path: Path) -> None:
+    """Refuse a report that could not be written at the end of the run.
+
+    Raises:
+        RequestError: the place does not exist or is not writable.
+    """
+    check_writable(path, "--report")
+
+
+def _pretty(value: object, indent: str = "") -> str:
+    """JSON for people too: what is nested is indented, a list of plain values takes one line."""
+    nested = indent + "  "
+    if isinstance(value, Mapping) and value:
+        entries = [f"{nested}{json.dumps(key)}: {_pretty(entry, nested)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(entry, list | Mapping) for entry in value):
+        return "[\n" + ",\n".join(nested + _pretty(entry, nested) for entry in value) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def save_report(report: RunReport, path: Path) -> None:
+    """Write ``report``; the file is whole or not there.
+
+    Raises:
+        RequestError: the disk is full or no longer writable.
+    """
+    save_body(report.to_body(), path)
+
+
+def save_body(body: dict[str, Any], path: Path) -> None:
+    """Write what ``RunReport.to_body`` made: as JSON, or as a page where ``path`` says .html.
+
+    Raises:
+        RequestError: the disk is full or no longer writable.
+    """
+    page = path.suffix == ".html"
+    text = render_run(read_run(body, path.name)) if page else _pretty(body) + "\n"
+    write_whole(path, text, "--report")
+
+
+def print_report(
+    report: RunReport,
+    console: Console,
+    *,
+    results: Path | None,
+    saved: Path | None,
+    trace: Path | None = None,
+    replaced: Collection[Path] = (),
+) -> None:
+    """Print the stages as a table, and below it throughput, latency, accuracy and where the files are.
+
+    Args:
+        report: the run.
+        console: where it is printed.
+        results: file of the predictions, if any.
+        saved: file of the report, if any.
+        trace: file of the trace, if any.
+        replaced: those of them that replaced a file.
+    """
+    console.print(
+        f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
+        highlight=False,
+        markup=False,
+    )
+    hosts = [plan.host or "" for plan in report.schedule.stages]
+    stages = fitted(lambda names: _stage_table(report, names, console.width), hosts, console)
+    console.print(stages, highlight=False)
+    lines = [
+        f"throughput  {figure(report.throughput_items_per_s)} items/s "
+        f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
+    ]
+    comparison = report.comparison
+    if comparison is not None:
+        console.print(_comparison_table(comparison), highlight=False)
+        lines += _comparison_lines(comparison)
+    bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
+    if bottleneck is not None and bottleneck.part is Part.INPUT:
+        lines.append(f"bottleneck  {bottleneck.line}")
+    if report.latency:
+        lines.append(
+            f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
+            f"{_seconds(report.latency.max)} at most, per microbatch"
+        )
+    if report.accuracy and report.accuracy.top1 is not None:
+        accuracy = report.accuracy
+        lines.append(f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})")
+    if report.check is not None:
+        lines.append(f"check       {report.check}")
+    lines += _energy_lines(report.energy)
+    if report.skipped:
+        lines.append(f"skipped     {count(len(report.skipped), 'input')} that cannot be read:")
+        lines += [f"            {line}" for line in report.skipped]
+    for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
+        if path is not None:
+            lines.append(f"{what:<11} {named_output(path, replaced)}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+_ROOMY = 100
+"""A narrower terminal gets a tighter table, so that names and figures have what room there is."""
+
+
+def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
+    """The stages; without the column of hosts where none has a name."""
+    padding = 1 if width >= _ROOMY else 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
+    named = any(plan.host for plan in report.schedule.stages)
+    columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
+    for name in (*columns, "send", "sent", "busy", "peak"):
+        table.add_column(name, justify="left" if name in ("host", "layers") else "right", overflow="fold")
+    for plan, stats, host in zip(report.schedule.stages, report.stages, hosts, strict=True):
+        table.add_row(
+            str(stats.stage),
+            str(stats.rank),
+            *((escape(host),) if named else ()),
+            str(plan.layers),
+            _amount(stats.parameters),
+            _seconds(stats.compute_s_mean),
+            _seconds(stats.recv_wait_s_mean),
+            _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
+            f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
+            f"{stats.busy_fraction:.0%}",
+            f"{stats.rss_peak_mb:,.0f}MB",
+        )
+    return table
+
+
+def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
+    if energy is None or energy["joules"] is None:
+        return
+    sources = ", ".join(dict.fromkeys(rank["source"] for rank in energy["ranks"] if rank["source"]))
+    line = f"energy      {figure(energy['joules'])} J, {figure(energy['mean_watts'])} W ({sources})"
+    if energy["joules_per_item"] is not None:
+        line += f", {figure(energy['joules_per_item'])} J an item"
+    if energy["unmeasured_hosts"]:
+        line += f"; not measured on {', '.join(energy['unmeasured_hosts'])}"
+    yield line
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    """Stages, predicted beside measured."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
+        table.add_column(name, justify="right", overflow="fold")
+    for stage in comparison.stages:
+        table.add_row(str(stage.stage), *_beside(stage.compute), *_beside(stage.link))
+    return table
+
+
+def _beside(figures: Beside | None) -> tuple[str, str, str]:
+    if figures is None:
+        return "-", "-", "-"
+    error = "-" if figures.error is None else percent(figures.error)
+    return _seconds(figures.measured), _seconds(figures.predicted), error
+
+
+def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+    for figures, when in (
+        (comparison.steady, "once the pipeline is full"),
+        (comparison.run, "with filling and draining it"),
+    ):
+        if figures is not None:
+            yield (
+                f"predicted   {figure(figures.predicted)} items/s {when}, measured "
+                f"{figure(figures.measured)} "
+                f"({percent(figures.error or 0.0)})"
+            )
+    if comparison.steady is not None and comparison.bottleneck:
+        yield f"            limited by {comparison.bottleneck}, by the prediction"
+    for remark in comparison.remarks:
+        yield f"            {remark}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.2f}s" if value >= 1 else f"{1e3 * value:.1f}ms"
+
+
+def _amount(value: float) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:,.1f}{unit}"
+    return f"{value:.0f}"

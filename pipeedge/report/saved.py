@@ -1,0 +1,413 @@
+"""A report as it was saved, checked: what is there has the right type, what is not there is None."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pipeedge.base.errors import RequestError
+from pipeedge.observe.timeline import Doing, Timeline
+
+__all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
+
+
+_LONGEST_US = 1e15
+"""Thirty years, in microseconds."""
+
+
+class _Value:
+    """A value of the document, and where it stands."""
+
+    def __init__(self, value: Any, file: str, place: str = "") -> None:
+        self.value = value
+        self._file = file
+        self._place = place
+
+    def fail(self, what: str) -> NoReturn:
+        """Say where and what."""
+        place = f"{self._place} " if self._place else ""
+        raise RequestError(f"{self._file}: {place}{what}; is it a report of this program?")
+
+    def find(self, key: str) -> _Value | None:
+        """The entry ``key``; None where it is absent or null."""
+        if not isinstance(self.value, dict):
+            self.fail("is no object")
+        entry = self.value.get(key)
+        place = f"{self._place}.{key}" if self._place else key
+        return None if entry is None else _Value(entry, self._file, place)
+
+    def at(self, key: str) -> _Value:
+        """The entry ``key``, which must be there."""
+        found = self.find(key)
+        if found is None:
+            self.fail(f"has no {key}")
+        return found
+
+    def items(self) -> list[_Value]:
+        """Of a list."""
+        if not isinstance(self.value, list):
+            self.fail("is no list")
+        return [_Value(item, self._file, f"{self._place}[{at}]") for at, item in enumerate(self.value)]
+
+    def entries(self) -> Iterator[tuple[str, _Value]]:
+        """Of an object, those that are not null."""
+        if not isinstance(self.value, dict):
+            self.fail("is no object")
+        for key in self.value:
+            found = self.find(key)
+            if found is not None:
+                yield str(key), found
+
+    def number(self) -> float:
+        """A finite number."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(f"is {_shown(value)}, not a number")
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            self.fail(f"is {_shown(value)}, not a finite number")
+        return float(value)
+
+    def amount(self) -> float:
+        """A number that is not negative."""
+        value = self.number()
+        if value < 0:
+            self.fail(f"is {value}, which is negative")
+        return value
+
+    def whole(self) -> int:
+        """A whole number that is not negative."""
+        value = self.amount()
+        if value != int(value):
+            self.fail(f"is {value}, not a whole number")
+        return int(value)
+
+    def text(self) -> str:
+        """Text."""
+        if not isinstance(self.value, str):
+            self.fail(f"is {_shown(self.value)}, not text")
+        return self.value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
+@dataclass(frozen=True)
+class SavedStage:
+    """One stage: its place in the schedule, and what it did, as far as that is known."""
+
+    stage: int
+    rank: int
+    host: str | None
+    layers: tuple[int, int]
+    """First and last, from 1."""
+    quant_bits: int
+    dtype: str
+    figures: Mapping[str, float]
+    """``compute_s_mean`` and its kin, as the report has them."""
+    seconds: Mapping[str, float] | None
+    """By what it was at (the values of ``Doing``), over the whole run."""
+    memory_mb: Mapping[str, float] | None
+    """``weights``, ``buffers``, ``working``, ``available``; of a simulation."""
+
+    @property
+    def place(self) -> str:
+        """Rank, and host where it has a name."""
+        return f"rank {self.rank}" + (f" ({self.host})" if self.host else "")
+
+    @property
+    def words(self) -> str:
+        """Which stage, where, which layers."""
+        return f"stage {self.stage} on {self.place}, {self.which}"
+
+    @property
+    def which(self) -> str:
+        """Its layers, in a sentence."""
+        first, last = self.layers
+        return f"layer {last}" if first == last else f"layers {first}–{last}"
+
+
+@dataclass(frozen=True)
+class SavedSeries:
+    """One stage over time. All columns are of one length; None where nothing is known."""
+
+    stage: int
+    rank: int
+    t_s: Sequence[float | None]
+    columns: Mapping[str, Sequence[float | None]]
+    """``items_per_s``, ``bytes_per_s``, ``link_bytes_per_s``, ``bits``."""
+
+
+@dataclass(frozen=True)
+class RankEnergy:
+    """What one rank drew."""
+
+    rank: int
+    host: str | None
+    source: str
+    joules: float | None
+    mean_watts: float | None
+    why_not: tuple[str, ...]
+    """What was tried before, and why that does not measure."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What the run drew."""
+
+    ranks: tuple[RankEnergy, ...]
+    joules: float | None
+    mean_watts: float | None
+    joules_per_item: float | None
+    unmeasured_hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A report, measured or simulated, of any version."""
+
+    name: str
+    """Where it came from."""
+    model: str
+    simulated: bool
+    stages: tuple[SavedStage, ...]
+    figures: Mapping[str, float]
+    """``items``, ``elapsed_s``, ``throughput_items_per_s`` and their kin."""
+    latency_s: Mapping[str, float] | None
+    latencies_s: Sequence[float]
+    accuracy: tuple[int, int] | None
+    """Correct, of those with a label."""
+    predicted: Mapping[str, float]
+    predicted_stages: tuple[Mapping[str, float], ...]
+    remarks: tuple[str, ...]
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
+    timeline: Timeline | None
+    series: tuple[SavedSeries, ...]
+    energy: Energy | None
+    command: str | None
+    versions: Mapping[str, str]
+    data_rank: int | None
+    feed_s: Mapping[str, float] | None
+    """Where the time of the thread that feeds the pipeline went, by the values of ``Doing``."""
+
+    @property
+    def length_s(self) -> float | None:
+        """Of the run."""
+        if self.timeline is not None:
+            return self.timeline.length_s
+        return self.figures.get("elapsed_s")
+
+
+def read_run(body: Any, name: str) -> SavedRun:
+    """The report that ``RunReport.to_body`` made, of this version or an older one.
+
+    Args:
+        body: as JSON has it.
+        name: of the file, for messages.
+
+    Raises:
+        RequestError: it is no report, or a part of it has another type than it must.
+    """
+    root = _Value(body, name)
+    timeline = _timeline(root)
+    predicted = root.find("predicted")
+    simulated = root.find("simulated")
+    return SavedRun(
+        name=name,
+        model=root.at("model").text(),
+        simulated=simulated is not None and simulated.value is True,
+        stages=_stages(root, timeline),
+        figures=_numbers(root),
+        latency_s=_optional_amounts(root.find("latency_s")),
+        latencies_s=[value.amount() for value in _list(root, "latencies_s")],
+        accuracy=_accuracy(root.find("accuracy")),
+        predicted={} if predicted is None else _numbers(predicted),
+        predicted_stages=()
+        if predicted is None
+        else tuple(_numbers(stage) for stage in _list(predicted, "stages")),
+        remarks=() if predicted is None else _texts(predicted, "remarks"),
+        skipped=_texts(root, "skipped"),
+        notes=_texts(root, "notes"),
+        timeline=timeline,
+        series=tuple(_series(entry) for entry in _list(root, "series")),
+        energy=_energy(root.find("energy")),
+        command=_command(root.find("command")),
+        versions=_versions(root.find("versions")),
+        data_rank=_data_rank(root, timeline),
+        feed_s=_feed_seconds(timeline),
+    )
+
+
+def _list(value: _Value, key: str) -> list[_Value]:
+    found = value.find(key)
+    return [] if found is None else found.items()
+
+
+def _texts(value: _Value, key: str) -> tuple[str, ...]:
+    return tuple(entry.text() for entry in _list(value, key))
+
+
+def _numbers(value: _Value) -> dict[str, float]:
+    """The entries that are numbers."""
+    return {
+        key: entry.number()
+        for key, entry in value.entries()
+        if isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
+    }
+
+
+def _optional_amounts(value: _Value | None) -> dict[str, float] | None:
+    return None if value is None else {key: entry.amount() for key, entry in value.entries()}
+
+
+def _whole(value: _Value | None) -> int | None:
+    return None if value is None else value.whole()
+
+
+def _stages(root: _Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
+    plans = root.at("schedule").items()
+    if not plans:
+        root.at("schedule").fail("holds no stage")
+    stats = {entry.at("stage").whole(): entry for entry in _list(root, "stages")}
+    return tuple(_stage(number, plan, stats.get(number), timeline) for number, plan in enumerate(plans))
+
+
+def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline | None) -> SavedStage:
+    layers = [bound.whole() for bound in plan.at("layers").items()]
+    if len(layers) != 2:
+        plan.at("layers").fail("is no pair of first and last layer")
+    host, bits, dtype = plan.find("host"), plan.find("quant_bits"), plan.find("dtype")
+    rank = plan.at("rank").whole()
+    return SavedStage(
+        stage=number,
+        rank=rank,
+        host=None if host is None else host.text(),
+        layers=(layers[0], layers[1]),
+        quant_bits=0 if bits is None else bits.whole(),
+        dtype="float32" if dtype is None else dtype.text(),
+        figures={} if stats is None else _numbers(stats),
+        seconds=_seconds(stats, timeline, rank, number),
+        memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),
+    )
+
+
+_FEED = "feed"
+"""The lane of the thread that feeds the pipeline."""
+
+
+def _data_rank(root: _Value, timeline: Timeline | None) -> int | None:
+    """What the report says itself, else the rank that the pipeline was fed from."""
+    said = _whole(root.find("data_rank"))
+    if said is not None or timeline is None:
+        return said
+    return next((rank for rank, lane in timeline.lanes if lane == _FEED), None)
+
+
+def _feed_seconds(timeline: Timeline | None) -> dict[str, float] | None:
+    if timeline is None:
+        return None
+    found = (timeline.seconds(rank, lane) for rank, lane in timeline.lanes if lane == _FEED)
+    return {doing.value: seconds for doing, seconds in next(found, {}).items()} or None
+
+
+def _seconds(
+    stats: _Value | None, timeline: Timeline | None, rank: int, stage: int
+) -> dict[str, float] | None:
+    """What the report says itself, else what the spans add up to."""
+    said = None if stats is None else _optional_amounts(stats.find("seconds"))
+    if said is not None or timeline is None:
+        return said
+    drawn = timeline.seconds(rank, f"stage {stage}")
+    return {doing.value: seconds for doing, seconds in drawn.items()} or None
+
+
+def _accuracy(value: _Value | None) -> tuple[int, int] | None:
+    return None if value is None else (value.at("correct").whole(), value.at("labelled").whole())
+
+
+def _timeline(root: _Value) -> Timeline | None:
+    value = root.find("timeline")
+    if value is None:
+        return None
+    value.at("length_s").amount()
+    known = {doing.value for doing in Doing}
+    for lane in value.at("lanes").items():
+        for doing in lane.at("doing").items():
+            if doing.text() not in known:
+                doing.fail(f"is {_shown(doing.value)}, which this version does not know")
+        lane.at("rank").whole()
+        lane.at("lane").text()
+        for key in ("start_us", "end_us"):
+            for time in lane.at(key).items():
+                if abs(time.number()) > _LONGEST_US:
+                    time.fail(f"is {_shown(time.value)}, which is no time of a run")
+        for microbatch in lane.at("microbatch").items():
+            if microbatch.value is not None:
+                microbatch.whole()
+    try:
+        return Timeline.from_body(value.value)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        value.fail(f"cannot be read ({error})")
+
+
+def _series(entry: _Value) -> SavedSeries:
+    columns = {}
+    for key, column in entry.entries():
+        if isinstance(column.value, list) and key != "decided":  # whose entries are objects
+            columns[key] = [None if value.value is None else value.amount() for value in column.items()]
+    times = columns.pop("t_s", [])
+    for key, values in columns.items():
+        if len(values) != len(times):
+            entry.at(key).fail(f"has {len(values)} values for {len(times)} times")
+    return SavedSeries(entry.at("stage").whole(), entry.at("rank").whole(), times, columns)
+
+
+def _energy(value: _Value | None) -> Energy | None:
+    if value is None:
+        return None
+
+    def figure(of: _Value, key: str) -> float | None:
+        found = of.find(key)
+        return None if found is None else found.amount()
+
+    ranks = []
+    for entry in _list(value, "ranks"):
+        source, host = entry.find("source"), entry.find("host")
+        ranks.append(
+            RankEnergy(
+                entry.at("rank").whole(),
+                None if host is None else host.text(),
+                "none" if source is None else source.text(),
+                figure(entry, "joules"),
+                figure(entry, "mean_watts"),
+                _texts(entry, "why_not"),
+            )
+        )
+    return Energy(
+        tuple(ranks),
+        figure(value, "joules"),
+        figure(value, "mean_watts"),
+        figure(value, "joules_per_item"),
+        _texts(value, "unmeasured_hosts"),
+    )
+
+
+def _command(value: _Value | None) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value.value, list):
+        return shlex.join(part.text() for part in value.items()) or None
+    return value.text()
+
+
+def _versions(value: _Value | None) -> dict[str, str]:
+    return {} if value is None else {key: str(entry.value)[:200] for key, entry in value.entries()}

@@ -1,0 +1,184 @@
+"""The data rank's two ends of the pipeline: the input goes in, the results come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from pipeedge.base.payload import TensorSpec
+from pipeedge.data import Group, InputSource, Microbatch, Reading
+from pipeedge.data.results import Accuracy, ResultWriter
+from pipeedge.observe.recording import COLLECT, FEED, Lane
+from pipeedge.observe.timeline import Doing
+from pipeedge.run.worker import Activity, Outgoing, receive
+from pipeedge.transport.base import Packet, Receiver
+
+__all__ = ["Collector", "Feeder"]
+
+
+class Feeder:
+    """Sends the input to the first stage, in the number type in which that one computes.
+
+    Args:
+        source: the input.
+        ubatch_size: items of a microbatch.
+        outgoing: the link to the first stage.
+        activity: of this rank.
+        clock: seconds.
+        lane: records what the thread does.
+        dtype: type of the values that are sent.
+        readings: the items, where other threads read them ahead; None: this thread reads each when it is
+            due.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        ubatch_size: int,
+        outgoing: Outgoing,
+        activity: Activity,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        lane: Lane | None = None,
+        dtype: torch.dtype = torch.float32,
+        readings: Iterable[Reading] | None = None,
+    ) -> None:
+        self.lane = lane or Lane("feed", FEED, clock)
+        self._dtype = dtype
+        self._groups = source.groups(ubatch_size, readings)
+        self._fetching = Doing.READ if readings is None else Doing.WAIT_INPUT
+        self._outgoing = outgoing
+        self._activity = activity
+        self._lock = threading.Lock()
+        self._under_way: deque[tuple[Microbatch, float]] = deque()
+        self.started_at: float | None = None
+        """When reading began."""
+
+    def run(self) -> None:
+        """Read and send until the input ends."""
+        number = 0
+        self.lane.begin()
+        self.started_at = self.lane.enter(self._fetching)
+        while (group := self._read(number)) is not None:
+            self.lane.enter(Doing.WAIT_LINK)
+            reserved = self._outgoing.reserve(self._converted(group.specs))
+            self.lane.enter(Doing.READ)
+            batch = group.collate(reserved.payload)
+            now = self.lane.enter(Doing.WAIT_LINK)
+            with self._lock:
+                # What is known of the items waits here for the result; their values need not.
+                self._under_way.append((dataclasses.replace(batch, payload=()), now))
+            size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
+            self.lane.finish(number, batch.items, size)
+            self.lane.enter(self._fetching)
+            number += 1
+        self._outgoing.finish()
+
+    def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Values in the type of the first stage, which may halve the bytes; tokens as they are."""
+        return tuple(
+            dataclasses.replace(spec, dtype=self._dtype) if spec.dtype.is_floating_point else spec
+            for spec in specs
+        )
+
+    def take(self) -> tuple[Microbatch, float]:
+        """The oldest microbatch without a result, and when it was sent."""
+        with self._lock:
+            return self._under_way.popleft()
+
+    def waited_for_input_s(self) -> float:
+        """Seconds until now in which nothing was sent because the input was being read; from any thread."""
+        totals = self.lane.totals()
+        return totals[Doing.READ] + totals[Doing.WAIT_INPUT]
+
+    def _read(self, number: int) -> Group | None:
+        with self._activity.busy(f"reading microbatch {number}"):
+            return next(self._groups, None)
+
+
+class Collector:
+    """Takes the results from the last stage and writes them, in input order."""
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        receiver: Receiver,
+        peer: int | None,
+        writer: ResultWriter,
+        activity: Activity,
+        *,
+        counts_accuracy: bool,
+        decode: Callable[[Packet], Packet] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        lane: Lane | None = None,
+        keep_items: int = 0,
+    ) -> None:
+        self.lane = lane or Lane("collect", COLLECT, clock)
+        self._keep_items = keep_items
+        self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
+        """Places in the input and outputs of the microbatches with the first ``keep_items`` items."""
+        self._feeder = feeder
+        self._receiver = receiver
+        self._peer = peer
+        self._writer = writer
+        self._activity = activity
+        self._counts_accuracy = counts_accuracy
+        self._decode = decode
+        self.latencies: list[float] = []
+        """Seconds of each microbatch, from the data rank to the data rank."""
+        self.accuracy = Accuracy()
+        self.not_finite = 0
+        """Items whose outputs hold NaN or infinity."""
+        self.elapsed_s = 0.0
+        """From the beginning of reading to the last result out."""
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._items_after_first = 0
+
+    @property
+    def steady_items_per_s(self) -> float | None:
+        """From the first result to the last, when the pipeline is full; None of a single microbatch."""
+        if self._first_at is None or self._last_at <= self._first_at:
+            return None
+        return self._items_after_first / (self._last_at - self._first_at)
+
+    def run(self) -> None:
+        """Collect until the last stage has finished."""
+        self.lane.begin()
+        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
+            now = self.lane.enter(Doing.WRITE if self._decode is None else Doing.DECODE)
+            batch, sent_at = self._feeder.take()
+            self.latencies.append(now - sent_at)
+            if self._feeder.started_at is not None:
+                self.elapsed_s = now - self._feeder.started_at
+            self._last_at = now
+            if self._first_at is None:
+                self._first_at = now
+            else:
+                self._items_after_first += packet.items
+            if self._decode is not None:
+                packet = self._decode(packet)
+                self.lane.enter(Doing.WRITE)
+            (outputs,) = packet.payload
+            with self._activity.busy(f"writing the results of microbatch {packet.number}"):
+                self._writer.write(packet.number, outputs, batch)
+                self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
+                right = self._judge(outputs, batch)
+                if batch.numbers[0] < self._keep_items:
+                    self.kept.append((batch.numbers, outputs.clone()))
+            packet.lease.release()
+            self.lane.finish(packet.number, packet.items, note=right)
+
+    def _judge(self, outputs: torch.Tensor, batch: Microbatch) -> float:
+        """Count the right answers. How many there are or, where nobody knows, how sure the model is."""
+        if not self._counts_accuracy:
+            return 0.0
+        before, self.accuracy = self.accuracy, self.accuracy.with_outputs(outputs, batch.labels)
+        if self.accuracy.labelled > before.labelled or not self.lane.observed:
+            return self.accuracy.correct - before.correct
+        return float(outputs.double().softmax(dim=1).max(dim=1).values.sum())

@@ -1,0 +1,141 @@
+"""One stage: decode, compute, encode one microbatch at a time.
+
+    packet ──Decode──> payload ──Stage──> payload ──Encode──> packet
+
+Only what crosses a compressed link is decoded and encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from pipeedge.base.errors import PeerFailedError, RequestError
+from pipeedge.base.payload import Payload, PixelTable
+from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
+from pipeedge.models import Shard
+from pipeedge.transport.base import OWNED, Packet
+
+__all__ = ["Decode", "Encode", "Stage", "resolve_device"]
+
+
+class Stage:
+    """Computes microbatches. Links are over the CPU, whatever the device.
+
+    Args:
+        shard: the layers of this stage.
+        device: where they are.
+        pixels: what the bytes of pictures stand for, on a first stage that is sent pictures as bytes.
+    """
+
+    def __init__(self, shard: Shard, device: torch.device, pixels: PixelTable | None = None) -> None:
+        self._shard = shard
+        self._device = device
+        self._pixels = pixels
+
+    def __call__(self, packet: Packet) -> Packet:
+        """The microbatch after this stage's layers; same number, same items."""
+        with torch.inference_mode():
+            inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
+            if self._pixels is not None:
+                inputs = tuple(self._pixels.look_up(tensor, self._shard.stream_dtype) for tensor in inputs)
+            outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
+        return _with_payload(packet, outputs)
+
+
+class Decode:
+    """Turns what came over a compressed link into values again."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._decoder = LinkDecoder()
+
+    @property
+    def latest_bits(self) -> int:
+        """A value of the packet before; 0: it came as it is."""
+        return self._decoder.latest_bits
+
+    def __call__(self, packet: Packet) -> Packet:
+        """The packet with the values.
+
+        Raises:
+            PeerFailedError: rank ``source`` sent something else.
+        """
+        try:
+            payload = self._decoder.decode(packet.payload)
+        except PeerFailedError as error:
+            raise PeerFailedError(f"microbatch {packet.number} from rank {self._source}: {error}") from error
+        return _with_payload(packet, payload)
+
+
+class Encode:
+    """Turns values into what goes over a compressed link.
+
+    Args:
+        bits: of each microbatch, asked once for each, in order: its number and its items.
+        clamp: as ``LinkEncoder`` has it.
+        window: microbatches of one choice of levels.
+        stage: that sends.
+        rank: of it.
+    """
+
+    def __init__(
+        self, bits: Callable[[int, int], int], clamp: str, window: int, *, stage: int, rank: int
+    ) -> None:
+        self._bits = bits
+        self._encoder = LinkEncoder(clamp, window=window)
+        self._where = f"stage {stage} on rank {rank}"
+
+    def __call__(self, packet: Packet) -> Packet:
+        """The packet with the codes.
+
+        Raises:
+            NonFiniteError: a NaN or an infinity; the message names the microbatch, the stage, the rank.
+        """
+        bits = self._bits(packet.number, packet.items)
+        try:
+            with torch.inference_mode():
+                payload = self._encoder.encode(packet.payload, bits)
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"microbatch {packet.number}: {self._where} computed values that no {bits} bits stand "
+                f"for ({error}); check its weights and the input, or send them as they are (-q 0)"
+            ) from error
+        return _with_payload(packet, payload)
+
+
+def _with_payload(packet: Packet, payload: Payload) -> Packet:
+    """``packet`` with another payload; its memory is let go of unless a part of it passed through, as a
+    skip connection or a mask does."""
+    result = replace(packet, payload=payload)
+    if _memory(payload).isdisjoint(_memory(packet.payload)):
+        packet.lease.release()
+        return replace(result, lease=OWNED)
+    return result
+
+
+def _memory(payload: Payload) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in payload}
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called ``name``: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        RequestError: no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError(f"-d/--device {name}: unknown; use cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise RequestError(f"-d/--device {name}: not supported; use cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise RequestError(f"-d/--device {name}: this machine has no CUDA device, or torch is a CPU build")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise RequestError(f"-d/--device {name}: CUDA devices here are 0 to {torch.cuda.device_count() - 1}")
+    return device

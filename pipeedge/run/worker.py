@@ -1,0 +1,363 @@
+"""The threads of one rank, and what they wait for.
+
+    stage            link in ──> [compute] ──> link out ──> [watch]
+    data rank        source  ──> [feed] ──> link to stage 0 ──> [watch]
+                     link from the last stage ──> [collect] ──> results
+
+Each [ ] is one thread. A link carries at most two microbatches, which is all that can wait in front of
+a stage, so a slow stage slows its predecessors instead of filling its own memory. Watching is not on
+the way of the data: it measures how long each microbatch occupies the link.
+
+A thread ends when its input has ended, or because something failed: the first exception of any of
+them is kept, and raised where ``Crew.wait`` is called. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.observe.metrics import Tally
+from pipeedge.observe.recording import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
+from pipeedge.observe.timeline import Doing
+from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
+from pipeedge.transport.channel import Channel
+
+__all__ = ["Activity", "Outgoing", "StageLoop", "receive"]
+
+_WATCH_S = 0.02
+_WATCHED = 4
+_RECENT = 9
+"""Microbatches of which the median tells how long one takes."""
+_MEASURED = 1000
+"""Receipts of which the median tells what the link takes."""
+_WITH_RECEIPTS = 8
+"""More packets than may be under way: whoever sends does not wait for whoever watches."""
+
+
+class Activity:
+    """What the threads of a rank are at, for its beats."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy: dict[object, tuple[str, float]] = {}
+        self._awaiting: list[int] = []
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+        self._finished = 0
+        self._computed: deque[float] = deque(maxlen=_RECENT)
+        self._work: Callable[[], StageWork] | None = None
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """This thread is busy with ``what``: it waits for no peer."""
+        entry = object()
+        with self._lock:
+            self._busy[entry] = (what, self._clock())
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._busy[entry]
+
+    @contextmanager
+    def awaiting(self, peer: int) -> Iterator[None]:
+        """This thread waits for a microbatch from ``peer``."""
+        with self._lock:
+            self._awaiting.append(peer)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awaiting.remove(peer)
+
+    def sent(self, peer: int) -> None:
+        """One more microbatch, or the end mark, was handed to the link to ``peer``."""
+        with self._lock:
+            self._sent[peer] = self._sent.get(peer, 0) + 1
+
+    def received(self, peer: int) -> None:
+        """One more microbatch, or the end mark, has come from ``peer``."""
+        with self._lock:
+            self._received[peer] = self._received.get(peer, 0) + 1
+
+    def finished(self) -> None:
+        """A piece of work is done, whether or not anything is sent of it."""
+        with self._lock:
+            self._finished += 1
+
+    def computed(self, seconds: float) -> None:
+        """The stage has done a microbatch: decoding, computing and encoding it took so long."""
+        with self._lock:
+            self._computed.append(seconds)
+
+    def stage(self, work: Callable[[], StageWork]) -> None:
+        """This rank has a stage, which says how it spends its time."""
+        with self._lock:
+            self._work = work
+
+    def status(self) -> RankStatus:
+        """All of it, now."""
+        with self._lock:
+            busy = min(self._busy.values(), key=lambda entry: entry[1], default=None)
+            return RankStatus(
+                busy=(busy[0], self._clock() - busy[1]) if busy else None,
+                sent=dict(self._sent),
+                received=dict(self._received),
+                awaiting=frozenset(self._awaiting),
+                stage_s=statistics.median(self._computed) if self._computed else None,
+                work=self._work() if self._work is not None else None,
+                finished=self._finished,
+            )
+
+
+def receive(receiver: Receiver, peer: int | None, activity: Activity) -> Packet | None:
+    """The next packet of ``receiver``, None after the last, and ``activity`` knows who is waited for.
+
+    Args:
+        receiver: the end of a link.
+        peer: the rank at its other end; None where that is this one.
+        activity: of this rank.
+
+    Raises:
+        PeerError: as ``receiver`` does.
+    """
+    if peer is None:
+        return receiver.receive()
+    with activity.awaiting(peer):
+        packet = receiver.receive()
+    activity.received(peer)
+    return packet
+
+
+class Outgoing:
+    """The sending side of a stage or of the data rank.
+
+    Args:
+        sender: puts packets on the link.
+        peer: the rank at its other end; None where that is this one.
+        activity: of this rank.
+        clock: seconds.
+        receipts: whether it is a link with receipts.
+        arrived: on a link with receipts: called, from the watching thread, with each microbatch, its bytes,
+            and the seconds that it occupied the link without waiting for the next stage.
+
+    ``send`` puts a packet on the link from the caller's thread, so that nothing stands between a
+    result and the wire; ``run`` waits, in a thread of its own, for packets to arrive, so that the time
+    they occupy the link is known. Two packets in a row are watched at least every ``_WATCH_S``: all of
+    them where packets are long, a sample where they are short and watching would slow them.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        peer: int | None,
+        activity: Activity,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        lane: LinkLane | None = None,
+        receipts: bool = False,
+        arrived: Callable[[int, int, float], None] = lambda microbatch, size, seconds: None,
+    ) -> None:
+        self.seconds = Tally()
+        """That a packet occupied the link; of those that were watched."""
+        self._link_seconds: deque[float] = deque(maxlen=_MEASURED)
+        self.best_bytes_per_s = 0.0
+        """The fastest of them. Others may have waited for the other end to take earlier ones first."""
+        self.bytes = Tally()
+        self._sender = sender
+        self._peer = peer
+        self._activity = activity
+        self._clock = clock
+        self._lane = lane
+        self._receipts = receipts
+        self._arrived = arrived
+        self._watched: Channel[_Watched] = Channel(_WITH_RECEIPTS if receipts else _WATCHED)
+        self._watch_next = 0
+        self._watch_at = 0.0
+        self._sent = 0
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Memory of the link for the payload of the next packet; waits while the link is full."""
+        return self._sender.reserve(specs)
+
+    def send(self, packet: Packet) -> int:
+        """Put ``packet`` on the link; waits while the link is full. The bytes that it takes there."""
+        started = self._clock()
+        shipment = self._sender.post(packet)
+        self._sent += 1
+        if self._peer is None:
+            return 0
+        self._activity.sent(self._peer)
+        self.bytes.add(shipment.bytes)
+        if self._receipts:
+            self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))
+            return shipment.bytes
+        if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
+            self._watch_next, self._watch_at = 2, started + _WATCH_S
+        if self._watch_next:
+            self._watch_next -= 1
+            self._watched.put(_Watched(self._sent, packet.number, started, shipment))
+        return shipment.bytes
+
+    def finish(self) -> None:
+        """Nothing follows; waits until everything has arrived."""
+        if self._peer is not None:
+            self._activity.sent(self._peer)
+        self._sender.finish()
+        self._watched.finish()
+
+    def run(self) -> None:
+        """Watch packets arrive, until the last."""
+        if self._receipts:
+            self._hear_of_arrivals()
+            return
+        free_at, previous = 0.0, 0
+        while (watched := self._watched.get()) is not None:
+            watched.shipment.wait()
+            now = self._clock()
+            # Without the one before it, nobody knows since when the link was this packet's own.
+            if watched.number == previous + 1:
+                since = max(watched.started, free_at)
+                seconds = now - since
+                self.seconds.add(seconds)
+                if self._lane is not None:
+                    self._lane.add(watched.microbatch, watched.shipment.bytes, since, now)
+                # Where the one before it was still under way, its arrival may have been noticed late.
+                if seconds > 0 and free_at <= watched.started:
+                    self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
+            free_at, previous = now, watched.number
+
+    def _hear_of_arrivals(self) -> None:
+        while (watched := self._watched.get()) is not None:
+            receipt, size = watched.shipment.receipt(), watched.shipment.bytes
+            now = self._clock()
+            seconds = receipt.link_seconds(now - watched.started)
+            self.seconds.add(seconds)
+            self._link_seconds.append(seconds)
+            if seconds > 0:
+                self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
+            if self._lane is not None:
+                self._lane.add(watched.microbatch, size, now - seconds, now)
+            self._arrived(watched.microbatch, size, seconds)
+
+    @property
+    def link_s(self) -> float | None:
+        """Median time of a packet on the link, in seconds, or None if no receipt told it."""
+        return statistics.median(self._link_seconds) if self._link_seconds else None
+
+    @property
+    def send_s_best(self) -> float:
+        """What a packet of mean size would take at the best pace seen."""
+        return self.bytes.mean / self.best_bytes_per_s if self.best_bytes_per_s else 0.0
+
+    def close(self) -> None:
+        """Wake whoever waits here."""
+        self._watched.close()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    number: int
+    """From 1, among those sent."""
+    microbatch: int
+    started: float
+    """When it began to be posted; on a link with receipts, when that was done."""
+    shipment: Shipment
+
+
+class StageLoop:
+    """Receives, computes and hands on, microbatch by microbatch."""
+
+    def __init__(
+        self,
+        compute: Callable[[Packet], Packet],
+        receiver: Receiver,
+        peer: int | None,
+        outgoing: Outgoing,
+        activity: Activity,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
+        *,
+        decode: Callable[[Packet], Packet] | None = None,
+        encode: Callable[[Packet], Packet] | None = None,
+        bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS,
+        lane: Lane | None = None,
+    ) -> None:
+        self.lane = lane or Lane("stage", STAGE, clock)
+        self.compute_cpu_seconds = Tally()
+        """That this thread had a processor while it computed."""
+        self._bits = bits
+        self._compute = compute
+        self._decode = decode
+        self._encode = encode
+        self._receiver = receiver
+        self._peer = peer
+        self._outgoing = outgoing
+        self._activity = activity
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+
+    def run(self) -> None:
+        """Compute until the link ends."""
+        self.lane.begin()
+        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
+            started = self._clock()
+            came = self._bytes(packet)
+            try:
+                with self._activity.busy(f"computing microbatch {packet.number}"):
+                    packet = self._step(packet)  # lets go of the input while the link is full
+            except PipeEdgeError:
+                raise
+            except Exception as error:
+                raise PipeEdgeError(
+                    f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
+                ) from error
+            self._activity.computed(self.lane.enter(Doing.WAIT_LINK) - started)
+            size = self._outgoing.send(packet)
+            self.lane.finish(packet.number, packet.items, size, self._bits(), came)
+        self._outgoing.finish()
+
+    def _bytes(self, packet: Packet) -> int:
+        """That came over the network, where somebody wants to know."""
+        if self._peer is None or not self.lane.observed:
+            return 0
+        return sum(tensor.nbytes for tensor in packet.payload)
+
+    def work(self) -> StageWork:
+        """How the time was spent until now."""
+        totals = self.lane.totals()
+        return StageWork(
+            busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
+            wait_input_s=totals[Doing.WAIT_INPUT],
+            wait_link_s=totals[Doing.WAIT_LINK],
+            bits=round(self._bits()),
+        )
+
+    def _step(self, packet: Packet) -> Packet:
+        if self._decode is not None:
+            self.lane.enter(Doing.DECODE)
+            packet = self._decode(packet)
+        self.lane.enter(Doing.COMPUTE)
+        cpu_started = self._cpu_clock()
+        packet = self._compute(packet)
+        self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
+        if self._encode is not None:
+            self.lane.enter(Doing.ENCODE)
+            packet = self._encode(packet)
+        return packet
+
+    @property
+    def busy_fraction(self) -> float:
+        """Part of the time from the start to the last microbatch that was spent computing."""
+        spent = sum(self.lane.tally(doing).total for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE))
+        return min(1.0, spent / self.lane.run_s) if self.lane.run_s else 0.0

@@ -1,0 +1,207 @@
+"""The command line of ``pipeedge-simulate`` as a request. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.schedule import check_bits, check_dtype
+from pipeedge.base.wording import count
+from pipeedge.plan.specs import short_dtype
+from pipeedge.request.config import DEFAULT_BATCH_SIZE, ModelRequest, check_report_name
+from pipeedge.request.options import OneLineParser, add_common, integers, names
+
+__all__ = ["SimulationRequest", "parse_simulate"]
+
+MAX_MICROBATCHES = 1_000_000
+
+
+@dataclass(frozen=True)
+class SimulationRequest:
+    """What is to be simulated. Validated on creation.
+
+    Raises:
+        RequestError: a number outside its range, or names that contradict each other.
+    """
+
+    models_file: Path = Path("models.yml")
+    dev_types_file: Path = Path("device_types.yml")
+    dev_file: Path = Path("devices.yml")
+    dev_neighbors_file: Path | None = None
+    schedule_file: Path | None = None
+    """What ``sched-pipeline`` printed; None: it is asked."""
+    model_name: str = ModelRequest.name
+    items: int = DEFAULT_BATCH_SIZE
+    ubatch_size: int = 8
+    tokens: int | None = None
+    """Tokens of the longest sentence; None: as profiled."""
+    dtypes: tuple[str, ...] | None = None
+    """Number type of all stages, or of each; None: as the schedule file says, else float32."""
+    quant_bits: tuple[int, ...] | None = None
+    """Of each stage's outgoing link; None: as the schedule file says, else 0."""
+    hosts: tuple[str, ...] | None = None
+    """The host of each rank; None: in the order of the devices file, or called by their ranks."""
+    data_host: str | None = None
+    """Reads the input and collects the results; None: the host of the first stage."""
+    codec_bytes_per_s: float | None = None
+    """Uncompressed bytes that a stage encodes, or decodes, in a second; None: in no time."""
+    read_s: float = 0.0
+    """Reading a microbatch on the data rank."""
+    write_s: float = 0.0
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.items < 1:
+            raise RequestError(f"-b/--batch-size {self.items}: must be at least 1")
+        if self.ubatch_size < 1:
+            raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
+        if self.tokens is not None and self.tokens < 1:
+            raise RequestError(f"--tokens {self.tokens}: a sentence has at least 1 token")
+        if self.microbatches > MAX_MICROBATCHES:
+            raise RequestError(
+                f"-b/--batch-size {self.items}: that is {count(self.microbatches, 'microbatch')}; up to "
+                f"{MAX_MICROBATCHES} are simulated, and long before that the throughput stands still"
+            )
+        for dtype in self.dtypes or ():
+            check_dtype(dtype, "--dtype")
+        if self.schedule_file is None and len(self.dtypes or ()) > 1:
+            raise RequestError("--dtype with a type for each stage goes with --schedule-file")
+        for bits in self.quant_bits or ():
+            check_bits(bits, "-q")
+        if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
+            twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
+            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank is one host")
+        if self.codec_bytes_per_s is not None and not 0 < self.codec_bytes_per_s < math.inf:
+            raise RequestError("--codec-MBps: must be above 0")
+        for name in ("read_s", "write_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise RequestError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
+        if self.report is not None:
+            check_report_name(self.report)
+
+    @property
+    def microbatches(self) -> int:
+        """That the items make."""
+        return -(-self.items // self.ubatch_size)
+
+
+def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
+    """The command line of ``pipeedge-simulate``.
+
+    Raises:
+        RequestError: an option or a value that cannot be.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    arguments = _parser().parse_args(argv)
+    rate = arguments.codec_MBps
+    return SimulationRequest(
+        models_file=arguments.sched_models_file,
+        dev_types_file=arguments.sched_dev_types_file,
+        dev_file=arguments.sched_dev_file,
+        dev_neighbors_file=arguments.sched_dev_neighbors_file,
+        schedule_file=arguments.schedule_file,
+        model_name=arguments.model_name,
+        items=arguments.batch_size,
+        ubatch_size=arguments.ubatch_size,
+        tokens=arguments.tokens,
+        dtypes=arguments.dtype,
+        quant_bits=arguments.quant,
+        hosts=arguments.hosts,
+        data_host=arguments.data_host,
+        codec_bytes_per_s=None if rate is None else rate * 1e6,
+        read_s=arguments.read_s,
+        write_s=arguments.write_s,
+        report=arguments.report,
+    )
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(short_dtype(name) for name in names(text))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="pipeedge-simulate",
+        description="Say how a run would go on hosts that need not be there: throughput, latency, memory, "
+        "where each stage would wait, from what the scheduler's files say. Without --schedule-file, "
+        "sched-pipeline is asked for the best schedule first.",
+        epilog="Example: 'pipeedge-simulate -sm models.yml -sdt device_types.yml -sd devices.yml "
+        "--report what-if.html'. Exit status: 0 done, 2 the request is wrong, 3 no feasible schedule, 1 a "
+        "fault of this program.",
+        allow_abbrev=False,
+    )
+    add_common(parser)
+
+    cluster = parser.add_argument_group("cluster")
+    for option, name, default, what in (
+        ("-sm", "models", SimulationRequest.models_file, "what the layers of models need"),
+        ("-sdt", "dev-types", SimulationRequest.dev_types_file, "kinds of devices and their profiles"),
+        ("-sd", "dev", SimulationRequest.dev_file, "the hosts of each kind"),
+        ("-sdn", "dev-neighbors", None, "what single links carry"),
+    ):
+        shown = "" if default is None else f" ({default})"
+        cluster.add_argument(
+            option, f"--sched-{name}-file", type=Path, default=default, metavar="FILE", help=what + shown
+        )
+    cluster.add_argument(
+        "--schedule-file", type=Path, metavar="FILE", help="a schedule that sched-pipeline printed"
+    )
+    cluster.add_argument(
+        "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank (in the order of -sd)"
+    )
+    cluster.add_argument(
+        "--data-host", metavar="HOST", help="reads the input, collects the results (that of stage 0)"
+    )
+
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "-m", "--model-name", metavar="NAME", default=ModelRequest.name, help="as in -sm (%(default)s)"
+    )
+    run.add_argument(
+        "-b", "--batch-size", type=int, default=DEFAULT_BATCH_SIZE, metavar="N", help="items in all (64)"
+    )
+    run.add_argument(
+        "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
+    )
+    run.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="tokens of the longest sentence, for models of text (as profiled)",
+    )
+    run.add_argument(
+        "--dtype",
+        type=_dtypes,
+        metavar="TYPE[,TYPE...]",
+        help="number type of all stages, or of each (what the schedule file says, else float32)",
+    )
+    run.add_argument(
+        "-q",
+        "--quant",
+        type=integers,
+        metavar="LIST",
+        help="bits a value on each stage's outgoing link, 0 for values as they are (what the schedule file "
+        "says, else 0)",
+    )
+    run.add_argument(
+        "--codec-MBps",
+        type=float,
+        metavar="N",
+        help="MB of values that a stage encodes, or decodes, in a second (in no time)",
+    )
+    run.add_argument(
+        "--read-s", type=float, default=0.0, metavar="S", help="to read a microbatch of input (0)"
+    )
+    run.add_argument(
+        "--write-s", type=float, default=0.0, metavar="S", help="to write the results of one (0)"
+    )
+
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--report", type=Path, metavar="FILE", help="the same as of a run: .json, or .html for a page"
+    )
+    return parser

@@ -1,0 +1,309 @@
+"""Files in, a simulated run out: the same table and report as of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import pipeedge
+from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
+from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.base.schedule import Schedule
+from pipeedge.models import find_model
+from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.plan import scheduler
+from pipeedge.plan.simulation import PipelineModel, SimulatedRun, simulate
+from pipeedge.plan.specs import (
+    BYTES_PER_MB,
+    find_named,
+    load_device_types,
+    load_devices,
+    load_models,
+    load_neighbors,
+)
+from pipeedge.report.run_report import RunReport, check_report_path, print_report, save_body
+from pipeedge.simulate.cluster import STREAM_BYTES, Cluster, StageMemory, Workload, host_of
+from pipeedge.simulate.options import SimulationRequest
+
+__all__ = ["Simulated", "run", "simulate_request"]
+
+_SERIES, _POINTS = 16, 100
+"""Stages whose pace is told over time, and moments of each."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A request, and what came of it."""
+
+    cluster: Cluster
+    load: Workload
+    schedule: Schedule
+    data_rank: int
+    outcome: SimulatedRun
+    notes: tuple[str, ...]
+    """What the user should know, a line each."""
+
+    @property
+    def memory(self) -> list[StageMemory]:
+        """Of each stage."""
+        return [self.cluster.memory(stage, self.load) for stage in self.schedule.stages]
+
+    def report(self) -> RunReport:
+        """As of a run."""
+        run, load = self.outcome, self.load
+        return RunReport(
+            model=load.model_name,
+            schedule=self.schedule,
+            items=load.items,
+            microbatches=load.microbatches,
+            ubatch_size=load.ubatch_size,
+            startup_s=0.0,
+            elapsed_s=run.length_s,
+            latency=Latency.of(run.latencies_s.tolist()),
+            accuracy=None,
+            stages=[self._stats(stage) for stage in range(len(self.schedule.stages))],
+            skipped=(),
+            prediction=None,
+            steady_items_per_s=_steady(run, load),
+        )
+
+    def _stats(self, stage: int) -> StageStats:
+        run, plan = self.outcome, self.schedule.stages[stage]
+        costs, link = run.model.stages[stage], run.model.links[stage + 1]
+        count, share = run.model.microbatches, run.passes / run.model.microbatches
+        working = (costs.decode_s + costs.compute_s + costs.encode_s) * run.passes
+        until = run.length_s - float(run.drain_s[stage])
+        memory = self.cluster.memory(plan, self.load)
+        bytes_out = 0 if link.in_memory else self.load.sent_bytes(plan)
+        return StageStats(
+            stage=stage,
+            rank=plan.rank,
+            microbatches=count,
+            compute_s_mean=costs.compute_s * share,
+            send_s_mean=float(run.occupied_s[stage + 1]) / count,
+            send_s_best=(link.wire_s + link.latency_s) * share,
+            recv_wait_s_mean=float(run.fill_s[stage] + run.wait_input_s[stage]) / count,
+            bytes_out_mean=bytes_out * share,
+            busy_fraction=min(1.0, working / until) if until else 0.0,
+            rss_peak_mb=memory.peak / BYTES_PER_MB,
+            parameters=round(memory.weights / STREAM_BYTES["float32"]),  # as models.yml counts them
+            compute_cpu_s_mean=costs.compute_s * share,
+            threads=self.cluster.threads(plan, self.load),
+            encode_s_mean=costs.encode_s * share,
+            decode_s_mean=costs.decode_s * share,
+        )
+
+    def to_body(self, command: Sequence[str]) -> dict[str, Any]:
+        """The report as JSON has it, and what only a simulation knows."""
+        run, ranks = self.outcome, self.schedule.ranks
+        body = self.report().to_body()
+        for stage, (entry, memory) in enumerate(zip(body["stages"], self.memory, strict=True)):
+            entry["seconds"] = {doing.value: seconds for doing, seconds in run.seconds(stage).items()}
+            entry["memory_mb"] = {
+                "weights": memory.weights / BYTES_PER_MB,
+                "buffers": memory.buffers / BYTES_PER_MB,
+                "working": memory.working / BYTES_PER_MB,
+                "available": memory.available / BYTES_PER_MB,
+            }
+        return body | {
+            "simulated": True,
+            "data_rank": self.data_rank,
+            "timeline": run.timeline(ranks).to_body(),
+            "series": [self._series(stage) for stage in run.drawn[:_SERIES]],
+            "latencies_s": run.latencies_s.tolist(),
+            "command": list(command),
+            "versions": {"pipeedge": pipeedge.__version__},
+            "notes": list(self.notes),
+        }
+
+    def _series(self, stage: int) -> dict[str, Any]:
+        """Of one stage, over time: as of a run."""
+        plan, link = self.schedule.stages[stage], self.outcome.model.links[stage + 1]
+        size = 0 if link.in_memory else self.load.sent_bytes(plan)
+        busy_s = link.wire_s + link.latency_s
+        columns: dict[str, list[float | None]] = {
+            name: [] for name in ("t_s", "items_per_s", "bytes_per_s", "link_bytes_per_s", "bits")
+        }
+        for since, until, count in self.outcome.windows(stage, _POINTS):
+            columns["t_s"].append(until)
+            columns["items_per_s"].append(count * self.load.ubatch_size / (until - since))
+            columns["bytes_per_s"].append(count * size / (until - since))
+            columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
+            columns["bits"].append(plan.quant_bits or 8 * STREAM_BYTES[plan.dtype])
+        return {"stage": stage, "rank": plan.rank, **columns}
+
+
+def _steady(run: SimulatedRun, load: Workload) -> float | None:
+    """Items a second from the first result to the last; None of one microbatch."""
+    seconds = float(run.result_at[-1] - run.result_at[0])
+    return (load.items - load.ubatch_size) / seconds if seconds > 0 else None
+
+
+def simulate_request(request: SimulationRequest) -> Simulated:
+    """Read the files, schedule where there is no schedule, simulate.
+
+    Raises:
+        SpecError: a file cannot be read, or does not say what it must.
+        ScheduleError: the schedule cannot be on these hosts.
+        InfeasibleError: no schedule is feasible.
+    """
+    neighbors = request.dev_neighbors_file
+    cluster = Cluster(
+        load_device_types(request.dev_types_file),
+        load_devices(request.dev_file),
+        {} if neighbors is None else load_neighbors(neighbors),
+    )
+    load = _workload(request)
+    schedule, notes = _schedule(request, cluster, load)
+    if request.quant_bits is not None:
+        schedule = schedule.with_quant_bits(request.quant_bits)
+    ranks = max(schedule.ranks) + 1
+    schedule.check(n_layers=load.model.layers, world_size=max(ranks, len(schedule.stages)))
+    data_host = request.data_host or host_of(schedule.stages[0])
+    model = cluster.pipeline(schedule, data_host, load)
+    found = Simulated(
+        cluster=cluster,
+        load=load,
+        schedule=schedule,
+        data_rank=_rank_of(data_host, schedule, cluster, request.hosts),
+        outcome=simulate(model),
+        notes=(),
+    )
+    return replace(found, notes=(*notes, *_notes(found, request, model)))
+
+
+def _workload(request: SimulationRequest) -> Workload:
+    models = load_models(request.models_file)
+    model = find_named(models, request.model_name)
+    if model is None:
+        raise RequestError(
+            f"{request.models_file} does not have the model {request.model_name}; it has {', '.join(models)}"
+        )
+    return Workload(
+        model_name=request.model_name,
+        model=model if request.tokens is None else model.at_tokens(request.tokens),
+        tokens=request.tokens,
+        input_bytes=_input_bytes(request.model_name, request.tokens),
+        ubatch_size=request.ubatch_size,
+        items=request.items,
+        codec_bytes_per_s=request.codec_bytes_per_s,
+        read_s=request.read_s,
+        write_s=request.write_s,
+    )
+
+
+def _input_bytes(name: str, tokens: int | None) -> int | None:
+    """Return the bytes of one item as the runtime sends it; None for a model that only the files know."""
+    try:
+        return find_model(name).input_bytes(tokens)
+    except PipeEdgeError:
+        return None
+
+
+def _schedule(
+    request: SimulationRequest, cluster: Cluster, load: Workload
+) -> tuple[Schedule, tuple[str, ...]]:
+    """From the file, or of ``sched-pipeline``; with its warnings."""
+    known = cluster.hosts
+    by_rank = request.hosts is None and all(host.isascii() and host.isdecimal() for host in known)
+    hosts = None if by_rank else request.hosts or known
+    if request.data_host is not None:
+        cluster.type_of(request.data_host)
+    if request.schedule_file is not None:
+        schedule = scheduler.load_schedule(request.schedule_file, hosts=hosts)
+        return schedule if request.dtypes is None else schedule.with_dtypes(request.dtypes), ()
+    found = scheduler.plan(
+        scheduler.SchedulerRequest(
+            models_file=request.models_file,
+            dev_types_file=request.dev_types_file,
+            dev_file=request.dev_file,
+            dev_neighbors_file=request.dev_neighbors_file,
+            model_name=load.model_name,
+            batch_size=load.ubatch_size,
+            dtype=(request.dtypes or ("float32",))[0],
+            data_host=request.data_host,
+            tokens=request.tokens,
+            input_bytes=load.input_bytes,
+            hosts=request.hosts or (),
+        ),
+        hosts=hosts,
+    )
+    return found.schedule, found.warnings
+
+
+def _rank_of(host: str, schedule: Schedule, cluster: Cluster, hosts: tuple[str, ...] | None) -> int:
+    for stage in schedule.stages:
+        if host_of(stage) == host:
+            return stage.rank
+    order = hosts or cluster.hosts
+    if host not in order:
+        raise ScheduleError(f"--data-host {host} has no rank; the hosts that have one are {', '.join(order)}")
+    return order.index(host)
+
+
+def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -> Iterator[str]:
+    for stage, memory in enumerate(found.memory):
+        if memory.missing:
+            yield (
+                f"stage {stage} needs {(memory.weights + memory.buffers) / BYTES_PER_MB:.0f} MB for weights "
+                f"and buffers, {host_of(found.schedule.stages[stage])} has "
+                f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
+            )
+    if request.tokens is not None and request.schedule_file is not None:  # else the scheduler says it
+        for stage, plan in enumerate(found.schedule.stages):
+            profile = found.cluster.profile(plan, found.load)
+            if not profile.fits_tokens(request.tokens):
+                known = profile.tokens or "an unknown number of"
+                yield (
+                    f"stage {stage}: {host_of(plan)} was profiled with {known} tokens only; its times are "
+                    f"not scaled to {request.tokens}"
+                )
+    compressed = any(stage.quant_bits for stage in found.schedule.stages)
+    if compressed and request.codec_bytes_per_s is None:
+        yield "encoding and decoding are counted as free; --codec-MBps says how fast the devices are at it"
+    drawn = len(found.outcome.drawn)
+    if drawn < len(model.stages):
+        yield f"the Gantt chart shows {drawn} of {len(model.stages)} stages; the figures are of all"
+
+
+def _inputs(request: SimulationRequest) -> Iterator[InputPath]:
+    for option, path in (
+        ("-sm/--sched-models-file", request.models_file),
+        ("-sdt/--sched-dev-types-file", request.dev_types_file),
+        ("-sd/--sched-dev-file", request.dev_file),
+        ("-sdn/--sched-dev-neighbors-file", request.dev_neighbors_file),
+        ("--schedule-file", request.schedule_file),
+    ):
+        if path is not None:
+            yield InputPath(option, path)
+
+
+def run(
+    request: SimulationRequest, command: Sequence[str], console: Console, warn: Callable[[str], None]
+) -> None:
+    """Simulate ``request``, print the table, write the report.
+
+    Args:
+        request: what to simulate.
+        command: how it was asked for, for the report.
+        console: where the table goes.
+        warn: called with a line for the user that ends nothing.
+
+    Raises:
+        PipeEdgeError: as ``simulate_request``; or the report cannot be written.
+    """
+    replaced: frozenset[Path] = frozenset()
+    if request.report is not None:
+        check_report_path(request.report)
+        replaced = check_outputs([OutputFile("--report", request.report)], _inputs(request))
+    found = simulate_request(request)
+    for note in found.notes:
+        warn(note)
+    if request.report is not None:
+        save_body(found.to_body(command), request.report)
+    console.print("simulated, not run:", highlight=False)
+    print_report(found.report(), console, results=None, saved=request.report, replaced=replaced)

@@ -1,0 +1,5 @@
+"""``python -m pipeedge.train``: as ``train.py``."""
+
+from pipeedge.train.main import main
+
+main()

@@ -1,0 +1,349 @@
+"""The stages of one worker, a batch at a time: ``torch.distributed.pipelining`` over gloo.
+
+    order (ours, data) ──> _PipelineScheduleRuntime: adds sends and receives, runs actions one after the other
+                                │ forward_one_chunk, backward_one_chunk, backward_weight_one_chunk
+                           _Stage (a PipelineStage): what is done is noted, buffers are let go
+                                │
+                           StageModule
+
+torch keeps a buffer for every microbatch of a batch at every cut, with neighbouring stages on one worker the
+activations themselves, and what was sent to the end of the batch, so that 1F1B would hold as much at the cuts
+as GPipe does. ``_Stage`` makes a buffer when a receive is posted and forgets it when it has been read, and
+sends by ``Sends``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
+from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.observe.timeline import Doing
+from pipeedge.train.batchlinear import BatchLinear
+from pipeedge.train.heap import return_freed_memory
+from pipeedge.train.networks import StageModule
+from pipeedge.train.orders import Order
+from pipeedge.train.sends import Sends
+
+__all__ = ["Engine", "Watch"]
+
+# torch has no types here, and no public name for what runs an order of one's own.
+_Runtime: Any = _PipelineScheduleRuntime
+_CPU = torch.device("cpu")
+
+
+class Watch:
+    """What the engine tells of itself; this one listens to nothing."""
+
+    def doing(self, what: Doing, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
+        """``what`` is done to ``microbatch`` in ``stage``."""
+        del what, stage, microbatch
+        return _nothing()
+
+    def sent(self, worker: int) -> None:
+        """A payload was handed to the link to ``worker``."""
+
+    def received(self, worker: int) -> None:
+        """A payload has come from ``worker``."""
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+class _Stage(PipelineStage):
+    """One stage, observed and frugal."""
+
+    def __init__(
+        self,
+        module: StageModule,
+        stage: int,
+        order: Order,
+        crossing: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]],
+        watch: Watch,
+        microbatch_size: int,
+    ) -> None:
+        before, after = crossing
+        super().__init__(
+            module,
+            stage,
+            order.stages,
+            _CPU,
+            input_args=_like(before, stage > 0),
+            output_args=_like(after, True),
+        )
+        self._module = module
+        self._placement = order.placement
+        self._watch = watch
+        self._microbatch_size = microbatch_size
+        self.first_item = 0
+        self.sends: Sends | None = None
+        """Of the batch that runs."""
+
+    # -- what is done -----------------------------------------------------------------------------
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self.stage_index and self._elsewhere(self.stage_index - 1):
+            self._watch.received(self._placement[self.stage_index - 1])
+        self._module.position.item = self.first_item + fwd_chunk_id * self._microbatch_size
+        with self._work(Doing.FORWARD, fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        for info in self.args_recv_info[fwd_chunk_id]:
+            info.buffer = None
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        if not self.is_last and self._elsewhere(self.stage_index + 1):
+            self._watch.received(self._placement[self.stage_index + 1])
+        with self._work(Doing.BACKWARD, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        for info in self.grad_recv_info[bwd_chunk_id]:
+            info.buffer = None
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        with self._work(Doing.BACKWARD, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    @contextmanager
+    def _work(self, what: Doing, microbatch: int) -> Iterator[None]:
+        with self._watch.doing(what, self.stage_index, microbatch):
+            try:
+                yield
+            except Exception as error:
+                cause = error.__cause__ or error
+                raise PipeEdgeError(
+                    f"stage {self.stage_index}, {what.value} of microbatch {microbatch}: {one_line(cause)}"
+                ) from error
+
+    # -- what is sent and received ----------------------------------------------------------------
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_forward_infra(*args, **kwargs)
+        _drop_buffers(self.args_recv_info)
+        return result
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_backward_infra(*args, **kwargs)
+        _drop_buffers(self.grad_recv_info)
+        return result
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        _make_buffers(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        _make_buffers(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send(self.stage_index + 1, super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send(self.stage_index - 1, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _send(self, stage: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        """Send, and leave the runtime nothing to do."""
+        self._watch.sent(self._placement[stage])
+        if self.sends is None:
+            return operations
+        self.sends.post(operations)
+        return []
+
+    def _elsewhere(self, stage: int) -> bool:
+        return self._placement[stage] != self._placement[self.stage_index]
+
+
+def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
+    """Those that torch has made for all microbatches before the first batch."""
+    for of_microbatch in infos.values():
+        for info in of_microbatch:
+            info.buffer = None
+
+
+def _make_buffers(infos: Sequence[Any]) -> None:
+    for info in infos:
+        meta = info.tensor_meta
+        if meta is not None and info.buffer is None:
+            info.buffer = torch.empty(meta.shape, dtype=meta.dtype)
+
+
+def _like(specs: tuple[TensorSpec, ...], needs_gradient: bool) -> tuple[torch.Tensor, ...]:
+    return tuple(spec.empty().requires_grad_(needs_gradient) for spec in specs)
+
+
+class Engine:
+    """Runs the stages of this worker. The process group must be there: worker n is its rank n.
+
+    Args:
+        order: who does what when.
+        worker: this one.
+        modules: its stages, by number.
+        crossing: what crosses each cut with one microbatch; ``order.stages + 1`` of them.
+        microbatches: of a batch.
+        microbatch_size: items.
+        watch: told of what is done.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        worker: int,
+        modules: Mapping[int, StageModule],
+        crossing: Sequence[tuple[TensorSpec, ...]],
+        *,
+        microbatches: int,
+        microbatch_size: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self._order = order
+        self._worker = worker
+        self._modules = dict(modules)
+        self._crossing = crossing
+        self._batch_size = microbatches * microbatch_size
+        watch = Watch() if watch is None else watch
+        self._stages = [
+            _Stage(module, stage, order, (crossing[stage], crossing[stage + 1]), watch, microbatch_size)
+            for stage, module in sorted(self._modules.items())
+        ]
+        self._wide = [
+            (stage, part)
+            for stage, module in sorted(self._modules.items())
+            for part in module.modules()
+            if isinstance(part, BatchLinear)
+        ]
+        for _, part in self._wide:
+            part.expect(microbatches)
+        self._watch = watch
+        self._runtime: Any = _Runtime(self._stages, microbatches, loss_fn=self._loss, scale_grads=False)
+        self._runtime.pipeline_order = {
+            worker: [_Action.from_str(str(action)) for action in actions]
+            for worker, actions in enumerate(order.actions)
+        }
+        self._runtime._prepare_schedule_with_comms(self._runtime.pipeline_order)
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Of this worker's stages, by the names that they have in the whole network."""
+        return {
+            name: parameter
+            for module in self._modules.values()
+            for name, parameter in module.named_parameters()
+        }
+
+    @property
+    def has_first(self) -> bool:
+        """Whether images go in here."""
+        return 0 in self._modules
+
+    @property
+    def has_last(self) -> bool:
+        """Whether losses come out here."""
+        return self._order.stages - 1 in self._modules
+
+    def batch(
+        self, first_item: int, images: torch.Tensor | None, labels: torch.Tensor | None
+    ) -> float | None:
+        """Forward and backward of a batch; gradients are added to what is there, but for those that
+        ``late_gradients`` makes.
+
+        Args:
+            first_item: the number of its first item, counted from the beginning of the run.
+            images: [batch, channels, height, width], where the first stage is.
+            labels: [batch], where the last stage is.
+
+        Returns:
+            Where the last stage is: the loss, cross-entropy, mean over the batch.
+
+        Raises:
+            PipeEdgeError: a stage failed.
+            PeerFailedError: a link failed.
+        """
+        losses: list[torch.Tensor] = []
+        given: dict[str, Any] = {"target": labels, "losses": losses} if self.has_last else {}
+        arguments = () if images is None else (images,)
+        with self._links(), Sends() as sends:
+            for stage in self._stages:
+                stage.first_item, stage.sends = first_item, sends
+            self._runtime.step(*arguments, return_outputs=False, **given)
+        return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
+
+    def late_gradients(self) -> Iterator[None]:
+        """After ``batch``: make the gradients that were left to its end, a layer at a time.
+
+        Who updates a layer's weights and drops its gradient before asking for the next never has two of
+        them, and none while there are activations.
+        """
+        due = [(stage, part) for stage, part in self._wide if part.is_due]
+        if not due:
+            return
+        # Such a gradient finds no room in what the batch has left free, and would come on top of it. Nor does
+        # the next batch keep to where it was.
+        return_freed_memory()
+        for stage, part in due:
+            with self._watch.doing(Doing.BACKWARD, stage, None):
+                part.finish()
+            yield
+        return_freed_memory()
+
+    def correct(self, images: torch.Tensor, labels: torch.Tensor) -> int:
+        """How many of ``images`` get their label, on the worker with the last stage; 0 on the others.
+
+        The images go through the stages in one piece, without dropout.
+        """
+        payload: Payload = (images,)
+        where: Callable[[int], int] = self._order.placement.__getitem__
+        with torch.no_grad(), self._links():
+            for stage in range(self._order.stages):
+                if where(stage) == self._worker:
+                    if stage and where(stage - 1) != self._worker:
+                        payload = self._receive(stage, len(images))
+                    payload = self._evaluate(stage, payload)
+                elif stage and where(stage - 1) == self._worker:
+                    for tensor in payload:
+                        dist.send(tensor.contiguous(), where(stage))
+        return int((payload[0].argmax(dim=1) == labels).sum()) if self.has_last else 0
+
+    def wait_for_all(self) -> None:
+        """Until every worker is here."""
+        with self._links():
+            dist.barrier()
+
+    def _receive(self, stage: int, items: int) -> Payload:
+        payload = tuple(
+            torch.empty(items, *spec.shape[1:], dtype=spec.dtype) for spec in self._crossing[stage]
+        )
+        for tensor in payload:
+            dist.recv(tensor, self._order.placement[stage - 1])
+        return payload
+
+    def _evaluate(self, stage: int, payload: Payload) -> Payload:
+        module = self._modules[stage].eval()
+        result = module(*payload)
+        module.train()
+        return result if isinstance(result, tuple) else (result,)
+
+    def _loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """A microbatch's part of the mean over the batch."""
+        return F.cross_entropy(output, labels, reduction="sum") / self._batch_size
+
+    @contextmanager
+    def _links(self) -> Iterator[None]:
+        """What gloo says of a lost peer becomes ours; which peer is for the hub to find out."""
+        try:
+            yield
+        except PipeEdgeError:
+            raise
+        except RuntimeError as error:
+            neighbour = next((place for place in self._order.placement if place != self._worker), None)
+            raise PeerFailedError(
+                f"a link between workers failed: {one_line(error)}", peer=neighbour
+            ) from error

@@ -1,0 +1,211 @@
+"""What came of a training: plain data for programs, a table for people.
+
+The JSON has the form of an inference run's (``schedule``, ``stages``, ``timeline``, ...), so that
+``pipeedge-report`` draws it, and ``training`` for what only a training has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipeedge.base.files import named_output
+from pipeedge.base.schedule import LayerRange
+from pipeedge.observe.timeline import Doing, Timeline
+from pipeedge.train.recording import WorkerRecord, lane_name, to_timeline
+
+__all__ = ["TrainingReport", "print_report"]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """A training that has finished."""
+
+    model: str
+    schedule: str
+    layers: Sequence[LayerRange]
+    """Of each stage."""
+    placement: Sequence[int]
+    """The worker of each stage."""
+    batch_size: int
+    microbatch_size: int
+    threads: int
+    bubble_in_theory: float
+    records: Mapping[int, WorkerRecord]
+    """By worker."""
+    startup_s: float
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        """How many there were."""
+        return len(self.records)
+
+    @property
+    def batches(self) -> Sequence[tuple[int, float, float]]:
+        """Step, loss, end of each; of very long runs, of the last ones."""
+        return self.records[self.placement[-1]].batches
+
+    @property
+    def batch_seconds(self) -> tuple[float, ...]:
+        """From the end of one batch to the end of the next; the first from the beginning of the run."""
+        ends = [self.begun_s, *(end for _, _, end in self.batches)]
+        if self.batches and len(self.batches) < self._steps:
+            ends = ends[1:]
+        return tuple(after - before for before, after in itertools.pairwise(ends))
+
+    @property
+    def _steps(self) -> int:
+        return int(self.records[self.placement[-1]].extra.get("steps", len(self.batches)))
+
+    @property
+    def begun_s(self) -> float:
+        """On the hub's clock."""
+        return min(record.begun_s for record in self.records.values())
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the beginning of the first batch to the end of the last update."""
+        return max(record.until_s for record in self.records.values()) - self.begun_s
+
+    @property
+    def bubble(self) -> float:
+        """The part of all workers' time that they waited for one another."""
+        work = sum(record.work_s for record in self.records.values())
+        return max(0.0, 1.0 - work / (self.elapsed_s * self.workers)) if self.elapsed_s else 0.0
+
+    @property
+    def accuracy(self) -> tuple[int, int] | None:
+        """Correct, of how many that were held out."""
+        extra = self.records[self.placement[-1]].extra
+        return (int(extra["correct"]), int(extra["held_out"])) if "correct" in extra else None
+
+    def stages_of(self, worker: int) -> tuple[int, ...]:
+        """The stages on ``worker``."""
+        return tuple(stage for stage, place in enumerate(self.placement) if place == worker)
+
+    def peak_mb(self, worker: int) -> float:
+        """Peak memory of a worker, MB of 2^20 bytes."""
+        return float(self.records[worker].extra.get("peak_rss_mb", 0.0))
+
+    def before_mb(self, worker: int) -> float:
+        """Memory of a worker before its first batch: libraries and weights."""
+        return float(self.records[worker].extra.get("rss_before_mb", 0.0))
+
+    @property
+    def timeline(self) -> Timeline:
+        """What each worker was at; of very long runs, at the end."""
+        return to_timeline(
+            self.records, {worker: lane_name(self.stages_of(worker)) for worker in self.records}
+        )
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON has it."""
+        items = self._steps * self.batch_size
+        accuracy = self.accuracy
+        return {
+            "model": self.model,
+            "schedule": [
+                {
+                    "stage": stage,
+                    "rank": self.placement[stage],
+                    "host": self.hosts.get(self.placement[stage]),
+                    "layers": [layers.first, layers.last],
+                    "quant_bits": 0,
+                }
+                for stage, layers in enumerate(self.layers)
+            ],
+            "items": items,
+            "microbatches": items // self.microbatch_size,
+            "ubatch_size": self.microbatch_size,
+            "startup_s": self.startup_s,
+            "elapsed_s": self.elapsed_s,
+            "throughput_items_per_s": items / self.elapsed_s if self.elapsed_s else 0.0,
+            "accuracy": (
+                None
+                if accuracy is None
+                else {"correct": accuracy[0], "labelled": accuracy[1], "top1": accuracy[0] / accuracy[1]}
+            ),
+            "stages": [self._stage_body(stage) for stage in range(len(self.layers))],
+            "training": {
+                "schedule": self.schedule,
+                "workers": self.workers,
+                "threads": self.threads,
+                "batch_size": self.batch_size,
+                "batches": [
+                    {"batch": step, "loss": loss if loss == loss else None} for step, loss, _ in self.batches
+                ],
+                "batch_s": list(self.batch_seconds),
+                "bubble": self.bubble,
+                "bubble_in_theory": self.bubble_in_theory,
+                "rss_peak_mb": [self.peak_mb(worker) for worker in sorted(self.records)],
+                "rss_before_mb": [self.before_mb(worker) for worker in sorted(self.records)],
+            },
+            "timeline": self.timeline.to_body(),
+            "command": list(self.command),
+            "versions": dict(self.versions),
+        }
+
+    def _stage_body(self, stage: int) -> dict[str, Any]:
+        worker = self.placement[stage]
+        seconds = {doing: spent for at, doing, spent in self.records[worker].seconds if at == stage}
+        busy = sum(seconds.values())
+        return {
+            "stage": stage,
+            "rank": worker,
+            # What the worker does for its other stages is no work of this one's.
+            "seconds": {**seconds, Doing.WAIT_INPUT.value: max(0.0, self.elapsed_s - busy)},
+            "busy_fraction": busy / self.elapsed_s if self.elapsed_s else 0.0,
+            "rss_peak_mb": self.peak_mb(worker),
+        }
+
+
+def print_report(
+    report: TrainingReport, console: Console, saved: Path | None, replaced: Collection[Path] = ()
+) -> None:
+    """A table of the workers, and the figures of the whole."""
+    table = Table(box=box.SIMPLE)
+    for column in ("worker", "stages", "layers", "forward", "backward", "update", "waiting", "peak memory"):
+        table.add_column(
+            column, justify="left" if column in ("stages", "layers") else "right", overflow="fold"
+        )
+    for worker, record in sorted(report.records.items()):
+        stages = report.stages_of(worker)
+        of: dict[str, float] = {}
+        for _, doing, seconds in record.seconds:
+            of[doing] = of.get(doing, 0.0) + seconds
+        waiting = max(0.0, report.elapsed_s - record.work_s)
+        table.add_row(
+            str(worker),
+            lane_name(stages).partition(" ")[2],
+            " ".join(str(report.layers[stage]) for stage in stages),
+            *(f"{of.get(d.value, 0.0):.2f} s" for d in (Doing.FORWARD, Doing.BACKWARD, Doing.UPDATE)),
+            f"{waiting / report.elapsed_s:.1%}" if report.elapsed_s else "",
+            f"{report.peak_mb(worker):.0f} MB",
+        )
+    console.print(table)
+    times = report.batch_seconds
+    if times:
+        console.print(
+            f"{report.schedule}: {statistics.median(times):.3f} s a batch of {report.batch_size} "
+            f"(median of {len(times)}), bubble {report.bubble:.1%} ({report.bubble_in_theory:.1%} in theory)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if report.accuracy is not None:
+        correct, items = report.accuracy
+        console.print(f"held-out accuracy {correct / items:.4f} ({correct}/{items})", highlight=False)
+    if saved is not None:
+        console.print(
+            f"report: {named_output(saved, replaced)}", highlight=False, markup=False, soft_wrap=True
+        )

@@ -1,0 +1,176 @@
+"""Batches of images and labels. The batch of a step depends on the seed and the step alone, so that every
+worker can have its part of it without the others, and a resumed run goes on where it was."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pipeedge.base.errors import InputError
+from pipeedge.base.wording import count
+from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line, transformed
+from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS
+from pipeedge.train.networks import Network
+from pipeedge.train.request import DIGITS, RANDOM
+
+__all__ = ["HeldOut", "Samples", "open_samples"]
+
+_DIGITS_FILE = Path(__file__).resolve().parent.parent / "assets" / "digits.npz"
+_INK_LEVELS = 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Items that nothing is learnt from."""
+
+    images: torch.Tensor
+    """float32 [items, channels, height, width]"""
+    labels: torch.Tensor
+    """int64 [items]"""
+
+
+class Samples(Protocol):
+    """What a run learns from."""
+
+    def images(self, step: int) -> torch.Tensor:
+        """float32 [batch, channels, height, width] of batch ``step``, from 0."""
+
+    def labels(self, step: int) -> torch.Tensor:
+        """int64 [batch]"""
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """What the accuracy is measured on, if there is such."""
+
+
+def open_samples(
+    data: str,
+    network: Network,
+    *,
+    batch_size: int,
+    seed: int,
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
+) -> Samples:
+    """What ``--data`` means; of a folder, pictures of at most ``max_image_pixels`` are read.
+
+    Raises:
+        InputError: there is no such folder, or it does not fit the network.
+    """
+    if data == RANDOM:
+        return _RandomSamples(network.image_shape, network.classes, batch_size, seed)
+    if data == DIGITS:
+        return _digits(network, batch_size, seed)
+    return _folder(Path(data), network, batch_size, seed, max_image_pixels)
+
+
+@dataclass(frozen=True)
+class _RandomSamples:
+    shape: tuple[int, int, int]
+    classes: int
+    batch_size: int
+    seed: int
+    held_out: HeldOut | None = None
+
+    def images(self, step: int) -> torch.Tensor:
+        return torch.randn(self.batch_size, *self.shape, generator=self._generator(step, 0))
+
+    def labels(self, step: int) -> torch.Tensor:
+        return torch.randint(self.classes, (self.batch_size,), generator=self._generator(step, 1))
+
+    def _generator(self, step: int, what: int) -> torch.Generator:
+        words = np.random.SeedSequence([self.seed, step, what]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(words[0] >> 1))
+
+
+@dataclass(frozen=True)
+class _ListedSamples:
+    """Items by number; each passes once before any passes twice, in an order that changes every time."""
+
+    read: Callable[[int], torch.Tensor]
+    """Image of an item, [channels, height, width]."""
+    known: Sequence[int]
+    """Label of each item."""
+    batch_size: int
+    seed: int
+    held_out: HeldOut | None = None
+
+    def images(self, step: int) -> torch.Tensor:
+        return torch.stack([self.read(item) for item in self._items(step)])
+
+    def labels(self, step: int) -> torch.Tensor:
+        return torch.tensor([self.known[item] for item in self._items(step)])
+
+    def _items(self, step: int) -> list[int]:
+        count = len(self.known)
+        places = range(step * self.batch_size, (step + 1) * self.batch_size)
+        orders = {place // count: self._order(place // count) for place in (places[0], places[-1])}
+        for epoch in range(min(orders) + 1, max(orders)):
+            orders[epoch] = self._order(epoch)
+        return [int(orders[place // count][place % count]) for place in places]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.known))
+
+
+def _digits(network: Network, batch_size: int, seed: int) -> Samples:
+    """The split that ``vit-digits`` is trained and tested on."""
+    with np.load(_DIGITS_FILE, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    shape = (1, *arrays["images_train"].shape[1:])
+    if network.image_shape != shape or network.classes < 10:
+        raise InputError(
+            f"--data digits: images of {_by(shape)} in 10 classes; {network.name} takes "
+            f"{_by(network.image_shape)} in {network.classes}; use --model vit-digits"
+        )
+    images, held_out = (
+        torch.from_numpy(arrays[f"images_{part}"]).float().unsqueeze(1) / (_INK_LEVELS / 2) - 1
+        for part in ("train", "heldout")
+    )
+    labels = torch.from_numpy(arrays["labels_heldout"]).long()
+    return _ListedSamples(
+        images.__getitem__, arrays["labels_train"].tolist(), batch_size, seed, HeldOut(held_out, labels)
+    )
+
+
+def _folder(folder: Path, network: Network, batch_size: int, seed: int, max_image_pixels: int) -> Samples:
+    """A folder of pictures for each class, in the order of the folders' names."""
+    if not folder.is_dir():
+        raise InputError(f"--data {folder}: no such folder; choose random, digits or a folder of classes")
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    pictures = [find_images(place) for place in classes]
+    found = [(path, label) for label, place in enumerate(pictures) for path in place.paths]
+    if not found:
+        raise InputError(f"--data {folder}: has no folders with pictures; each class is a folder")
+    if len(classes) > network.classes:
+        raise InputError(
+            f"--data {folder}: has {count(len(classes), 'class')}, {network.name} tells "
+            f"{network.classes} apart"
+        )
+    line = skipped_line(str(folder), sum((place.skipped for place in pictures), Counter()))
+    if line is not None:
+        log.warning("%s", line)
+    channels, height, width = network.image_shape
+    if channels not in (1, 3):
+        raise InputError(f"{network.name} takes {channels} channels, pictures have 1 or 3")
+    half = (0.5,) * channels
+    recipe = ImageRecipe(channels, (height, width), (height, width), Image.Resampling.BILINEAR, half, half)
+    return _ListedSamples(
+        lambda item: transformed(recipe, open_image(found[item][0], max_image_pixels)),
+        [label for _, label in found],
+        batch_size,
+        seed,
+    )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
