@@ -83,7 +83,7 @@ def test_each_bit_brings_the_output_nearer_and_none_is_exact(cut: int) -> None:
     expected = whole(DIGITS, (images,))
     errors = []
     for bits in (0, 16, 8, 4, 2):
-        schedule = Schedule.from_partition([1, cut, cut + 1, 16], quant_bits=[bits, 0])
+        schedule = Schedule.from_partition([1, cut, cut + 1, 16]).with_quant_bits([bits, 0])
         outputs = run(DIGITS, schedule, (images,))
         errors.append(float((outputs - expected).norm() / expected.norm()))
     assert errors[0] < 1e-6  # not the codec's: other sizes of microbatches
@@ -108,7 +108,10 @@ def test_the_default_clamp_keeps_the_classes() -> None:
     expected = whole(DIGITS, (images,))
     found = {
         (bits, clamp): run(
-            DIGITS, Schedule.from_partition(EVERY_CUT, quant_bits=[bits] * 15 + [0]), (images,), clamp=clamp
+            DIGITS,
+            Schedule.from_partition(EVERY_CUT).with_quant_bits([bits] * 15 + [0]),
+            (images,),
+            clamp=clamp,
         )
         for bits, clamp in [(8, DEFAULT_CLAMP), (4, DEFAULT_CLAMP), (2, DEFAULT_CLAMP), (2, "none")]
     }
@@ -122,7 +125,7 @@ def test_the_default_clamp_keeps_the_classes() -> None:
 def test_all_links_may_be_compressed_also_the_last(clamp: str) -> None:
     images = digits(16)
     expected = whole(DIGITS, (images,))
-    schedule = Schedule.from_partition([1, 3, 4, 7, 8, 16], quant_bits=[8, 7, 16])
+    schedule = Schedule.from_partition([1, 3, 4, 7, 8, 16]).with_quant_bits([8, 7, 16])
     outputs = run(DIGITS, schedule, (images,), clamp=clamp)
     assert torch.equal(outputs.argmax(1), expected.argmax(1))
     assert not torch.equal(outputs, expected)
@@ -137,7 +140,7 @@ def test_the_mask_of_bert_crosses_every_compressed_link(model_dirs: dict[str, Pa
     mask[1:, 5:] = 0
     inputs = (ids, mask, torch.zeros_like(ids))
     expected = whole(model, inputs)
-    schedule = Schedule.from_partition([1, 1, 2, 3, 4, 12], quant_bits=[8, 8, 0])
+    schedule = Schedule.from_partition([1, 1, 2, 3, 4, 12]).with_quant_bits([8, 8, 0])
     outputs = run(model, schedule, inputs, size=4)
     assert float((outputs - expected).norm() / expected.norm()) < 0.05
     elsewhere = torch.where(mask.bool(), ids, 3)
@@ -265,7 +268,7 @@ def over(comm: str, directory: Path) -> None:
     assert middle["bytes_out_mean"] < 0.65 * first["bytes_out_mean"]
     assert min(first["encode_s_mean"], middle["encode_s_mean"], last["encode_s_mean"]) > 0
     assert min(middle["decode_s_mean"], last["decode_s_mean"]) > 0 == first["decode_s_mean"]
-    schedule = Schedule.from_partition([1, 5, 6, 8, 9, 16], quant_bits=[8, 4, 16])
+    schedule = Schedule.from_partition([1, 5, 6, 8, 9, 16]).with_quant_bits([8, 4, 16])
     with np.load(directory / "o.npz") as arrays:
         np.testing.assert_allclose(arrays["outputs"], run(DIGITS, schedule, (digits(50),)), atol=1e-5)
 

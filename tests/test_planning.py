@@ -466,7 +466,7 @@ def test_a_plan_of_another_program_is_no_plan() -> None:
 
 
 def test_a_single_layer_is_no_range_in_a_sentence() -> None:
-    schedule = Schedule.from_partition([1, 47, 48, 48], quant_bits=[8, 0])
+    schedule = Schedule.from_partition([1, 47, 48, 48]).with_quant_bits([8, 0])
     assert list(schedule.lines()) == [
         "stage 0: layers 1-47 on rank 0, 8 bits out",
         "stage 1: layer 48 on rank 1",

@@ -34,7 +34,7 @@ STATS = {
 def report(**changed: Any) -> RunReport:
     values: dict[str, Any] = {
         "model": "vit-digits",
-        "schedule": Schedule.from_partition([1, 6, 7, 16], ranks=[1, 0]),
+        "schedule": Schedule.from_partition([1, 6, 7, 16]).with_rank_order([1, 0], world_size=2),
         "items": 20,
         "microbatches": 3,
         "ubatch_size": 8,
@@ -147,7 +147,7 @@ def test_the_table_says_what_people_want_to_know() -> None:
 def test_a_narrow_table_keeps_hosts_apart_and_units_whole(width: int) -> None:
     hosts = [f"edge-board-number-{number}.lab.example.org" for number in (17, 18)]
     stream = io.StringIO()
-    shown = report(schedule=Schedule.from_partition([1, 6, 7, 16], hosts=hosts))
+    shown = report(schedule=Schedule.from_partition([1, 6, 7, 16]).with_hosts(hosts))
     print_report(shown, Console(file=stream, width=width), results=None, saved=None)
     text = stream.getvalue()
     assert "17" in text
@@ -162,7 +162,7 @@ def test_a_narrow_table_keeps_hosts_apart_and_units_whole(width: int) -> None:
 
 
 def test_the_table_shows_hosts_predictions_and_what_was_skipped() -> None:
-    named = Schedule.from_partition([1, 6, 7, 16], hosts=["[red]pi", "mb-0"])
+    named = Schedule.from_partition([1, 6, 7, 16]).with_hosts(["[red]pi", "mb-0"])
     text = printed(
         report(
             model="dir[bold]/m",

@@ -253,9 +253,9 @@ def test_a_schedule_reads_back_as_written(
 
 
 def test_without_bits_the_form_is_the_original_s() -> None:
-    schedule = Schedule.from_partition([1, 6, 7, 12], hosts=["mb-0", "mb-1"])
+    schedule = Schedule.from_partition([1, 6, 7, 12]).with_hosts(["mb-0", "mb-1"])
     assert format_schedule(schedule) == "- mb-0: [1, 6]\n- mb-1: [7, 12]\n"
-    compressed = Schedule.from_partition([1, 6, 7, 12], hosts=["mb-0", "mb-1"], quant_bits=[8, 0])
+    compressed = Schedule.from_partition([1, 6, 7, 12]).with_hosts(["mb-0", "mb-1"]).with_quant_bits([8, 0])
     assert format_schedule(compressed) == "- mb-0: [1, 6]\n  quant_bits: 8\n- mb-1: [7, 12]\n"
     assert yaml.safe_load(format_schedule(compressed))[0] == {"mb-0": [1, 6], "quant_bits": 8}
 
@@ -306,7 +306,7 @@ def test_a_bad_schedule_file_is_refused(
 
 
 def test_a_host_that_the_form_cannot_say_is_refused(tmp_path: Path) -> None:
-    schedule = Schedule.from_partition([1, 2], hosts=["quant_bits"])
+    schedule = Schedule.from_partition([1, 2]).with_hosts(["quant_bits"])
     with pytest.raises(ScheduleError, match="cannot be written"):
         save_schedule(tmp_path / "s.yml", schedule)
     assert not list(tmp_path.iterdir())

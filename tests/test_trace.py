@@ -8,7 +8,9 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.observe.timeline import Doing, Span, Timeline
 from pipeedge.observe.trace import trace_events
 
-SCHEDULE = Schedule.from_partition([1, 6, 7, 16], ranks=[1, 0], hosts=["mb-0", "mb-1"])
+SCHEDULE = (
+    Schedule.from_partition([1, 6, 7, 16]).with_rank_order([1, 0], world_size=2).with_hosts(["mb-1", "mb-0"])
+)
 
 
 def test_a_row_for_each_rank_and_thread() -> None:

@@ -171,25 +171,14 @@ class Schedule:
         return self
 
     @classmethod
-    def from_partition(
-        cls,
-        bounds: Sequence[int],
-        *,
-        ranks: Sequence[int] | None = None,
-        quant_bits: Sequence[int] | None = None,
-        hosts: Sequence[str] | None = None,
-    ) -> Schedule:
-        """From the flat 1-based list of ``-pt``: first, last, first, last, ...
+    def from_partition(cls, bounds: Sequence[int]) -> Schedule:
+        """From the flat 1-based list of ``-pt``: first, last, first, last, ... Stage n runs on rank n.
 
         Args:
             bounds: two numbers a stage.
-            ranks: the rank of each stage (``-r``); by default stage n runs on rank n.
-            quant_bits: the bits of each stage's outgoing link (``-q``); by default 0.
-            hosts: the host of each stage, for reports.
 
         Raises:
-            ScheduleError: an odd count, ranges that do not follow one another, or lists whose length
-                is not the number of stages.
+            ScheduleError: an odd count, or ranges that do not follow one another.
         """
         if not bounds or len(bounds) % 2:
             raise ScheduleError(
@@ -197,22 +186,7 @@ class Schedule:
                 f"{plural(len(bounds), 'was', 'were')} given"
             )
         ranges = [LayerRange.inclusive(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
-        stages = len(ranges)
-        if ranks is not None and len(ranks) != stages:
-            raise ScheduleError(
-                f"the rank order has {count(len(ranks), 'rank')} for {count(stages, 'stage')}; give one each"
-            )
-        schedule = cls(
-            tuple(
-                StagePlan(
-                    layers=layers,
-                    rank=ranks[index] if ranks is not None else index,
-                    host=hosts[index] if hosts is not None else None,
-                )
-                for index, layers in enumerate(ranges)
-            )
-        )
-        return schedule if quant_bits is None else schedule.with_quant_bits(quant_bits)
+        return cls(tuple(StagePlan(layers=layers, rank=index) for index, layers in enumerate(ranges)))
 
     def with_rank_order(self, order: Sequence[int], *, world_size: int) -> Schedule:
         """Return the same stages on these ranks (``-r``).
