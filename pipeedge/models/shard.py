@@ -85,7 +85,6 @@ class Shard(nn.Module):
         self.stream_dtype = stream_dtype(dtype)
         """Of what enters and leaves, tokens, masks and final outputs apart."""
         first, last = layers.start == 0, layers.stop == architecture.n_layers
-        self._inputs = len(family.inputs) if first else 0
         self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
         self._mask_out = family.masked and carries_mask(architecture, layers.stop)
         self.embeddings = family.embeddings(architecture) if first else None

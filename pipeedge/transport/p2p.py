@@ -66,7 +66,6 @@ class P2PTransport:
     def __init__(self, *, store: Any, rank: int, members: tuple[int, ...]) -> None:
         self._rank = rank
         self._index: Mapping[int, int] = {member: index for index, member in enumerate(members)}
-        self._tags = 0
         try:
             self._group: Any = join_group(store, index=self._index[rank], size=len(members))
         except (RuntimeError, ValueError) as error:

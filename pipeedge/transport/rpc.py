@@ -116,7 +116,6 @@ class RpcTransport:
         timeout_s: float,
     ) -> None:
         self._rank = rank
-        self._members = members
         self._lock = threading.Lock()
         self._inboxes: dict[int, RpcReceiver] = {}
         self._senders: list[RpcSender] = []
