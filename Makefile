@@ -10,11 +10,13 @@
 #
 #   PYTHON=...      interpreter to make the environment with, 3.10 or newer
 #   VENV=...        where the environment is; an existing one is completed
+#   JOBS=...        processes that share the tests (2)
 #   TORCH_INDEX=... package index to install torch from, e.g. one with CPU builds, or with a certain CUDA;
 #                   name it once, with setup
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
@@ -58,9 +60,10 @@ types: $(ready) lint
 native: $(ready) types
 	PATH="$(abspath $(bin)):$$PATH" scripts/native-tests release
 
-# Last, so that its closing line is the last. One thread a process: there are tests with several ranks.
+# Last, so that its closing line is the last. One thread a process: there are tests with several ranks. A file is
+# a worker's as a whole, so that what its tests share is made once, in the order that tests/conftest.py gives.
 pytest: $(ready) lint types native
-	OMP_NUM_THREADS=1 $(python) -m pytest -q
+	OMP_NUM_THREADS=1 $(python) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Each says by its exit status whether its targets are met; none keeps the next from running.
 bench: $(ready)

@@ -21,7 +21,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: a long campaign, run with --slow")
 
 
+LONGEST = (
+    *("test_runtime.py", "test_train_cli.py", "test_training.py", "test_docs.py", "test_rpc.py"),
+    *("test_page.py", "test_doctor.py", "test_compressed.py", "test_launch.py", "test_profiler.py"),
+)
+"""Files whose tests take longest. They come first, so that no worker is left with one of them at the end."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
     if config.getoption("--slow"):
         return
     for item in items:

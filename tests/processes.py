@@ -12,7 +12,6 @@ under another command, ``fresh`` starts the script in a new interpreter.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,18 +33,40 @@ from pipeedge.control.member import Member
 from pipeedge.run.main import main
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime.py"
+PRELOADED = ("pipeedge.run.pipeline", "pipeedge.train.engine", "rich.console")
+"""Modules that the server of a test process imports before it forks ranks."""
 DEADLINE_S = 60.0
 DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 
-_ports = itertools.count(20000 + os.getpid() % 500 * 16)
+
+def _ports() -> Iterator[int]:
+    """Yield ports in blocks of 16 that this process has to itself, below those that the system hands out.
+
+    The process keeps the first port of a block bound for as long as it lives, so that the tests of other
+    workers and checkouts on this machine take none of the block.
+    """
+    blocks, claims = 500, []
+    for offset in range(blocks):
+        first = 20000 + (os.getpid() + offset) % blocks * 16
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+            continue
+        claims.append(claim)
+        yield from range(first + 1, first + 16)
+
+
+_free_ports = _ports()
 _ports_lock = threading.Lock()
 
 
 def free_port() -> int:
-    """A port that nobody uses, below those that the system hands out by itself."""
+    """Return a port that nobody uses, and that no other test gets."""
     with _ports_lock:
-        for port in _ports:
+        for port in _free_ports:
             with socket.socket() as probe:
                 try:
                     probe.bind(("127.0.0.1", port))
@@ -104,10 +125,10 @@ class _Forked:
     _lock = threading.Lock()
 
     def __init__(self, arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
-        context = multiprocessing.get_context("forkserver")
         with self._lock:
-            context.set_forkserver_preload(["pipeedge.run.pipeline", "rich.console"])
-            self._process = context.Process(target=_become_a_rank, args=(arguments, directory, env, name))
+            self._process = fork_server().Process(
+                target=_become_a_rank, args=(arguments, directory, env, name)
+            )
             self._process.start()
         self.pid = self._process.pid
 
@@ -117,6 +138,13 @@ class _Forked:
             return None
         with self._lock:
             return self._process.exitcode
+
+
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Return the context of processes that are forked with torch imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
 
 
 def _become_a_rank(arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:

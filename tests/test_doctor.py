@@ -672,12 +672,12 @@ def doctor(*arguments: object, prefix: Sequence[str] = ()) -> subprocess.Popen[s
     )
 
 
-def outcome(process: subprocess.Popen[str], limit_s: float = 25.0) -> tuple[str, int]:
+def outcome(process: subprocess.Popen[str], limit_s: float = 100.0) -> tuple[str, int]:
     try:
         out, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate(timeout=5)
+        process.communicate(timeout=20)
         raise
     return out, process.returncode
 

@@ -5,7 +5,6 @@ Each set of workers goes through all its cases in one process group, so that tor
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from processes import fork_server
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.train.engine import Engine
@@ -166,8 +166,7 @@ def _work(worker: int, workers: int, cases: list[Case], directory: Path) -> None
 
 def run_cases(workers: int, cases: list[Case], directory: Path) -> Mapping[str, list[dict]]:
     """What each worker found in each case, by the case's name."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipeedge.run.pipeline", "pipeedge.train.engine", "rich.console"])
+    context = fork_server()
     processes = [
         context.Process(target=_work, args=(worker, workers, cases, directory)) for worker in range(workers)
     ]
