@@ -52,7 +52,7 @@ from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_doctor
 from pipeedge.transport.loopback import LoopbackTransport
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 """Each diagnosis is to be there by then."""
 WEIGHTS = find_model(DIGITS).default_weights
 
@@ -727,7 +727,7 @@ def drop(name: str, *rule: str) -> None:
     done = subprocess.run(
         [*inside(name), "iptables", "-A", "INPUT", "-i", "eth0", *rule, "-j", "DROP"],
         capture_output=True,
-        timeout=10,
+        timeout=60,
         check=False,
     )
     if done.returncode:
@@ -754,7 +754,7 @@ def test_fault_no_machine_there(cable: tuple[str, str]) -> None:
 
 
 def test_fault_interface_down(cable: tuple[str, str]) -> None:
-    subprocess.run(["ip", "-n", cable[0], "link", "set", "eth0", "down"], timeout=10, check=True)
+    subprocess.run(["ip", "-n", cable[0], "link", "set", "eth0", "down"], timeout=60, check=True)
     out, status = outcome(doctor(0, 1, "-s", "eth0", prefix=inside(cable[0])))
     assert "problem  interface rank 0: -s/--socket-ifname eth0: the interface is down" in out
     assert status == 2
@@ -768,7 +768,7 @@ def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
     arguments = (2, "--addr", "10.213.7.1")
     ranks = [doctor(rank, *arguments, prefix=inside(cable[rank])) for rank in range(2)]
     answers = [outcome(rank) for rank in ranks]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < WITHIN_S
     for out, status in answers:
         assert "problem  link      rank 0 -> rank 1 carries nothing" in out, answers
         assert "firewall" in out
@@ -784,7 +784,7 @@ def slow_down(name: str, rate: str) -> bool:
         f"class add dev eth0 parent 1: classid 1:1 htb rate {rate} burst 16k",
     ):
         done = subprocess.run(
-            [*inside(name), "tc", *arguments.split()], capture_output=True, timeout=10, check=False
+            [*inside(name), "tc", *arguments.split()], capture_output=True, timeout=60, check=False
         )
         if done.returncode:
             return False

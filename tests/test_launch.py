@@ -142,7 +142,7 @@ def test_arguments_cross_both_shells_unharmed(
     with done, ended_after(done, 20):
         assert done.stdout is not None
         shown = done.stdout.read()
-        assert done.wait(timeout=20) == 0
+        assert done.wait(timeout=60) == 0
     assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
 
 
@@ -218,7 +218,7 @@ def test_a_shown_command_does_not_steer_the_terminal() -> None:
     word = "a\x1b[2J'b\\é c"
     shown = RankCommand(0, ("printf", "%s", word)).shown()
     assert shown.isprintable()
-    printed = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True, timeout=10)
+    printed = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True, timeout=60)
     assert printed.stdout == word
 
 
@@ -439,7 +439,7 @@ def test_ctrl_c_ends_all_quietly() -> None:
             time.sleep(0.05)
         time.sleep(1.5)  # anywhere between the imports and the run
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=15)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -530,7 +530,7 @@ def test_a_rank_at_the_other_end_ends_with_its_connection(tmp_path: Path) -> Non
             time.sleep(0.05)
         sleeper = int((tmp_path / "up").read_text())
         assert alive(sleeper)
-        process.communicate(timeout=15)  # closes its input, as the end of a connection does
+        process.communicate(timeout=60)  # closes its input, as the end of a connection does
     finally:
         process.kill()
     assert gone([sleeper], 5)
@@ -569,7 +569,7 @@ def sshd(tmp_path: Path) -> Iterator[list[str]]:
                 [*command, "x", "true"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=10,
+                timeout=60,
                 check=False,
             )
             if tried.returncode == 0:
@@ -580,7 +580,7 @@ def sshd(tmp_path: Path) -> Iterator[list[str]]:
         yield command
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_over_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
@@ -637,7 +637,7 @@ def test_killing_the_launcher_ends_the_ranks_behind_a_real_sshd(sshd: list[str],
         assert all(alive(pid) for pid in pids)
     finally:
         process.kill()
-        process.wait(timeout=5)
+        process.wait(timeout=60)
     assert gone(pids, 8)
 
 

@@ -784,7 +784,7 @@ def test_ctrl_c_ends_quietly(here: Path) -> None:
     try:
         until(lambda: thread_seconds(process.pid) > 3.0, "it measures")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=90)
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
@@ -806,7 +806,7 @@ def thread_seconds(pid: int) -> float:
 
 def test_the_scripts_answer_a_mistake_at_once(here: Path) -> None:
     process = started(here, "-i", "0")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=90)
     assert (process.returncode, out) == (EXIT_REQUEST, "")
     assert err == "profiler.py: -i/--iterations 0: must be at least 1\n"
     for script in ("profiler_results_to_models.py", "profiler_results_to_device_types.py"):

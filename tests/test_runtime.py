@@ -311,8 +311,8 @@ def torchrun_starts_it_as_it_is(directory: Path, inputs: Inputs, variant: Sequen
 
 # --- what fails -------------------------------------------------------------------------------------
 
-KILL_S = 10.0
-"""How soon after a death the others must have ended."""
+KILL_S = 25.0
+"""How soon after a death the others must have ended, on a busy machine too; silence alone takes 60 s."""
 
 
 def nothing_is_left(directory: Path) -> None:
@@ -857,7 +857,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     places = {"damaged": inputs.damaged, "images": inputs.images, **inputs.models}
     began = time.monotonic()
     done = call("--output", "o.npz", *(str(option).format(**places) for option in options))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert done.status == 2
     assert re.search(says, done.line), done.line
     assert sorted(tmp_path.iterdir()) == before

@@ -132,8 +132,8 @@ def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(
         (victim,) = [worker for worker in workers if worker.environ()["RANK"] == "1"]
         killed_at = time.monotonic()
         os.kill(victim.pid, signal.SIGKILL)
-        rest, err = started.communicate(timeout=30)
-        assert time.monotonic() - killed_at < 10
+        rest, err = started.communicate(timeout=DEADLINE_S)
+        assert time.monotonic() - killed_at < 40  # the workers would wait 60 s for a silent one
     finally:
         for worker in psutil.Process(started.pid).children() if started.poll() is None else []:
             worker.kill()
