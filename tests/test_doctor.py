@@ -32,7 +32,7 @@ from pipeedge.doctor.examine import examine
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
 from pipeedge.doctor.links import LinkMeter, answer_link
 from pipeedge.doctor.probe import MachineFacts, Probe
-from pipeedge.doctor.review import planned_needs
+from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import (
@@ -589,7 +589,9 @@ def test_fault_clock_offset_is_a_warning() -> None:
     [
         ("--output", "missing/out.csv", "does not exist; create it first"),
         ("--output", "out.txt", "unknown suffix"),
-        ("--neighbors-file", "missing/links.yml", "cannot be written"),
+        ("--neighbors-file", "missing/links.yml", "does not exist; create it first"),
+        ("--trace", "missing/trace.json", "--trace"),
+        ("--metrics-dir", "missing/metrics", "--metrics-dir"),
     ],
 )
 def test_fault_unwritable_output(tmp_path: Path, option: str, name: str, said: str) -> None:
@@ -650,6 +652,49 @@ def test_no_feasible_schedule_has_its_own_status(scheduler_files: list[object], 
     (alone,) = examine_all((0, 1, "-H", "a", *scheduler_files))
     assert alone.found("problem", "schedule")
     assert alone.status == 3
+
+
+def test_metrics_that_would_be_replaced_are_found_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "send-rank1.csv").write_text("kept")
+    first, second = examine_all(*((rank, 2, "--metrics-dir", tmp_path) for rank in (0, 1)))
+    for examined in (first, second):
+        only_problem(examined, "output", "rank 1", "send-rank1.csv is there already")
+        assert examined.status == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["send-rank1.csv"]
+
+
+def test_metrics_directory_is_not_made_by_the_doctor(tmp_path: Path) -> None:
+    (alone,) = examine_all((0, 1, "--metrics-dir", tmp_path / "metrics"))
+    assert alone.status == 0, alone.lines
+    assert not list(tmp_path.iterdir())
+
+
+def test_tokenizer_beside_the_weights_is_found(model_dirs: Mapping[str, Path], tmp_path: Path) -> None:
+    model = shutil.copytree(model_dirs["bert"], tmp_path / "model")
+    (model / "vocab.txt").unlink()
+    (tmp_path / "input.txt").write_text("the cat sat\n")
+    run = (0, 1, "-m", model, "--input", tmp_path / "input.txt")
+    (without,) = examine_all(run)
+    only_problem(without, "input", "no vocabulary")
+    (beside,) = examine_all((*run, "-M", model_dirs["bert"]))
+    assert beside.status == 0, beside.lines
+    assert any("1 item" in line for line in beside.found("ok", "input"))
+
+
+def test_adaptive_links_are_sized_for_their_compressed_form() -> None:
+    """Links that adapt carry the wire form and receipts; memory is counted for what a run would allocate."""
+    arguments = ["0", "2", "-m", DIGITS, "-pt", "1,9,10,16", "--adaptive", "auto"]
+    request = parse_doctor(arguments, Environment()).request
+    model = find_model(DIGITS)
+    facts = {rank: rank_facts(items=64, max_tokens=None, pixel_table=None) for rank in range(2)}
+    reviewed = review(request, model, facts).plan
+    assert reviewed is not None
+    schedule = reviewed.schedule
+    assert reviewed.compression.adaptive == "auto"
+    adapted = Plan(schedule, 0, 64, 8, None, None, None, compression=request.compression)
+    plain = Plan(schedule, 0, 64, 8, None, None, None)
+    assert reviewed.links(model) == adapted.links(model)
+    assert reviewed.links(model) != plain.links(model)
 
 
 def test_it_takes_the_options_of_the_runtime_and_refuses_others() -> None:

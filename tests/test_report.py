@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.files import check_writable
 from pipeedge.base.schedule import Schedule
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.plan.prediction import Prediction, StagePrediction
-from pipeedge.report.run_report import RunReport, check_report_path, print_report, save_report
+from pipeedge.report.run_report import RunReport, print_report, save_report
 
 STATS = {
     "microbatches": 3,
@@ -102,7 +103,7 @@ def test_an_old_report_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_place_that_cannot_take_a_report_is_refused_early(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(RequestError, match=r"--report .*(does not exist|is a directory)"):
-        check_report_path(tmp_path / name)
+        check_writable(tmp_path / name, "--report")
     with pytest.raises(RequestError, match="--report"):
         save_report(report(), tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]

@@ -115,7 +115,7 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is no description"):
         latest(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(RequestError, match="cannot be made"):
+    with pytest.raises(RequestError, match=r"--checkpoint-dir .*cannot be made"):
         CheckpointWriter(tmp_path / "file", DESCRIPTION).make_directory()
 
 

@@ -21,6 +21,8 @@ __all__ = [
     "OutputFile",
     "check_outputs",
     "check_writable",
+    "check_writable_directory",
+    "make_writable_directory",
     "named_output",
     "replace_file",
     "temporary_beside",
@@ -174,10 +176,54 @@ def check_writable(path: Path, option: str) -> None:
     if path.is_dir():
         raise RequestError(f"{option} {path}: is a directory")
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        _try_writing(path.parent)
     except OSError as error:
         raise RequestError(f"{option} {path}: cannot write to {path.parent} ({error.strerror})") from error
+
+
+def make_writable_directory(directory: Path, option: str, *, parents: bool = False) -> None:
+    """Make ``directory`` unless it exists, and refuse one that takes no files.
+
+    Args:
+        directory: the directory.
+        option: the option that named it, for the message.
+        parents: whether to make the directories above it too.
+
+    Raises:
+        RequestError: it cannot be made or is not writable.
+    """
+    try:
+        directory.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{option} {directory}: cannot be made ({error.strerror})") from error
+    check_writable_directory(directory, option)
+
+
+def check_writable_directory(directory: Path, option: str) -> None:
+    """Refuse a directory that takes no files, or that does not exist and could not be made.
+
+    Nothing is left behind.
+
+    Args:
+        directory: the directory.
+        option: the option that named it, for the message.
+
+    Raises:
+        RequestError: files cannot be written there.
+    """
+    if not directory.exists():
+        check_writable(directory, option)
+        return
+    try:
+        _try_writing(directory)
+    except OSError as error:
+        raise RequestError(f"{option} {directory}: cannot be written ({error.strerror})") from error
+
+
+def _try_writing(directory: Path) -> None:
+    """Write to ``directory``: permission bits do not show what root may do, nor a mount that is read-only."""
+    with tempfile.TemporaryFile(dir=directory):
+        pass
 
 
 def write_whole(path: Path, text: str, option: str) -> None:

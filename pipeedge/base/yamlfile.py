@@ -20,7 +20,7 @@ import yaml
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.files import replace_file
-from pipeedge.base.wording import figure
+from pipeedge.base.wording import excerpt, figure
 
 __all__ = ["Field", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
 
@@ -29,6 +29,8 @@ MAX_VALUES = 4_000_000
 """Counted with every alias written out."""
 MAX_DEPTH = 32
 LARGEST_NUMBER = 1e15
+_SHOWN = 80
+"""Characters of a value that a message shows at most."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -52,14 +54,14 @@ class Field:
     def fail(self, what: str) -> NoReturn:
         """Raise ``SpecError``: file, line, key, then ``what``."""
         where = f"{self.file}:{self.node.start_mark.line + 1}: "
-        raise SpecError(where + "".join(f"{_printable(step)}: " for step in self.path) + what)
+        raise SpecError(where + "".join(f"{excerpt(step, _SHOWN)}: " for step in self.path) + what)
 
     def _wrong_kind(self, wanted: str) -> NoReturn:
         if self.is_null:
             self.fail(f"has no value; {wanted} is expected")
         if isinstance(self.node, yaml.ScalarNode):
             quotes = "" if self._plain else " in quotes"
-            self.fail(f"is '{_printable(self.node.value)}'{quotes}; {wanted} is expected")
+            self.fail(f"is '{excerpt(self.node.value, _SHOWN)}'{quotes}; {wanted} is expected")
         self.fail(
             f"is a {'list' if isinstance(self.node, yaml.SequenceNode) else 'map'}; {wanted} is expected"
         )
@@ -101,7 +103,7 @@ class Field:
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
                 continue
             if key.value in own:
-                Field(self.file, key).fail(f"the key {_printable(key.value)} comes twice")
+                Field(self.file, key).fail(f"the key {excerpt(key.value, _SHOWN)} comes twice")
             own.add(key.value)
             yield key.value, self._child(value, key.value)
         for source in merged:
@@ -149,10 +151,12 @@ class Field:
             self._wrong_kind("a number")
         value = float(self.node.value)
         if not abs(value) <= LARGEST_NUMBER:
-            self.fail(f"is {_printable(self.node.value)}; numbers may not exceed {figure(LARGEST_NUMBER)}")
+            self.fail(
+                f"is {excerpt(self.node.value, _SHOWN)}; numbers may not exceed {figure(LARGEST_NUMBER)}"
+            )
         if value < least:
             limit = "it must not be negative" if least == 0 else f"it must be at least {figure(least)}"
-            self.fail(f"is {_printable(self.node.value)}; {limit}")
+            self.fail(f"is {excerpt(self.node.value, _SHOWN)}; {limit}")
         return value
 
     def whole_number(self, least: int = 0) -> int:
@@ -181,7 +185,7 @@ def read_document(path: str | os.PathLike[str]) -> Field:
             UTF-8, not YAML, empty, nested too deeply or inflated by aliases.
     """
     file = Path(path)
-    name = _printable(str(path), 400)
+    name = excerpt(path, 400)
     try:
         if not file.exists():
             raise SpecError(f"{name}: no such file")
@@ -290,7 +294,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         replace_file(Path(path), text.encode())
     except OSError as error:
-        raise SpecError(f"{_printable(str(path), 400)}: cannot be written: {error.strerror}") from error
+        raise SpecError(f"{excerpt(path, 400)}: cannot be written: {error.strerror}") from error
 
 
 def yaml_name(name: str) -> str:
@@ -312,9 +316,4 @@ def yaml_name(name: str) -> str:
 def _problem(error: Exception) -> str:
     parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
     text = ", ".join(str(part) for part in parts if part) or str(error)
-    return _printable(" ".join(text.split()), 200)
-
-
-def _printable(text: str, limit: int = 80) -> str:
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown if len(shown) <= limit else shown[:limit] + "..."
+    return excerpt(" ".join(text.split()), 200)

@@ -10,7 +10,7 @@ opening.py      InputRequest + model -> InputSource
 """
 
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.opening import open_input
+from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.reading import ReadAhead, read_threads
 from pipeedge.data.source import Group, InputSource, Microbatch, Reading, SkippedItem
 from pipeedge.request.config import DEFAULT_BATCH_SIZE, InputRequest
@@ -26,5 +26,6 @@ __all__ = [
     "Reading",
     "SkippedItem",
     "open_input",
+    "open_run_input",
     "read_threads",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import io
 import logging
@@ -21,9 +22,9 @@ from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.tables import TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
-from pipeedge.request.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest
+from pipeedge.request.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest, RunRequest
 
-__all__ = ["expanded", "open_input"]
+__all__ = ["expanded", "open_input", "open_run_input"]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,19 @@ def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
         return InputSource(items, order=first(items, request.batch_size), skip_bad=request.skip_bad_input)
     count = DEFAULT_BATCH_SIZE if request.batch_size is None else request.batch_size
     return InputSource(RepeatedItems(default_items(request, model), count))
+
+
+def open_run_input(request: RunRequest, model: ModelInputs) -> InputSource:
+    """Open the input of a run; a tokenizer may lie beside the weights that the run names.
+
+    Raises:
+        InputError: as ``open_input``.
+    """
+    wanted, weights = request.input, request.model.weights
+    if weights is not None:
+        folder = weights if weights.is_dir() else weights.parent
+        wanted = dataclasses.replace(wanted, companion_directory=folder)
+    return open_input(wanted, model)
 
 
 def first(items: Items, limit: int | None) -> range:

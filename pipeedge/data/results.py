@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
-from pipeedge.base.files import temporary_beside
+from pipeedge.base.files import check_writable, temporary_beside
 
 __all__ = ["Accuracy", "ResultItems", "ResultModel", "ResultWriter", "TOP_CLASSES", "check_output_path"]
 
@@ -300,15 +300,7 @@ def check_output_path(path: Path, model: ResultModel) -> None:
         raise RequestError(
             f"--output {path}: {model.name} gives vectors, not classes, and those go to .npz only"
         )
-    if path.is_dir():
-        raise RequestError(f"--output {path}: is a directory")
-    if not path.parent.is_dir():
-        raise RequestError(f"--output {path}: the directory {path.parent} does not exist; create it first")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise RequestError(f"--output {path}: cannot write to {path.parent} ({error.strerror})") from error
+    check_writable(path, "--output")
 
 
 class ResultWriter:

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, SpecError, one_line
+from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decoding, flag, nonnegative, number, text, whole_number
-from pipeedge.base.files import OutputFile
+from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import RankStatus
@@ -269,6 +269,7 @@ class _Examination:
         from pipeedge.run.stage import resolve_device
 
         request, rank = self._request, self._rank
+        self._check_metrics()
         device = None
         with self._noting("device"):
             device = resolve_device(request.model.device)
@@ -301,6 +302,15 @@ class _Examination:
         }
         return {**facts, **self._probe.software()}
 
+    def _check_metrics(self) -> None:
+        """Check that the metrics of this rank can be written, without making their directory."""
+        from pipeedge.observe.monitoring import KEYS, check_metrics_dir
+
+        metrics = self._request.metrics
+        if metrics.directory is not None:
+            with self._noting("output"):
+                check_metrics_dir(metrics.directory, metrics.csv_file_mode, self._rank, KEYS, make=False)
+
     def _likely_dtype(self) -> torch.dtype:
         """The number type that this rank will load, if it runs the stage of its own number."""
         from pipeedge.models.dtypes import find_dtype
@@ -314,24 +324,27 @@ class _Examination:
         """On the data rank, look at input and output. Return items, longest sentence, and table of pixels."""
         if self._rank != self._request.schedule.data_rank:
             return None, None, None
-        from pipeedge.data import open_input
+        from pipeedge.data import open_run_input
         from pipeedge.data.protected_files import check_run_outputs
         from pipeedge.data.results import check_output_path
-        from pipeedge.report.run_report import check_report_path
+        from pipeedge.observe.monitoring import metrics_files
 
         output = self._request.output
         with self._noting("output"):
-            check_run_outputs(self._request, model, self._neighbors_outputs())
+            metrics = metrics_files(self._request.metrics.directory, self._rank)
+            check_run_outputs(self._request, model, [*self._neighbors_outputs(), *metrics])
             if output.results is not None:
                 check_output_path(output.results, model)
             if output.report is not None:
-                check_report_path(output.report)
-            named = [str(path) for path in (output.results, output.report) if path is not None]
+                check_writable(output.report, "--report")
+            if output.trace is not None:
+                check_writable(output.trace, "--trace")
+            named = [str(path) for path in (output.results, output.report, output.trace) if path is not None]
             if named:
                 self._note(ok("output", f"{' and '.join(named)} can be written").of(self._rank))
         items, max_tokens, pixels = None, None, None
         with self._noting("input"):
-            source = open_input(self._request.input, model)
+            source = open_run_input(self._request, model)
             if output.check_items:
                 source.check_distinct(output.check_items, "--check")
             items, max_tokens, pixels = len(source), source.max_tokens, source.pixels
@@ -387,13 +400,9 @@ class _Examination:
             from pipeedge.data.protected_files import check_run_outputs
 
             check_run_outputs(self._request, self._model, self._neighbors_outputs())
-        if path.exists():
+        if path.is_file():
             load_neighbors(path)
-        directory = path.parent
-        if not directory.is_dir() or not os.access(directory, os.W_OK) or path.is_dir():
-            raise SpecError(
-                f"--neighbors-file {path}: cannot be written; name a file in a directory of yours"
-            )
+        check_writable(path, "--neighbors-file")
 
     def _serve_store(self) -> int:
         from pipeedge.transport.rendezvous import serve_store

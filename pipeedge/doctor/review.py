@@ -105,6 +105,7 @@ def _plan(
         tokens,
         None,
         None,
+        compression=request.compression,
         pixel_table=data["pixel_table"],
     )
 

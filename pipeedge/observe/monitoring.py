@@ -21,7 +21,6 @@ from __future__ import annotations
 import csv
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.files import OutputFile, check_writable_directory, make_writable_directory
 from pipeedge.observe.energy import EnergyMeter
 from pipeedge.observe.metrics import CSV_COLUMNS, Beat, EnergyUse, Measured, Windows, csv_row
 from pipeedge.observe.recording import Row
@@ -37,12 +37,14 @@ from pipeedge.observe.timeline import Doing
 
 __all__ = [
     "DATA_KEYS",
+    "KEYS",
     "STAGE_KEYS",
     "CsvFiles",
     "Exporter",
     "Monitor",
     "Sink",
     "check_metrics_dir",
+    "metrics_files",
     "metrics_path",
     "output_beats",
     "send_beats",
@@ -51,6 +53,8 @@ __all__ = [
 
 STAGE_KEYS = ("shard", "recv", "quant_decode", "quant_encode", "send")
 DATA_KEYS = ("output",)
+KEYS = (*STAGE_KEYS, *DATA_KEYS)
+"""Keys of the files that a rank may write; which of them it does depends on the schedule."""
 
 _INTERVAL_S = 0.25
 _MBIT = 8e-6
@@ -202,24 +206,25 @@ def _flush(sink: Sink) -> None:
     sink.flush()
 
 
-def check_metrics_dir(directory: Path, mode: str, rank: int, keys: Sequence[str]) -> None:
-    """Refuse a place for metrics that cannot take them.
+def check_metrics_dir(
+    directory: Path, mode: str, rank: int, keys: Sequence[str], *, make: bool = True
+) -> None:
+    """Refuse a directory that cannot take the metrics of this rank.
 
     Args:
-        directory: is made if it is not there.
-        mode: ``x``: no file is there yet, ``w``: replaced, ``a``: appended to.
-        rank: this one.
-        keys: of its files.
+        directory: where the files go.
+        mode: what happens to files that exist: ``x`` refuses, ``w`` replaces, ``a`` appends to them.
+        rank: this rank.
+        keys: keys of its files.
+        make: whether to make the directory, unless it exists.
 
     Raises:
-        RequestError: it cannot be written, or a file is there already.
+        RequestError: it cannot be written, or a file exists already.
     """
-    try:
-        directory.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise RequestError(f"--metrics-dir {directory}: cannot be written ({error.strerror})") from error
+    if make:
+        make_writable_directory(directory, "--metrics-dir")
+    else:
+        check_writable_directory(directory, "--metrics-dir")
     for key in keys:
         path = metrics_path(directory, rank, key)
         if mode == "x" and path.exists():
@@ -234,6 +239,13 @@ def check_metrics_dir(directory: Path, mode: str, rank: int, keys: Sequence[str]
 def metrics_path(directory: Path, rank: int, key: str) -> Path:
     """Return the file for one key of one rank."""
     return directory / f"{key}-rank{rank}.csv"
+
+
+def metrics_files(directory: Path | None, rank: int) -> list[OutputFile]:
+    """Return the files that ``rank`` may write; none without a directory."""
+    if directory is None:
+        return []
+    return [OutputFile("--metrics-dir", metrics_path(directory, rank, key)) for key in KEYS]
 
 
 def _writer(stream: IO[str]) -> Any:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeedge.base.console import fitted
-from pipeedge.base.files import check_writable, named_output, write_whole
+from pipeedge.base.files import named_output, write_whole
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
 from pipeedge.data.results import Accuracy
@@ -24,7 +24,7 @@ from pipeedge.plan.prediction import Beside, Comparison, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.agreement import Agreement
 
-__all__ = ["RunReport", "check_report_path", "print_report", "save_body", "save_report"]
+__all__ = ["RunReport", "print_report", "save_body", "save_report"]
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,6 @@ _LATENCIES = 2000
 def _thinned(latencies_s: Sequence[float]) -> list[float]:
     stride = max(1, -(-len(latencies_s) // _LATENCIES))
     return [round(seconds, 6) for seconds in latencies_s[::stride]]
-
-
-def check_report_path(path: Path) -> None:
-    """Refuse a report that could not be written at the end of the run.
-
-    Raises:
-        RequestError: the place does not exist or is not writable.
-    """
-    check_writable(path, "--report")
 
 
 def _pretty(value: object, indent: str = "") -> str:

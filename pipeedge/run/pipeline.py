@@ -54,7 +54,7 @@ from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.control.meeting import meet, telling, telling_absent
 from pipeedge.control.member import Member
-from pipeedge.data import InputSource, ReadAhead, open_input, read_threads
+from pipeedge.data import InputSource, ReadAhead, open_run_input, read_threads
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import Model, find_model
@@ -65,13 +65,14 @@ from pipeedge.observe.live import Display, Progress
 from pipeedge.observe.metrics import EnergyUse, Latency, StageStats, energy_body
 from pipeedge.observe.monitoring import (
     DATA_KEYS,
+    KEYS,
     STAGE_KEYS,
     CsvFiles,
     Exporter,
     Monitor,
     Sink,
     check_metrics_dir,
-    metrics_path,
+    metrics_files,
     output_beats,
     send_beats,
     stage_beats,
@@ -91,8 +92,8 @@ from pipeedge.observe.timeline import Doing
 from pipeedge.observe.trace import trace_events
 from pipeedge.plan.planning import Plan, checked_table, disagreement, plan_schedule, rank_facts
 from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
-from pipeedge.report.run_report import RunReport, check_report_path, print_report, save_report
-from pipeedge.request.config import DEFAULT_WORKER_THREADS, InputRequest, RunRequest
+from pipeedge.report.run_report import RunReport, print_report, save_report
+from pipeedge.request.config import DEFAULT_WORKER_THREADS, RunRequest
 from pipeedge.run.data_rank import Collector, Feeder
 from pipeedge.run.stage import Decode, Encode, Stage, resolve_device
 from pipeedge.run.worker import Activity, Outgoing, StageLoop
@@ -136,7 +137,7 @@ def _tokens_here(request: RunRequest, model: Model) -> int | None:
     counts = request.schedule.automatic and model.family == "bert"
     if not counts or request.world.rank != request.schedule.data_rank:
         return None
-    return open_input(_with_companions(request), model).max_tokens
+    return open_run_input(request, model).max_tokens
 
 
 def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
@@ -215,7 +216,8 @@ class _Rank:
             interface = choose_interface(world.socket_ifname, world.addr, world.port)
             exporter = self._check_metrics(interface, stack)
             if self._rank == self._request.schedule.data_rank:
-                data_end = _DataEnd(self._request, self._model, self._metrics_files())
+                metrics = metrics_files(self._request.metrics.directory, self._rank)
+                data_end = _DataEnd(self._request, self._model, metrics)
             member.facts(self._facts(data_end))
         if self._hub is not None:
             self._announce(self._hub)
@@ -345,22 +347,13 @@ class _Rank:
         """Refuse places for metrics that cannot take them; the port is taken at once."""
         metrics = self._request.metrics
         if metrics.directory is not None:
-            keys = (*STAGE_KEYS, *DATA_KEYS)
-            check_metrics_dir(metrics.directory, metrics.csv_file_mode, self._rank, keys)
+            check_metrics_dir(metrics.directory, metrics.csv_file_mode, self._rank, KEYS)
         if metrics.prometheus_port is None:
             return None
         address = interface_addresses()[interface][0]
         exporter = Exporter(address, metrics.prometheus_port, self._rank)
         stack.callback(exporter.close)
         return exporter
-
-    def _metrics_files(self) -> list[OutputFile]:
-        """Return the metrics' files that the data rank may write."""
-        directory = self._request.metrics.directory
-        if directory is None:
-            return []
-        keys = (*STAGE_KEYS, *DATA_KEYS)
-        return [OutputFile("--metrics-dir", metrics_path(directory, self._rank, key)) for key in keys]
 
     def _monitor(self, plan: Plan, exporter: Exporter | None) -> Monitor:
         metrics = self._request.metrics
@@ -804,7 +797,7 @@ class _DataEnd:
         self.replaced = check_run_outputs(request, model, metrics)
         """Outputs that were there before the run."""
         if request.output.report is not None:
-            check_report_path(request.output.report)
+            check_writable(request.output.report, "--report")
         if request.output.trace is not None:
             check_writable(request.output.trace, "--trace")
         self._request = request
@@ -812,7 +805,7 @@ class _DataEnd:
             with _naming("--check computes in float32"):
                 model.check_weights(request.model.weights)
         self.writer = ResultWriter(request.output.results, model, None)
-        self.source: InputSource = open_input(_with_companions(request), model)
+        self.source: InputSource = open_run_input(request, model)
         if request.output.check_items:
             self.source.check_distinct(request.output.check_items, "--check")
         self.link: LinkLane
@@ -946,16 +939,6 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except WeightsError as error:
         raise WeightsError(f"{what}: {error}") from error
-
-
-def _with_companions(request: RunRequest) -> InputRequest:
-    """The input request, with the folder of the weights, where a tokenizer may lie too."""
-    weights = request.model.weights
-    if weights is None:
-        return request.input
-    return dataclasses.replace(
-        request.input, companion_directory=weights if weights.is_dir() else weights.parent
-    )
 
 
 def _versions() -> dict[str, str]:

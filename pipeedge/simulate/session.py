@@ -11,7 +11,7 @@ from rich.console import Console
 
 import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
-from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.base.schedule import Schedule
 from pipeedge.models import find_model
 from pipeedge.observe.metrics import Latency, StageStats
@@ -25,7 +25,7 @@ from pipeedge.plan.specs import (
     load_models,
     load_neighbors,
 )
-from pipeedge.report.run_report import RunReport, check_report_path, print_report, save_body
+from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.simulate.cluster import STREAM_BYTES, Cluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
 
@@ -298,7 +298,7 @@ def run(
     """
     replaced: frozenset[Path] = frozenset()
     if request.report is not None:
-        check_report_path(request.report)
+        check_writable(request.report, "--report")
         replaced = check_outputs([OutputFile("--report", request.report)], _inputs(request))
     found = simulate_request(request)
     for note in found.notes:

@@ -12,7 +12,6 @@ description and renames the directory. Older ones are removed then, but for the 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipeedge.base.errors import RequestError, one_line
+from pipeedge.base.files import make_writable_directory
 from pipeedge.base.wording import excerpt
 
 __all__ = ["Checkpoint", "CheckpointWriter", "is_checkpoint_file", "latest"]
@@ -223,14 +223,7 @@ class CheckpointWriter:
         Raises:
             RequestError: it cannot be made, or not be written to.
         """
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RequestError(
-                f"--checkpoint-dir {self._directory}: cannot be made ({error.strerror})"
-            ) from error
-        if not os.access(self._directory, os.W_OK | os.X_OK):
-            raise RequestError(f"--checkpoint-dir {self._directory}: cannot be written to")
+        make_writable_directory(self._directory, "--checkpoint-dir", parents=True)
 
     def clear(self) -> None:
         """Remove what an interrupted run has left half; one worker does it before any writes."""
