@@ -33,9 +33,9 @@ from pipeedge.control.liveness import (
     beat_interval_s,
     diagnose,
 )
-from pipeedge.control.meeting import telling_absent
-from pipeedge.control.member import Member
+from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
+from pipeedge.control.session import report_early_failure
 from pipeedge.request.config import WorldRequest
 
 # --- messages ---------------------------------------------------------------------------------------
@@ -800,7 +800,11 @@ def test_a_control_thread_that_dies_ends_its_ranks_with_a_line(monkeypatch: pyte
     def breaks(*_: object) -> Any:
         raise MemoryError("no more")
 
-    with hub(2) as (_, address), member(address, 0) as zero, member(address, 1, status=breaks) as one:
+    with (
+        hub(2) as (_, address),
+        member(address, 0) as zero,
+        member(address, 1, callbacks=Callbacks(breaks)) as one,
+    ):
         for self in (zero, one):
             self.hello(world_size=2, host="pi")
         with pytest.raises(
@@ -834,7 +838,7 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
 
     for notify in (full, closed):
         ours, theirs = socket.socketpair()
-        with theirs, Member(ours, rank=1, timeout_s=5.0, notify=notify) as self:
+        with theirs, Member(ours, rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self:
             theirs.sendall(
                 encode(Message("notice", {"line": "still alive"})) + encode(Message("plan", {"x": 1}))
             )
@@ -866,7 +870,8 @@ def test_a_display_that_fails_ends_nothing_and_blames_nobody() -> None:
 
     notices: list[str] = []
     ours, theirs = socket.socketpair()
-    with theirs, Member(ours, rank=0, timeout_s=5.0, notify=notices.append, hear_work=breaks) as self:
+    callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
+    with theirs, Member(ours, rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
             self._hear(Message("work", {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}}))
         assert self.error is None
@@ -988,7 +993,7 @@ def test_ranks_that_come_after_rank_0_has_failed_hear_why() -> None:
 
     thread = threading.Thread(target=late)
     thread.start()
-    with pytest.raises(RequestError, match="no such model"), telling_absent(world):
+    with pytest.raises(RequestError, match="no such model"), report_early_failure(world):
         raise RequestError("no such model")
     thread.join(10)
     assert [str(error) for error in heard] == ["rank 0 failed: no such model"]
@@ -1013,7 +1018,7 @@ def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self = stack.enter_context(member(listener.getsockname(), 1, timeout=1.0))
             server_end = stack.enter_context(listener.accept()[0])
-            self.know_hub("stage 0")
+            self.set_hub_name("stage 0")
             aborted = threading.Event()
             self.on_end(aborted.set)
             if speaks:

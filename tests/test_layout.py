@@ -24,7 +24,7 @@ models     activations dtypes int8 progress weights.reading architecture weights
            registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
-control    clocks messages liveness hub member meeting
+control    clocks messages liveness hub member session
 observe    metrics live timeline energy recording trace monitoring
 plan       specs prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
@@ -120,11 +120,10 @@ EFFECTS = {
 READS_ENVIRONMENT = {"request.config"}
 WRITES_ENVIRONMENT = {
     "doctor.examine",
-    "run.pipeline",
     "profile.main",
     "run.main",
     "train.main",
-    "train.session",
+    "transport.interfaces",
 }
 """gloo's and TensorPipe's interface and torch's log level can be set in no other way."""
 

@@ -37,7 +37,8 @@ from processes import DEADLINE_S, DIES_WHEN_COMPLETE, RUNTIME, Ended, World, env
 from rich.console import Console
 
 from pipeedge.base.errors import RequestError
-from pipeedge.control.meeting import meet
+from pipeedge.control.member import Callbacks
+from pipeedge.control.session import Forms, Session
 from pipeedge.models import find_model
 from pipeedge.request.config import Environment, WorldRequest
 from pipeedge.request.options import guard, parse_runtime
@@ -867,8 +868,10 @@ def test_a_port_in_use_is_said_and_a_single_rank_needs_none(call: Callable[..., 
     with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as stack:
         port = taken.getsockname()[1]
         assert call(*DIGITS, "-b", 8, "--port", port).status == 0
+        world = WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port)
+        session = stack.enter_context(Session(world, Forms(dict, dict, dict, dict), Callbacks()))
         with pytest.raises(RequestError, match=f"--port {port} is in use on 127.0.0.1"):
-            meet(WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port), stack)
+            session.open()
 
 
 def test_a_run_leaves_no_thread_behind(call: Callable[..., Call]) -> None:

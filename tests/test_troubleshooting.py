@@ -45,7 +45,7 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
 from pipeedge.control.hub import HubState
 from pipeedge.control.liveness import Limits, RankStatus
-from pipeedge.control.member import Member
+from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
@@ -511,7 +511,7 @@ def a_rank_leaves_at_the_end(patch: Patch) -> str:
     said: list[str] = []
     for line in ("0 2 -m vit-digits", "0 2 -m vit-digits --report r.json"):
         request = parse_runtime(line.split(), Environment()).request
-        rank = pipeline._Rank(request, DIGITS, Console(), said.append, None)
+        rank = pipeline._Rank(request, DIGITS, Console(), said.append)
         try:
             rank._go_without_report([1])
         except PipeEdgeError as error:
@@ -571,7 +571,8 @@ def the_hub_fails(patch: Patch) -> str:
 @says("internal error in the control connection of rank 1: …")
 def a_control_thread_dies(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
-    with theirs, Member(ours, rank=1, timeout_s=1.0, status=raising(MemoryError("no more"))) as member:
+    callbacks = Callbacks(status=raising(MemoryError("no more")))
+    with theirs, Member(ours, rank=1, timeout_s=1.0, callbacks=callbacks) as member:
         return refused(lambda: member.wait("plan"))
 
 
@@ -590,7 +591,8 @@ def a_display_fails(patch: Patch) -> str:
     said: list[str] = []
     ours, theirs = socket.socketpair()
     show = raising(ValueError("no such column"))
-    with theirs, Member(ours, rank=0, timeout_s=1.0, notify=said.append, hear_work=show) as member:
+    callbacks = Callbacks(notify=said.append, record_stage_work=show)
+    with theirs, Member(ours, rank=0, timeout_s=1.0, callbacks=callbacks) as member:
         member._hear(Message("work", {"work": {}}))
     return said[0]
 

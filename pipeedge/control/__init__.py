@@ -13,6 +13,7 @@ clocks     what the hub's clock shows (pure)
 liveness   who is silent, who is stuck, who is only slow (pure)
 hub        the hub's rules (pure) and the thread that serves them
 member     a rank's end
+session    how a program takes part: hello, facts, plan, ready, start, done, summary
 
 Values travel through ``pipeedge.transport``; here travel only decisions. A connection that closes is
 noticed at once, a host that falls silent by its missing beats, a link that carries nothing by counts

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeedge.base.errors import (
@@ -26,7 +27,7 @@ from pipeedge.control.hub import Verdict
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import Decoder, Message, encode
 
-__all__ = ["Member"]
+__all__ = ["Callbacks", "Member"]
 
 _VERDICT_WAIT_S = 3.0
 """How long a rank that lost another waits to hear from the hub what the cause was."""
@@ -50,6 +51,20 @@ def _peer(sock: socket.socket) -> tuple[str, int] | None:
         return None
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """What a member's thread calls."""
+
+    status: Callable[[], RankStatus] = RankStatus
+    """Returns what this rank is doing; called for each heartbeat."""
+    notify: Callable[[str], None] = lambda line: None
+    """Takes a line for the user that ends nothing."""
+    show_waiting: Callable[[str], None] = lambda line: None
+    """Takes a line, before the plan, that names the ranks that have not come yet."""
+    record_stage_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None
+    """Takes, on the data rank, how the stages spend their time, by rank."""
+
+
 class Member:
     """One rank's connection to the hub, with a thread that beats and listens. A context manager.
 
@@ -57,10 +72,7 @@ class Member:
         sock: connected to the hub; the member closes it.
         rank: this rank.
         timeout_s: within how many seconds a silent hub is to be noticed.
-        status: what this rank is at; called for each beat, from the member's thread.
-        notify: called with a line for the user that ends nothing.
-        show_waiting: called, before the plan, with a line that says whom the hub waits for.
-        hear_work: called, on the data rank, with what the stages say of their time, by rank.
+        callbacks: what the member's thread calls.
         clock: monotonic seconds.
         run_clock: seconds, the clock by which the run is recorded.
     """
@@ -71,20 +83,14 @@ class Member:
         *,
         rank: int,
         timeout_s: float,
-        status: Callable[[], RankStatus] = RankStatus,
-        notify: Callable[[str], None] = lambda line: None,
-        show_waiting: Callable[[str], None] = lambda line: None,
-        hear_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None,
+        callbacks: Callbacks | None = None,
         clock: Callable[[], float] = time.monotonic,
         run_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._socket = sock
         self._rank = rank
         self._timeout_s = timeout_s
-        self._status = status
-        self._notify = notify
-        self._show_waiting = show_waiting
-        self._hear_work = hear_work
+        self._callbacks = callbacks or Callbacks()
         self._clock = clock
         self._run_clock = run_clock
         self._clock_burst = _CLOCK_BURST
@@ -179,7 +185,7 @@ class Member:
     def done(self, stats: Mapping[str, Any]) -> None:
         """This rank has finished its part."""
         # No beat follows, and what came here last may be what another rank's fate hangs on.
-        self._say(Message("beat", self._status().to_body()))
+        self._say(Message("beat", self._callbacks.status().to_body()))
         self._say(Message("done", {"stats": stats}))
 
     def failed(self, line: str) -> None:
@@ -193,7 +199,7 @@ class Member:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
 
-    def know_hub(self, what: str) -> None:
+    def set_hub_name(self, what: str) -> None:
         """``what`` rank 0 is (``stage 0, layers 1-8``), in case it has to be named."""
         self._hub_name = f"rank 0 ({what})"
 
@@ -306,7 +312,7 @@ class Member:
                 return
             if now - beat_at >= self._beat_s:
                 beat_at = now
-                self._say(Message("beat", self._status().to_body()))
+                self._say(Message("beat", self._callbacks.status().to_body()))
                 self._ask_the_time()
 
     def _connect_again(self) -> bool:
@@ -355,16 +361,16 @@ class Member:
         elif message.kind == "waiting":
             line = text(message.body["line"], _MAX_NOTICE)
             with contextlib.suppress(OSError, ValueError):
-                self._show_waiting(line)
+                self._callbacks.show_waiting(line)
         elif message.kind == "clock":
             self._know_the_time(message.body)
         elif message.kind == "work":
             told = message.body["work"].items()
             work = {whole_number(int(rank)): StageWork.from_body(one) for rank, one in told}
             try:
-                self._hear_work(work)
+                self._callbacks.record_stage_work(work)
             except Exception as error:  # what is shown of a run must not end it
-                self._hear_work = lambda work: None
+                self._callbacks = replace(self._callbacks, record_stage_work=lambda work: None)
                 self._show_notice(f"the display of the run has failed: {one_line(error)}")
         elif message.kind == "record":
             rank, part = whole_number(message.body["rank"]), message.body["text"]
@@ -387,7 +393,7 @@ class Member:
     def _show_notice(self, line: str) -> None:
         # A notice that cannot be shown is lost; the run has no need of it.
         with contextlib.suppress(OSError, ValueError):
-            self._notify(line)
+            self._callbacks.notify(line)
 
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""

@@ -8,17 +8,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decoding, flag, nonnegative, number, text, whole_number
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
-from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import RankStatus
-from pipeedge.control.member import Member
+from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.session import Announcement, Deadlines, Forms, Session
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import SchedulerFiles
 from pipeedge.doctor.estimate import Estimate, estimate_link
@@ -31,7 +32,7 @@ from pipeedge.plan.specs import (
 )
 from pipeedge.request.config import RunRequest, WorldRequest
 from pipeedge.request.options import DoctorCommand
-from pipeedge.transport.interfaces import choose_interface, interface_addresses, listen
+from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
     import torch
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen be
 
 __all__ = ["examine"]
 
+_PORTS = 1 << 16
 _LEAST_LIVENESS_S = 30.0
 """Importing torch can keep a small board from beating for seconds."""
 _CONNECT_S = 4.0
@@ -69,6 +71,43 @@ class _Over(Exception):  # noqa: N818 - the examination cannot go on; its findin
     """Nothing more can be found out."""
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What rank 0 found, and what is to be measured."""
+
+    findings: tuple[Finding, ...]
+    pairs: tuple[tuple[int, int], ...]
+    """Source and destination rank of each link."""
+    members: tuple[int, ...]
+    """Ranks at the ends of the links."""
+    measure: bool
+    store_port: int | None
+    """Port of the rendezvous store on rank 0; None if nothing is measured."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Write the plan as a message."""
+        return {**vars(self), "findings": _texts(self.findings)}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> _Plan:
+        """Parse a message. Raises ValueError, TypeError or KeyError if it is malformed."""
+        port = body["store_port"]
+        return cls(
+            findings=tuple(Finding.from_text(told) for told in body["findings"]),
+            pairs=tuple((whole_number(source), whole_number(end)) for source, end in body["pairs"]),
+            members=tuple(whole_number(member) for member in body["members"]),
+            measure=flag(body["measure"]),
+            store_port=None if port is None else whole_number(port, below=_PORTS),
+        )
+
+
+_Session: TypeAlias = Session[Mapping[str, Any], _Plan]
+
+_FORMS: Forms[Mapping[str, Any], _Plan] = Forms(
+    write_facts=dict, read_facts=dict, write_plan=_Plan.to_body, read_plan=_Plan.from_body
+)
+
+
 class _Examination:
     """One rank's. Built once, run once."""
 
@@ -77,7 +116,6 @@ class _Examination:
         self._request: RunRequest = command.request
         self._world: WorldRequest = command.request.world
         self._rank = command.request.world.rank
-        self._port = command.request.world.port
         self._say = say
         self._probe = probe
         self._findings: list[Finding] = []
@@ -88,13 +126,10 @@ class _Examination:
         self._store: Any = None
 
     def run(self) -> int:
-        """All of it."""
+        """Examine this rank, alone and with the others; return the exit status."""
         try:
-            with ExitStack() as stack:
-                resolved = self._look_at_network()
-                hub = self._open_hub(stack)
-                member = self._meet(stack, resolved)
-                self._together(member, hub)
+            resolved = self._look_at_network()
+            self._examine_together(resolved)
         except _Over:
             pass
         problems = sum(finding.level is Level.PROBLEM for finding in self._findings)
@@ -161,30 +196,45 @@ class _Examination:
             self._note(checks.check_interface(self._interface, routed, world.addr).of(self._rank))
         return resolved
 
-    def _open_hub(self, stack: ExitStack) -> Hub | None:
-        if self._rank != 0:
-            return None
+    def _examine_together(self, resolved: str) -> None:
+        world = self._world
+        callbacks = Callbacks(
+            # Always busy: the hub ends no examination because nothing seems to move.
+            status=lambda: RankStatus(busy=("examining", time.monotonic() - self._began)),
+            notify=self._say,
+        )
+        session: _Session = Session(
+            world,
+            _FORMS,
+            callbacks,
+            deadlines=Deadlines(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
+            host=self._probe.machine().host,
+        )
+        try:
+            with session:
+                self._open_hub(session)
+                self._connect(session, resolved)
+                self._tell_and_hear(session)
+        except PipeEdgeError as error:
+            self._note(problem_from("ranks", error))
+            raise _Over from error
+
+    def _open_hub(self, session: _Session) -> None:
         world = self._world
         try:
-            # Nobody else connects to a single rank: as in a run, any free port will do.
-            listener = listen(world.addr, world.port if world.size > 1 else 0)
+            session.open_hub()
         except RequestError as error:
             self._note(problem_from("port", error).of(0))
             raise _Over from error
-        self._port = listener.getsockname()[1]
-        if world.size > 1:
+        if self._rank == 0 and world.size > 1:
             self._note(ok("port", f"{world.port} is free at {world.addr}").of(0))
             self._say(f"waiting up to {figure(world.timeout_s)} s for {world.size - 1} more to start")
-        liveness_s = max(_LEAST_LIVENESS_S, world.timeout_s)
-        return stack.enter_context(
-            Hub(listener, world_size=world.size, timeout_s=liveness_s, appear_s=world.timeout_s)
-        )
 
-    def _meet(self, stack: ExitStack, resolved: str) -> Member:
-        """Connect to rank 0 and be seen, before anything that takes time."""
+    def _connect(self, session: _Session, resolved: str) -> None:
+        """Connect to rank 0 and introduce this rank, before anything that takes time."""
         world = self._world
         try:
-            sock = Member.dial(world.addr, self._port, timeout_s=world.timeout_s)
+            session.connect()
         except PeerError as error:
             cause = error.__cause__ if isinstance(error, DeadlineError) else None
             self._note(
@@ -200,65 +250,30 @@ class _Examination:
             raise _Over from error
         if self._rank != 0:
             self._note(ok("port", f"rank 0 answers at {world.addr}:{world.port}").of(self._rank))
-        member = stack.enter_context(
-            Member(
-                sock,
-                rank=self._rank,
-                timeout_s=max(_LEAST_LIVENESS_S, world.timeout_s),
-                # Always busy: the hub ends no examination because nothing seems to move.
-                status=lambda: RankStatus(busy=("examining", time.monotonic() - self._began)),
-                notify=self._say,
-            )
-        )
-        member.hello(world_size=world.size, host=self._probe.machine().host)
-        return member
-
-    def _together(self, member: Member, hub: Hub | None) -> None:
-        try:
-            self._tell_and_hear(member, hub)
-        except PipeEdgeError as error:
-            if error is not member.error:
-                member.failed(one_line(error))
-            self._note(problem_from("ranks", error))
-            raise _Over from error
-        except BaseException as error:
-            is_fault = isinstance(error, Exception)
-            member.failed(one_line(error) if is_fault else "it was interrupted")
-            raise
 
     # -- together ---------------------------------------------------------------------------------
 
-    def _tell_and_hear(self, member: Member, hub: Hub | None) -> None:
+    def _tell_and_hear(self, session: _Session) -> None:
         facts = self._look_at_run()
         own = {f"finding.{number}": finding.to_text() for number, finding in enumerate(self._findings)}
-        member.facts({**facts, **own})
-        if hub is not None:
-            self._announce(hub)
-        body = member.wait("plan")
-        with decoding("the plan of rank 0"):
-            pairs = [(whole_number(source), whole_number(end)) for source, end in body["pairs"]]
-            measures = flag(body["measure"])
-            for other in body["members"]:
-                whole_number(other)
-            self._hear(body)
-        member.ready()
-        member.wait("start")
+        plan = session.agree({**facts, **own}, self._decide)
+        self._hear(plan)
+        session.start()
         clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
         stats: dict[str, Any] = {"clock": clock}
-        if measures:
-            stats |= self._measure(member, body, pairs)
-        member.done(stats)
-        summary = member.wait("summary")
+        if plan.measure:
+            stats |= self._measure(session.member, plan)
+        told = session.finish(stats)
+        measured_pairs = plan.pairs if plan.measure else ()
         with decoding("what the ranks say of the links"):
-            told = summary["stats"]
             clocks = {whole_number(int(rank)): number(one["clock"]) for rank, one in told.items()}
             measured = {
                 link: _link_from_stats(link, told[str(source)])
-                for link, (source, _) in enumerate(pairs if measures else [])
+                for link, (source, _) in enumerate(measured_pairs)
                 if f"link.{link}.rounds" in told[str(source)]
             }
             error = next((text(one["error"]) for one in told.values() if "error" in one), None)
-        self._conclude(clocks, pairs if measures else [], measured, error)
+        self._conclude(clocks, measured_pairs, measured, error)
 
     def _look_at_run(self) -> dict[str, Any]:
         """Device, model, weights, input, output, memory: this rank's findings and facts."""
@@ -351,13 +366,10 @@ class _Examination:
             self._note(ok("input", count(items, "item")).of(self._rank))
         return items, max_tokens, pixels
 
-    def _announce(self, hub: Hub) -> None:
-        """On rank 0: what can be said of all ranks together, and what is to be measured."""
+    def _decide(self, facts: Mapping[int, Mapping[str, Any]]) -> Announcement[_Plan]:
+        """Examine, on rank 0, all ranks together, and decide which links to measure."""
         from pipeedge.doctor.review import review
 
-        facts = hub.gather()
-        if facts is None:
-            return  # whoever waits for the plan hears why
         findings: list[Finding] = []
         for rank, known in facts.items():
             with decoding(f"what rank {rank} says of itself"):
@@ -379,14 +391,14 @@ class _Examination:
             self._check_neighbors_file()
         findings += [finding for finding in self._findings if finding.to_text() not in _texts(findings)]
         measure = bool(pairs) and exit_status(findings) == 0
-        body = {
-            "findings": _texts(findings),
-            "pairs": pairs,
-            "members": members,
-            "measure": measure,
-            "store_port": self._serve_store() if measure else None,
-        }
-        hub.plan(body, participants=tuple(range(self._world.size)), names={})
+        plan = _Plan(
+            findings=tuple(findings),
+            pairs=tuple(pairs),
+            members=tuple(members),
+            measure=measure,
+            store_port=self._serve_store() if measure else None,
+        )
+        return Announcement(plan, participants=tuple(range(self._world.size)))
 
     def _neighbors_outputs(self) -> list[OutputFile]:
         path = self._command.neighbors_file
@@ -410,35 +422,32 @@ class _Examination:
         self._store, port = serve_store(self._world.addr)
         return port
 
-    def _hear(self, body: Mapping[str, Any]) -> None:
-        """The findings of all. What another rank finds good it has printed itself, and rank 0 the rest."""
+    def _hear(self, plan: _Plan) -> None:
+        """Note the findings of the other ranks. Each rank has printed its own good ones, rank 0 the rest."""
         known = set(_texts(self._findings))
-        for told in body["findings"]:
-            if told not in known:
-                finding = Finding.from_text(told)
+        for finding in plan.findings:
+            if finding.to_text() not in known:
                 self._note(finding, quiet=self._rank != 0 or finding.rank is not None)
 
     # -- the links --------------------------------------------------------------------------------
 
-    def _measure(
-        self, member: Member, body: Mapping[str, Any], pairs: Sequence[tuple[int, int]]
-    ) -> dict[str, Any]:
-        """Measure the links that begin here, answer on those that end here: stats for the hub."""
-        if self._rank not in body["members"]:
+    def _measure(self, member: Member, plan: _Plan) -> dict[str, Any]:
+        """Measure the links that begin here, and answer on those that end here; return stats for the hub."""
+        if self._rank not in plan.members or plan.store_port is None:
             return {}
+        pairs, members, port = plan.pairs, plan.members, plan.store_port
         from pipeedge.doctor.links import PASSES, LinkMeter, answer_link
         from pipeedge.transport.p2p import P2PTransport
         from pipeedge.transport.rendezvous import connect_store
 
-        # gloo reads its interface from the environment, when the group is created.
-        os.environ["GLOO_SOCKET_IFNAME"] = self._interface or ""
+        use_interface(self._interface or "")
         stats: dict[str, Any] = {}
         connected, over = threading.Event(), threading.Event()
 
         def work() -> None:
             try:
-                store = connect_store(self._world.addr, body["store_port"], timeout_s=self._world.timeout_s)
-                transport = P2PTransport(store=store, rank=self._rank, members=tuple(body["members"]))
+                store = connect_store(self._world.addr, port, timeout_s=self._world.timeout_s)
+                transport = P2PTransport(store=store, rank=self._rank, members=members)
                 self._store = None  # served no longer: all have met
                 connected.set()
                 meters = {number: LinkMeter(*pair) for number, pair in enumerate(pairs)}

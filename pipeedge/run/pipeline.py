@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import platform
 import socket
 import sys
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import psutil
@@ -36,7 +35,6 @@ from rich.console import Console
 import pipeedge
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import (
-    EXIT_REQUEST,
     DeadlineError,
     PeerError,
     PeerFailedError,
@@ -50,10 +48,9 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count, figure, plural
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
 from pipeedge.compress.policies import Decided, make_policy
-from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import Limits, StageWork
-from pipeedge.control.meeting import meet, telling, telling_absent
-from pipeedge.control.member import Member
+from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.session import Announcement, Forms, Refusal, Session, report_early_failure
 from pipeedge.data import InputSource, ReadAhead, open_run_input, read_threads
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter
@@ -98,7 +95,7 @@ from pipeedge.run.data_rank import Collector, Feeder
 from pipeedge.run.stage import Decode, Encode, Stage, resolve_device
 from pipeedge.run.worker import Activity, Outgoing, StageLoop
 from pipeedge.transport.base import Link, Receiver, Sender, Transport
-from pipeedge.transport.interfaces import choose_interface, interface_addresses
+from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, serve_store
@@ -151,27 +148,28 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
     Raises:
         PipeEdgeError: the run failed; the message is one line for the user.
     """
-    with telling_absent(request.world):
+    with report_early_failure(request.world):
         model = find_model(request.model.name)
         if request.schedule.partition is not None:
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
-    with ExitStack() as stack:
-        hub, sock = meet(request.world, stack)
-        rank = _Rank(request, model, console, warn, hub)
-        member = stack.enter_context(
-            Member(
-                sock,
-                rank=request.world.rank,
-                timeout_s=request.world.timeout_s,
-                status=rank.activity.status,
-                notify=warn,
-                show_waiting=warn if sys.stderr.isatty() else lambda line: None,
-                hear_work=rank.hear_work,
-            )
-        )
-        with telling(member):
-            member.hello(world_size=request.world.size, host=socket.gethostname())
-            return rank.run(member)
+    rank = _Rank(request, model, console, warn)
+    callbacks = Callbacks(
+        status=rank.activity.status,
+        notify=warn,
+        show_waiting=warn if sys.stderr.isatty() else lambda line: None,
+        record_stage_work=rank.record_stage_work,
+    )
+    with Session(request.world, _FORMS, callbacks) as session:
+        session.open()
+        return rank.run(session)
+
+
+_Session: TypeAlias = Session[Mapping[str, Any], Plan]
+
+_FORMS: Forms[Mapping[str, Any], Plan] = Forms(
+    write_facts=dict, read_facts=dict, write_plan=Plan.to_body, read_plan=Plan.from_body
+)
+"""The facts of a run are an open list of options to compare, and stay a mapping."""
 
 
 class _Rank:
@@ -183,7 +181,6 @@ class _Rank:
         model: Model,
         console: Console,
         warn: Callable[[str], None],
-        hub: Hub | None,
     ) -> None:
         self.activity = Activity()
         self._request = request
@@ -191,22 +188,22 @@ class _Rank:
         self._model = model
         self._console = console
         self._warn = warn
-        self._hub = hub
         self._crew = Crew()
         self._display: Display | None = None
         self._store: Any = None
 
-    def hear_work(self, work: Mapping[int, StageWork]) -> None:
-        """On the data rank: how the stages spend their time; from the member's thread."""
+    def record_stage_work(self, work: Mapping[int, StageWork]) -> None:
+        """Show, on the data rank, how the stages spend their time; called by the member's thread."""
         if self._display is not None:
             self._display.heard(work)
 
-    def run(self, member: Member) -> RunReport | None:
-        """From facts to summary."""
+    def run(self, session: _Session) -> RunReport | None:
+        """Take part in the session, from facts to summary."""
         with ExitStack() as stack:
-            return self._run(member, stack)
+            return self._run(session, stack)
 
-    def _run(self, member: Member, stack: ExitStack) -> RunReport | None:
+    def _run(self, session: _Session, stack: ExitStack) -> RunReport | None:
+        member = session.member
         data_end = None
         with self.activity.busy("reading its weights and input"):
             world = self._request.world
@@ -218,20 +215,16 @@ class _Rank:
             if self._rank == self._request.schedule.data_rank:
                 metrics = metrics_files(self._request.metrics.directory, self._rank)
                 data_end = _DataEnd(self._request, self._model, metrics)
-            member.facts(self._facts(data_end))
-        if self._hub is not None:
-            self._announce(self._hub)
-        announced = member.wait("plan")
-        with decoding("the plan of rank 0"):
-            plan = Plan.from_body(announced)
+            facts = self._facts(data_end)
+        plan = session.agree(facts, self._decide)
         if self._rank not in plan.participants:
             self._say_waiting("the schedule gives it no stage, so it has nothing to do")
-            if self._hub is not None:
+            if session.serves_hub:
                 member.wait("start")
                 self._close_store()
-                member.wait("summary")
+                session.summary()
             return None
-        member.know_hub(plan.name(0) or "without a part in the pipeline")
+        member.set_hub_name(plan.name(0) or "without a part in the pipeline")
         member.on_end(lambda: self._crew.stop(member.error))
         transport = self._connect(plan, interface)
         stage = self._create_stage(plan, device, transport)
@@ -244,8 +237,7 @@ class _Rank:
             loops = _StageLoops(stage, plan, ends, bits, self.activity, self._crew, monitor)
         if data_end is not None:
             data_end.open(plan, ends, self.activity, self._crew, monitor)
-        member.ready()
-        member.wait("start")
+        session.start()
         startup_s = time.time() - psutil.Process().create_time()
         with monitor, self._showing(plan, data_end), data_end.writer if data_end is not None else ExitStack():
             ends.start()
@@ -259,7 +251,7 @@ class _Rank:
         unclosed = self._close_links(transport)
         member.record(self._recording(member, loops, data_end, monitor.use()).to_text())
         member.done(loops.stats(self._rank).to_body() if loops is not None else {})
-        summary = self._summary(member, whole=data_end is not None)
+        summary = self._summary(session, whole=data_end is not None)
         if unclosed is not None:
             self._warn(f"{one_line(unclosed)}; the results are complete")
         if data_end is None:
@@ -307,18 +299,17 @@ class _Rank:
             return error
         return None
 
-    def _summary(self, member: Member, *, whole: bool) -> Mapping[str, Any]:
+    def _summary(self, session: _Session, *, whole: bool) -> Mapping[str, Any]:
         """Wait for the figures of every stage; return what is known of them.
 
         Args:
-            member: of this rank.
+            session: of this rank.
             whole: whether this rank has written the results.
         """
         try:
-            stats: Mapping[str, Any] = member.wait("summary")["stats"]
-            return stats
+            return session.summary()
         except PeerError as error:
-            if not whole and not member.results_complete:
+            if not whole and not session.member.results_complete:
                 raise
             self._warn(f"{one_line(error)}; the results are complete")
             return {}
@@ -432,15 +423,11 @@ class _Rank:
             pixels=data_end.source.pixels if data_end is not None else None,
         )
 
-    def _announce(self, hub: Hub) -> None:
-        """On rank 0: compare what the ranks say, decide the schedule, tell them."""
-        facts = hub.gather()
-        if facts is None:
-            return  # the run has failed already; whoever waits for the plan hears why
-        quarrel = disagreement(facts)
-        if quarrel is not None:
-            hub.refuse(quarrel, EXIT_REQUEST)
-            return
+    def _decide(self, facts: Mapping[int, Mapping[str, Any]]) -> Announcement[Plan] | Refusal:
+        """Compare, on rank 0, the facts of all ranks and decide the schedule."""
+        mismatch = disagreement(facts)
+        if mismatch is not None:
+            return Refusal(mismatch)
         data = facts[self._request.schedule.data_rank]
         with decoding(f"what rank {self._request.schedule.data_rank} says of its input"):
             items, rows = whole_number(data["items"]), whole_number(data["record_rows"])
@@ -465,7 +452,7 @@ class _Rank:
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
         names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
-        hub.plan(plan.to_body(), participants=plan.participants, names=names, data_rank=plan.data_rank)
+        return Announcement(plan, plan.participants, names, plan.data_rank)
 
     def _serve_store(self) -> int:
         """Serve the rendezvous of the links at ``--addr``, at any free port, until they stand."""
@@ -549,9 +536,7 @@ class _Rank:
     def _connect(self, plan: Plan, interface: str) -> Transport | None:
         if plan.store_port is None:
             return None
-        # gloo and TensorPipe read their interface from the environment, when they connect.
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-        os.environ["TP_SOCKET_IFNAME"] = interface
+        use_interface(interface)
         world, comm = self._request.world, self._request.transport
         port = plan.store_port
         exposed = exposure(interface_addresses().get(interface, ())) if comm.comm == "rpc" else None

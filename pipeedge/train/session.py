@@ -10,16 +10,17 @@ thread of their own, so that a worker that waits for gloo can still be told that
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import os
 import platform
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import torch
@@ -28,14 +29,13 @@ from rich.console import Console
 
 import pipeedge
 from pipeedge.base.crew import Crew
-from pipeedge.base.errors import EXIT_REQUEST, PeerFailedError, RequestError, one_line
+from pipeedge.base.errors import PeerFailedError, RequestError, one_line
 from pipeedge.base.fields import decoding, whole_number
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.schedule import LayerRange
-from pipeedge.control.hub import Hub
-from pipeedge.control.meeting import meet, telling, telling_absent
-from pipeedge.control.member import Member
+from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.session import Announcement, Forms, Refusal, Session, report_early_failure
 from pipeedge.data.images import is_image
 from pipeedge.data.protected_files import model_paths
 from pipeedge.observe.timeline import Doing
@@ -54,7 +54,7 @@ from pipeedge.train.recording import WorkerLane, WorkerRecord, lane_name
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import DIGITS, RANDOM, TrainingRequest
 from pipeedge.train.samples import Samples, open_samples
-from pipeedge.transport.interfaces import choose_interface
+from pipeedge.transport.interfaces import choose_interface, use_interface
 from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 
 __all__ = ["show", "train"]
@@ -90,22 +90,40 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
     Raises:
         PipeEdgeError: the training failed; the message is one line for the user.
     """
-    with telling_absent(request.world):
+    with report_early_failure(request.world):
         worker = _Worker(request, console, warn)
-    with ExitStack() as stack:
-        hub, sock = meet(request.world, stack)
-        member = stack.enter_context(
-            Member(
-                sock,
-                rank=request.world.rank,
-                timeout_s=request.world.timeout_s,
-                status=worker.activity.status,
-                notify=warn,
-            )
+    callbacks = Callbacks(status=worker.activity.status, notify=warn)
+    with Session(request.world, worker.forms, callbacks) as session:
+        session.open()
+        return worker.run(session)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What worker 0 decided."""
+
+    layers: tuple[LayerRange, ...]
+    """Layers of each stage."""
+    store_port: int
+    """Port of the rendezvous store on worker 0."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Write the plan as a message."""
+        return {"layers": [(part.start, part.stop) for part in self.layers], "store_port": self.store_port}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any], *, stages: int, n_layers: int) -> _Plan:
+        """Parse a message. Raises ValueError, TypeError or KeyError if it is malformed."""
+        layers = tuple(
+            LayerRange(whole_number(start), whole_number(stop, below=n_layers + 1))
+            for start, stop in body["layers"]
         )
-        with telling(member):
-            member.hello(world_size=request.world.size, host=socket.gethostname())
-            return worker.run(member, hub)
+        if len(layers) != stages:
+            raise ValueError(f"{len(layers)} of {stages} stages")
+        return cls(layers, whole_number(body["store_port"], below=_PORTS))
+
+
+_Session: TypeAlias = Session[Mapping[str, Any], _Plan]
 
 
 def _order(request: TrainingRequest) -> Order:
@@ -218,37 +236,33 @@ class _Worker:
         self._extra: dict[str, Any] = {}
         self._store: Any = None
 
-    def run(self, member: Member, hub: Hub | None) -> TrainingReport | None:
-        """From facts to report."""
-        request = self._request
-        member.facts({**request.facts(), _START: self._start})
-        if hub is not None:
-            self._announce(hub)
-        plan = member.wait("plan")
-        with decoding("the plan of rank 0"):
-            layers = [
-                LayerRange(whole_number(start), whole_number(stop, below=self._network.n_layers + 1))
-                for start, stop in plan["layers"]
-            ]
-            if len(layers) != self._order.stages:
-                raise ValueError(f"{len(layers)} of {self._order.stages} stages")
-            store_port = whole_number(plan["store_port"], below=_PORTS)
-        member.know_hub(self._name(0, layers))
+    @property
+    def forms(self) -> Forms[Mapping[str, Any], _Plan]:
+        """Form of the facts, an open list of options to compare, and of the plan."""
+        read_plan = functools.partial(
+            _Plan.from_body, stages=self._order.stages, n_layers=self._network.n_layers
+        )
+        return Forms(write_facts=dict, read_facts=dict, write_plan=_Plan.to_body, read_plan=read_plan)
+
+    def run(self, session: _Session) -> TrainingReport | None:
+        """Take part in the session, from facts to report."""
+        request, member = self._request, session.member
+        plan = session.agree({**request.facts(), _START: self._start}, self._decide)
+        layers = plan.layers
+        member.set_hub_name(self._name(0, layers))
         member.on_end(lambda: self._crew.stop(member.error))
         with self.activity.busy("making its stages"):
-            self._connect(store_port)
+            self._connect(plan.store_port)
             training = _Training(self, layers)
-        member.ready()
-        member.wait("start")
+        session.start()
         startup_s = time.time() - psutil.Process().create_time()
         self._crew.start("train", training.run)
         self._crew.wait()
         self._extra |= {"peak_rss_mb": peak_rss_mb(), "host": socket.gethostname()}
         record = self._lane.record(member.hub_clock)
         member.record(_with_extra(record, self._extra).to_text())
-        member.done({})
-        member.wait("summary")
-        if hub is None:
+        session.finish({})
+        if not session.serves_hub:
             return None
         report = self._report(layers, _records(member), startup_s)
         if request.report is not None:
@@ -338,20 +352,16 @@ class _Worker:
             )
         return found
 
-    def _announce(self, hub: Hub) -> None:
-        """On worker 0: compare what the workers were asked, find the partition, tell them."""
-        facts = hub.gather()
-        if facts is None:
-            return  # the run has failed already; whoever waits for the plan hears why
-        quarrel = _disagreement(facts)
-        if quarrel is not None:
-            hub.refuse(quarrel, EXIT_REQUEST)
-            return
+    def _decide(self, facts: Mapping[int, Mapping[str, Any]]) -> Announcement[_Plan] | Refusal:
+        """Compare, on worker 0, what the workers were asked, and find the partition."""
+        mismatch = _disagreement(facts)
+        if mismatch is not None:
+            return Refusal(mismatch)
         with self.activity.busy("measuring layers"):
             layers = _partition(self._request, self._network, self._order)
         self._store, port = serve_store(self._request.world.addr)
-        hub.plan(
-            {"layers": [(part.start, part.stop) for part in layers], "store_port": port},
+        return Announcement(
+            _Plan(layers, port),
             participants=tuple(range(self._order.workers)),
             names={rank: self._name(rank, layers) for rank in range(self._order.workers)},
             data_rank=0,
@@ -363,8 +373,7 @@ class _Worker:
 
     def _connect(self, store_port: int) -> None:
         world = self._request.world
-        # gloo reads its interface from the environment, when it connects.
-        os.environ["GLOO_SOCKET_IFNAME"] = choose_interface(world.socket_ifname, world.addr, world.port)
+        use_interface(choose_interface(world.socket_ifname, world.addr, world.port))
         store = connect_store(world.addr, store_port, timeout_s=world.timeout_s)
         try:
             join_group(store, index=self._rank, size=world.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 
@@ -10,7 +11,7 @@ import psutil
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["choose_interface", "interface_addresses", "listen"]
+__all__ = ["choose_interface", "interface_addresses", "listen", "use_interface"]
 
 _OPEN_FILES = 1 << 16
 
@@ -50,6 +51,15 @@ def choose_interface(wanted: str | None, addr: str, port: int) -> str:
         if any(entry.address.split("%")[0] == source for entry in entries):
             raise RequestError(f"the interface {name}, which leads to --addr {addr}, is down or unplugged")
     raise RequestError(f"no interface has the address {source} that routes to {addr}; name one with -s")
+
+
+def use_interface(name: str) -> None:
+    """Have the links that this process opens from here on use the interface ``name``.
+
+    gloo and TensorPipe read their interface from the environment, when they connect.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    os.environ["TP_SOCKET_IFNAME"] = name
 
 
 def _source_address(addr: str, port: int) -> str:

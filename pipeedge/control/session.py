@@ -1,0 +1,273 @@
+"""A session: how the ranks of one program meet, agree on a plan, start together and end together.
+
+    every rank   connect ─hello─> facts ──┐                   ┌─> ready ─┐
+    rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
+
+The runtime, training and the doctor run this protocol. A program brings the form of its facts and of its
+plan (``Forms``), and the decision that makes a plan of all facts. A session reports whatever fails inside
+its ``with`` block to the other ranks, and traces the loss of a peer to its cause.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from pipeedge.base.errors import (
+    EXIT_PEER,
+    EXIT_REQUEST,
+    PeerError,
+    PeerFailedError,
+    PipeEdgeError,
+    one_line,
+)
+from pipeedge.base.fields import decoding
+from pipeedge.control.hub import Hub
+from pipeedge.control.member import Callbacks, Member
+from pipeedge.request.config import WorldRequest
+from pipeedge.transport.frame import FrameError
+from pipeedge.transport.interfaces import listen
+from pipeedge.transport.rendezvous import agent_store
+
+__all__ = ["Announcement", "Deadlines", "Forms", "Refusal", "Session", "report_early_failure"]
+
+_Facts = TypeVar("_Facts")
+_Plan = TypeVar("_Plan")
+
+
+@dataclass(frozen=True)
+class Forms(Generic[_Facts, _Plan]):
+    """How a program writes its facts and its plan as messages, and reads them.
+
+    A reader raises one of ``base.fields.MALFORMED`` or RequestError for a malformed message.
+    """
+
+    write_facts: Callable[[_Facts], Mapping[str, Any]]
+    read_facts: Callable[[Mapping[str, Any]], _Facts]
+    write_plan: Callable[[_Plan], Mapping[str, Any]]
+    read_plan: Callable[[Mapping[str, Any]], _Plan]
+
+
+@dataclass(frozen=True)
+class Announcement(Generic[_Plan]):
+    """A plan for all ranks."""
+
+    plan: _Plan
+    participants: tuple[int, ...]
+    """Ranks with a part in the plan; from here on only these are watched."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
+    data_rank: int | None = None
+    """Rank that receives the records of all others; None if nothing is recorded."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason why the ranks cannot run together."""
+
+    line: str
+    exit_code: int = EXIT_REQUEST
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds within which a session reports an absent and a silent rank."""
+
+    appear_s: float
+    silence_s: float
+
+    @classmethod
+    def of(cls, world: WorldRequest) -> Deadlines:
+        """Return the deadlines that ``--timeout`` sets."""
+        return cls(world.timeout_s, world.timeout_s)
+
+
+class Session(Generic[_Facts, _Plan]):
+    """One rank's part in a session. A context manager: its end closes all that ``open`` opened.
+
+    Args:
+        world: this rank, all ranks, and the address where they meet.
+        forms: form of the facts and the plan.
+        callbacks: called by the member's thread.
+        deadlines: for absent and silent ranks; None: as ``world`` says.
+        host: name under which this rank introduces itself; None: the name of this machine.
+    """
+
+    def __init__(
+        self,
+        world: WorldRequest,
+        forms: Forms[_Facts, _Plan],
+        callbacks: Callbacks,
+        *,
+        deadlines: Deadlines | None = None,
+        host: str | None = None,
+    ) -> None:
+        self._world = world
+        self._forms = forms
+        self._callbacks = callbacks
+        self._deadlines = deadlines or Deadlines.of(world)
+        self._host = socket.gethostname() if host is None else host
+        self._stack = ExitStack()
+        # Nobody else connects to a single rank: any free port will do, so that several run at once.
+        self._port = world.port if world.size > 1 else 0
+        self._agent: Any = None
+        self._hub: Hub | None = None
+        self._member: Member | None = None
+
+    def __enter__(self) -> Session[_Facts, _Plan]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def open(self) -> Member:
+        """Open the hub on rank 0, connect to it on every rank, and introduce this rank.
+
+        Raises:
+            RequestError: rank 0 cannot listen at its address, or the address has no such name.
+            PeerError: rank 0 did not appear in time.
+        """
+        self.open_hub()
+        return self.connect()
+
+    def open_hub(self) -> None:
+        """Open the hub, on rank 0; do nothing on the others."""
+        world = self._world
+        if world.agent_store:
+            # torchrun's agent listens at --port already; rank 0 announces its own port through it.
+            self._agent = agent_store(world.addr, world.port, world.agent_run, timeout_s=world.timeout_s)
+            self._port = 0
+        if world.rank != 0:
+            return
+        listener = listen(world.addr, self._port)
+        self._hub = self._stack.enter_context(
+            Hub(
+                listener,
+                world_size=world.size,
+                timeout_s=self._deadlines.silence_s,
+                appear_s=self._deadlines.appear_s,
+            )
+        )
+        self._port = listener.getsockname()[1]
+        if self._agent is not None:
+            self._agent.set("hub", str(self._port))
+
+    def connect(self) -> Member:
+        """Connect to the hub and introduce this rank; report what fails from here on."""
+        world = self._world
+        if self._agent is not None and world.rank != 0:
+            try:
+                self._port = int(self._agent.get("hub"))
+            except RuntimeError as error:
+                raise PeerFailedError(f"rank 0 did not announce itself through torchrun: {error}") from error
+        sock = Member.dial(world.addr, self._port, timeout_s=self._deadlines.appear_s)
+        member = self._stack.enter_context(
+            Member(sock, rank=world.rank, timeout_s=self._deadlines.silence_s, callbacks=self._callbacks)
+        )
+        self._stack.enter_context(_report_failures(member))
+        member.hello(world_size=world.size, host=self._host)
+        self._member = member
+        return member
+
+    @property
+    def serves_hub(self) -> bool:
+        """Whether this rank is the one that serves the hub."""
+        return self._hub is not None
+
+    @property
+    def member(self) -> Member:
+        """This rank's connection to the hub."""
+        if self._member is None:
+            raise PipeEdgeError("the session is not connected")
+        return self._member
+
+    def agree(
+        self, facts: _Facts, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
+    ) -> _Plan:
+        """Send the facts of this rank and return the plan.
+
+        Args:
+            facts: of this rank.
+            decide: called on rank 0 with the facts of all ranks, by rank.
+
+        Raises:
+            PipeEdgeError: there is no plan; the same line on every rank.
+        """
+        self.member.facts(self._forms.write_facts(facts))
+        if self._hub is not None:
+            self._announce(self._hub, decide)
+        announced = self.member.wait("plan")
+        with decoding("the plan of rank 0"):
+            return self._forms.read_plan(announced)
+
+    def _announce(
+        self, hub: Hub, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
+    ) -> None:
+        said = hub.gather()
+        if said is None:
+            return  # the session has failed already; waiting for the plan raises why
+        facts = {}
+        for rank, body in said.items():
+            with decoding(f"what rank {rank} says of itself"):
+                facts[rank] = self._forms.read_facts(body)
+        decision = decide(facts)
+        if isinstance(decision, Refusal):
+            hub.refuse(decision.line, decision.exit_code)
+            return
+        hub.plan(
+            self._forms.write_plan(decision.plan),
+            participants=decision.participants,
+            names=decision.names,
+            data_rank=decision.data_rank,
+        )
+
+    def start(self) -> None:
+        """Report that this rank is ready, and wait until all participants are."""
+        self.member.ready()
+        self.member.wait("start")
+
+    def finish(self, stats: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Report that this rank has done its part; return the stats of all ranks, by rank as text."""
+        self.member.done(stats)
+        return self.summary()
+
+    def summary(self) -> Mapping[str, Any]:
+        """Wait for the end of the session; return the stats of all ranks, by rank as text."""
+        stats: Mapping[str, Any] = self.member.wait("summary")["stats"]
+        return stats
+
+
+@contextmanager
+def _report_failures(member: Member) -> Iterator[None]:
+    """Report to the other ranks what fails here, and trace the loss of a peer to its cause."""
+    try:
+        yield
+    except BaseException as error:
+        if error is member.error:
+            raise  # it came from the hub, so the others know it
+        if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
+            raise member.explain(error.peer, error) from error
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        member.failed("it was interrupted" if interrupted else one_line(error))
+        raise
+
+
+@contextmanager
+def report_early_failure(world: WorldRequest) -> Iterator[None]:
+    """Tell ranks that connect within a moment why rank 0 failed before it opened the session."""
+    try:
+        yield
+    except PipeEdgeError as error:
+        if world.rank == 0 and world.size > 1 and not world.agent_store:
+            with (
+                suppress(PipeEdgeError),
+                Hub(listen(world.addr, world.port), world_size=world.size, timeout_s=world.timeout_s) as hub,
+            ):
+                hub.refuse(f"rank 0 failed: {one_line(error)}", EXIT_PEER)
+        raise
