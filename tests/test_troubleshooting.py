@@ -1230,13 +1230,13 @@ def a_bidder_of_two_types(patch: Patch) -> str:
     return take_part(types={"board": KIND, "desktop": KIND})
 
 
-@says("the test bed needs root: network namespaces, rates and control groups are root's")
+@says("the test bed needs root, because only root can set up network namespaces and control groups")
 def no_rights(patch: Patch) -> str:
     patch.setattr(os, "geteuid", lambda: 1000)
     return refused(lambda: TestBeds().up("mine", Cluster(())))
 
 
-@says("the test bed mine is up already; take it down first, or use another --name")
+@says("test bed mine is up already; take it down first, or use another --name")
 def a_test_bed_is_up(patch: Patch) -> str:
     patch.setattr(TestBeds, "_features", lambda self: ())
     shelf = SimpleNamespace(locked=contextlib.nullcontext, find=lambda name: SimpleNamespace(left_over=False))
