@@ -1,72 +1,7 @@
 #!/usr/bin/env python3
 """Fetch the weights of the known models, or write random ones, under their default file names."""
 
-from __future__ import annotations
-
-import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-from pipeedge.base.schedule import DTYPES
-from pipeedge.base.streams import end
-from pipeedge.models.dtypes import find_dtype
-from pipeedge.models.registry import DIGITS, MODEL_NAMES
-from pipeedge.models.weights.download import save_weights
-from pipeedge.request.options import OneLineParser, add_common, guard, name, path
-
-
-def parse_save(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line.
-
-    Raises:
-        RequestError: an option or a value that cannot be.
-        SystemExit: after ``--help`` or ``--version``.
-    """
-    parser = OneLineParser(description=__doc__)
-    parser.add_argument(
-        "-m",
-        "--model-name",
-        type=name,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME",
-        help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
-    )
-    parser.add_argument(
-        "-o", "--output-dir", type=path, default=Path(), metavar="DIR", help="where to (default: here)"
-    )
-    parser.add_argument(
-        "--random", action="store_true", help="random weights of the right shapes, without a network"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES[1:],
-        help="store them in this number type too, beside the originals: a device that runs with the same "
-        "--dtype then needs that file alone",
-    )
-    add_common(parser)
-    args = parser.parse_args(argv)
-    if args.seed is not None and not args.random:
-        parser.error("--seed is for --random")
-    if args.seed is not None and args.seed < 0:
-        parser.error(f"--seed is {args.seed}; it must be at least 0")
-    return args
-
-
-def main() -> None:
-    """Read the arguments, save the files."""
-    args = parse_save(sys.argv[1:])
-    seed = (args.seed or 0) if args.random else None
-    dtype = None if args.dtype is None else find_dtype(args.dtype)
-    try:
-        save_weights(args.model_name, args.output_dir, random_seed=seed, dtype=dtype)
-    except KeyboardInterrupt:
-        print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
-        raise
-
+from pipeedge.cli.fetch import main
 
 if __name__ == "__main__":
-    end("save_model_weights.py", guard("save_model_weights.py", main, verbose="--verbose" in sys.argv))
+    main()

@@ -107,6 +107,17 @@ class Page:
             found.add(unique)
         return found
 
+    def chapters(self) -> Iterator[tuple[str, list[str]]]:
+        """Headings, each with what stands between backquotes below it; the first part has no heading."""
+        heading, lines = "", []
+        for line in [*self.prose.splitlines(), "# "]:
+            match = _HEADING.match(line)
+            if match is None:
+                lines.append(line)
+                continue
+            yield heading, Page(self.path, (), "\n".join(lines)).code()
+            heading, lines = match[1], []
+
     def code(self) -> list[str]:
         """What stands between backquotes, within a line or over its end."""
         return [" ".join(match[2].split()) for match in _SPAN.finditer(self.prose)]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -26,6 +25,9 @@ from processes import environment, free_port
 import pipeedge
 from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import COMMANDS as SCRIPTS
+from pipeedge.cli.completion import completion_parser
+from pipeedge.cli.fetch import parse_fetch
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.report.main import parse_report
@@ -44,15 +46,6 @@ RUN_S = 100.0
 """A block of commands takes no longer."""
 
 Parse = Callable[[Sequence[str]], object]
-
-
-def _script(name: str) -> object:
-    specification = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def _sched_pipeline(argv: Sequence[str]) -> None:
@@ -76,10 +69,11 @@ PARSERS: dict[str, Parse] = {
     "profiler_results_to_models.py": parse_models,
     "profiler_results_to_device_types.py": parse_device_types,
     "revauct.py": parse_auction,
-    "save_model_weights.py": _script("save_model_weights").parse_save,  # type: ignore[attr-defined]
+    "save_model_weights.py": parse_fetch,
     "sched-pipeline": _sched_pipeline,
     "tools/testbed.py": parse_testbed,
     "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
+    "pipeedge completion": lambda argv: completion_parser().parse_args(argv),
 }
 """Every program, and what reads its command line."""
 
@@ -98,6 +92,9 @@ def called(words: Sequence[str]) -> tuple[str, list[str]] | None:
         words = words[1:]
     if not words:
         return None
+    if words[0] == "pipeedge" and len(words) > 1:
+        script = next((script for script, command in SCRIPTS.items() if command == words[1]), None)
+        return (script or " ".join(words[:2]), words[2:])
     name = words[0].removeprefix("./")
     known = name in PARSERS or name == "make" or name.startswith(("benchmarks/", "tools/", "scripts/"))
     return (name, words[1:]) if known else None
@@ -135,6 +132,7 @@ def test_every_program_names_the_option_that_was_meant(program: str) -> None:
         "revauct.py": ["0", "2"],
         "pipeedge-launch": ["--local", "2", "--"],
         "pipeedge-report": ["a.json"],
+        "pipeedge completion": ["bash"],
         "profiler_results_to_device_types.py": ["board"],
         "tools/testbed.py": ["up", "bed.yml"],
     }
@@ -145,22 +143,40 @@ def test_every_program_names_the_option_that_was_meant(program: str) -> None:
 
 
 @cache
-def options() -> set[str]:
-    """Every option of every program, as --help prints them, and of the tools beside them."""
-    found = set()
-    actions = ["up", "down", "exec"]
-    for name, parse in PARSERS.items():
-        for argv in [["--help"], *([action, "--help"] for action in actions if name.endswith("testbed.py"))]:
-            printed = io.StringIO()
-            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
-                if name == "sched-pipeline":
-                    parse(["--help"])
-                else:
-                    parse(argv)
-            found |= set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
-    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").glob("*.py")]:
-        found |= set(re.findall(r'"(--?[A-Za-z][\w-]*)"', path.read_text("utf-8")))
-    return found
+def options(program: str) -> frozenset[str]:
+    """Every option of a program, as ``--help`` prints them; of a tool beside them, as its source has them."""
+    if program not in PARSERS and not (ROOT / program).is_file():  # `benchmarks/…`
+        return frozenset()
+    if program not in PARSERS:
+        return frozenset(re.findall(r'"(--?[A-Za-z][\w-]*)"', (ROOT / program).read_text("utf-8")))
+    actions = ["up", "down", "exec"] if program == "tools/testbed.py" else []
+    printed = io.StringIO()
+    for argv in [["--help"], *([action, "--help"] for action in actions)]:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+            PARSERS[program](argv)
+    return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
+
+
+TOOLS = [
+    f"{path.parent.name}/{path.name}"
+    for room in ("benchmarks", "tools")
+    for path in (ROOT / room).glob("*.py")
+]
+
+
+STARTS_RUNTIME = {"pipeedge-launch", "revauct.py"}
+"""Programs that pass options on to the runtime."""
+
+
+def programs_in(text: str) -> set[str]:
+    """Programs that ``text`` names, by their script or as a command of ``pipeedge``."""
+    found = {
+        program
+        for program in [*PARSERS, *TOOLS]
+        for name in (program, program.rpartition("/")[2])  # benchmarks go by their names alone
+        if re.search(rf"(?<![\w/]){re.escape(name)}(?![\w-])", text)
+    }
+    return found | {script for script, command in SCRIPTS.items() if f"pipeedge {command}" in text}
 
 
 # --- links ------------------------------------------------------------------------------------------
@@ -237,18 +253,62 @@ def _is_refused(command: str, line: str) -> bool:
     return command.endswith("; echo $?") and " ".join(command[:-9].split()) in " ".join(line.split())
 
 
+CHAPTERS = {"Training": {"train.py"}, "The schedule": {"sched-pipeline"}}
+"""Programs that chapters are about whose headings do not name them."""
+_OPTIONS_WORDS = 4
+"""More words than these are a sentence, where they do not begin with an option."""
+
+
+def unknown_options(page: Page) -> list[str]:
+    """Options in the prose of ``page`` that the program which is meant does not have.
+
+    A command names its program; an option alone belongs to a program that the chapter is about, which its
+    heading names, or else to one that the page names, or to the runtime, which the whole book is about.
+    """
+    named = {"runtime.py"} | programs_in(page.prose + "\n".join(block.text for block in page.blocks))
+    unknown = []
+    for heading, code in page.chapters():
+        about = programs_in(heading) or named | CHAPTERS.get(heading, set())
+        for text in code:
+            words = text.split()
+            if words[0] in OTHERS or "://" in text or "pip install" in text:
+                continue
+            command = called(words)
+            is_program = command is not None and command[0] != "make"
+            meant = {command[0]} if command and is_program else programs_in(text) or about
+            if command is None and not text.startswith("-") and len(words) > _OPTIONS_WORDS:
+                meant = set(PARSERS)  # a message, which tests/test_troubleshooting.py compares
+            if meant & STARTS_RUNTIME:
+                meant = meant | {"runtime.py"}
+            known = FOREIGN.union(*map(options, meant))
+            unknown += [
+                f"{option} in `{text}`: {', '.join(sorted(meant))} has no such option"
+                for word in words
+                for option in re.findall(r"(?:^|(?<=/))--?[A-Za-z][\w-]*", word)
+                if option not in known
+            ]
+    return unknown
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_options_that_are_named_exist(name: str) -> None:
-    unknown = set()
-    for code in PAGES[name].code():
-        words = code.split()
-        if words[0] in OTHERS or "://" in code or "pip install" in code:
-            continue
-        for word in words:
-            for option in re.findall(r"(?:^|(?<=/))--?[A-Za-z][\w-]*", word):
-                if option not in options() | FOREIGN:
-                    unknown.add(f"{option} in `{code}`")
-    assert not unknown
+    assert unknown_options(PAGES[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("`runtime.py --stages 4`", ["--stages"]),  # which train.py has
+        ("`train.py --stages 4`", []),
+        ("## train.py\n\n`--stages` and `--partition`", []),
+        ("## train.py\n\n`-pt/--partition`", ["-pt"]),  # which runtime.py has
+        ("`pipeedge run --rank-order 1,0` and `--stages`", ["--stages"]),
+        ("`train.py` and `runtime.py` have `--stages` and `--rank-order`", []),
+    ],
+)
+def test_an_option_of_another_program_is_found(tmp_path: Path, text: str, unknown: list[str]) -> None:
+    (tmp_path / "page.md").write_text(text)
+    assert [line.partition(" ")[0] for line in unknown_options(Page.read(tmp_path / "page.md"))] == unknown
 
 
 FOREIGN = {"-DNDEBUG", "--master-port"}
@@ -274,6 +334,7 @@ def checkout(place: Path) -> Path:
         ("simulate", "pipeedge.simulate"),
     ):
         scripts[f"pipeedge-{program}"] = f'exec {sys.executable} -m {module} "$@"'
+    scripts["pipeedge"] = f'exec {sys.executable} -m pipeedge "$@"'
     for program, line in scripts.items():
         (programs / program).write_text(f"#!/bin/sh\n{line}\n")
         (programs / program).chmod(0o755)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
-           console
+           program console
 request    config options
 models     activations dtypes int8 progress weights.reading architecture weights.random_weights
            shard weights.names families.bert families.vit weights.fill families.deit weights.writing
@@ -40,6 +40,7 @@ doctor     findings estimate probe checks links review examine main __main__
 auction    market ordered sale optimal options house main
 testbed    cluster groups network journal bed main
 simulate   cluster options session main __main__
+cli        commands fetch schedule completion main
 """
 """Packages and the modules in each. A module imports only what stands before it."""
 
@@ -56,7 +57,8 @@ def read_rooms(picture: str) -> dict[str, list[str]]:
 
 
 ROOMS = read_rooms(PICTURE)
-ORDER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in modules]
+ORDER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in modules] + ["__main__"]
+"""Modules in order; ``python -m pipeedge`` is the last."""
 
 PURE = (
     "auction.market",

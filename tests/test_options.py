@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import pipeedge
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.base.program import guard
 from pipeedge.request.config import Environment, RunRequest
-from pipeedge.request.options import guard, parse_runtime
+from pipeedge.request.options import parse_runtime
 
 NOTHING = Environment()
 TORCHRUN = Environment(

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.base.payload import specs_bytes
+from pipeedge.base.program import guard
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
 from pipeedge.plan import specs
@@ -57,7 +58,6 @@ from pipeedge.profile.results import (
     ranges_text,
     save_results,
 )
-from pipeedge.request.options import guard
 from pipeedge.transport.frame import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -37,11 +37,12 @@ from processes import DEADLINE_S, DIES_WHEN_COMPLETE, RUNTIME, Ended, World, env
 from rich.console import Console
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import guard
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Forms, Session
 from pipeedge.models import find_model
 from pipeedge.request.config import Environment, WorldRequest
-from pipeedge.request.options import guard, parse_runtime
+from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 
 ASSETS = RUNTIME.parent / "pipeedge" / "assets"

@@ -17,12 +17,12 @@ from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, named_output
+from pipeedge.base.program import guard, module_words, program_name
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.scheduler import format_schedule, save_schedule
 from pipeedge.plan.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
-from pipeedge.request.options import guard
 from pipeedge.transport.interfaces import listen
 
 __all__ = ["main"]
@@ -32,9 +32,10 @@ PROGRAM = "revauct.py"
 
 def main() -> NoReturn:
     """Take part in the auction that the command line asks for, and end the process."""
+    program = program_name(PROGRAM)
     end(
-        PROGRAM,
-        guard(PROGRAM, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv),
+        program,
+        guard(program, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv),
     )
 
 
@@ -233,7 +234,7 @@ def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
         *(("-s", world.socket_ifname) if world.socket_ifname else ()),
         *(request.run or ()),
     ]
-    _become([sys.executable, "-m", "pipeedge.run.main", *arguments])
+    _become([sys.executable, "-m", *module_words("runtime.py", "pipeedge.run.main"), *arguments])
 
 
 def _become(command: list[str]) -> NoReturn:
@@ -241,4 +242,4 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    say(PROGRAM, line)
+    say(program_name(PROGRAM), line)

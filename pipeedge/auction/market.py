@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.fields import flag, nonnegative, number, text, whole_number
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 
@@ -189,7 +190,10 @@ def bid_of(
     )
     what = f"{call.model_name}, microbatches of {call.ubatch_size} and {call.dtype}"
     if profile is None:
-        raise RequestError(f"the device type {type_name} has no profile for {what}; profile it (profiler.py)")
+        raise RequestError(
+            f"the device type {type_name} has no profile for {what}; "
+            f"profile it ({program_name('profiler.py')})"
+        )
     if len(profile.time_s) != call.layers or model.layers != call.layers:
         raise RequestError(
             f"{call.model_name} has {count(call.layers, 'layer')} for the auctioneer, {model.layers} in this "

@@ -11,11 +11,12 @@ from pathlib import Path
 from pipeedge.auction.market import DTYPE_BYTES
 from pipeedge.auction.ordered import Order
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import figure
 from pipeedge.request.config import ModelRequest, WorldRequest
 from pipeedge.request.options import OneLineParser, add_common
 
-__all__ = ["SCHEDULERS", "AuctionRequest", "parse_auction"]
+__all__ = ["SCHEDULERS", "AuctionRequest", "auction_parser", "parse_auction"]
 
 SCHEDULERS = ("latency_ordered", "throughput_ordered", "greedy_host_count", "optimal")
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -83,7 +84,7 @@ def parse_auction(argv: Sequence[str]) -> AuctionRequest:
     if "--run" in own:
         at = own.index("--run")
         own, run = own[:at], tuple(option for option in own[at + 1 :] if option != "--")
-    arguments = _parser().parse_args(own)
+    arguments = auction_parser().parse_args(own)
     return AuctionRequest(
         world=WorldRequest(
             rank=arguments.RANK,
@@ -127,9 +128,10 @@ class _Parser(OneLineParser):
         return super().explain_unknown(option)
 
 
-def _parser() -> argparse.ArgumentParser:
+def auction_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``revauct.py``."""
     parser = _Parser(
-        prog="revauct.py",
+        prog=program_name("revauct.py"),
         description="Schedule by a reverse auction: each device bids for the shards that it can hold with "
         "its own times, and rank 0 schedules from the bids alone. Start one on each device. The schedule "
         "goes to rank 0's standard output.",
@@ -167,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sched-dev-neighbors-world",
         type=Path,
         metavar="FILE",
-        help="what its links carry, as pipeedge-doctor measured it (what the types say)",
+        help=f"what its links carry, as {program_name('pipeedge-doctor')} measured it (what the types say)",
     )
 
     auction = parser.add_argument_group("the auction (rank 0 decides)")
@@ -224,11 +226,15 @@ def _parser() -> argparse.ArgumentParser:
         "--time-limit", type=float, default=5.0, metavar="SECONDS", help="of -sch optimal (%(default)g)"
     )
     auction.add_argument(
-        "--output", type=Path, metavar="FILE", help="schedule file for runtime.py --schedule-file"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"schedule file for {program_name('runtime.py')} --schedule-file",
     )
     auction.add_argument(
         "--run",
         action="store_true",
-        help="go on to the pipeline, on all ranks; what follows are further options of runtime.py (last)",
+        help="go on to the pipeline, on all ranks; what follows are further options of "
+        f"{program_name('runtime.py')} (last)",
     )
     return parser

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeedge.base.errors import EXIT_PEER
 from pipeedge.base.fields import text, whole_number
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.doctor.estimate import Estimate
 from pipeedge.doctor.findings import Finding, ok, problem, warning
@@ -475,7 +476,7 @@ def check_promises(
                     "link",
                     f"rank {source} -> rank {destination} carries {_speed(link.bw_bytes_per_s)}, the device "
                     f"types file promises {_speed(promised)}: the schedule may not be the best; correct "
-                    "bw_Mbps there, or give sched-pipeline a --neighbors-file",
+                    f"bw_Mbps there, or give {program_name('sched-pipeline')} a --neighbors-file",
                 )
             )
     return found

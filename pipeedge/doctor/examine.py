@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decoding, flag, nonnegative, number, text, whole_number
 from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks, Member
@@ -164,7 +165,8 @@ class _Examination:
             self._note(
                 problem(
                     "port",
-                    "torchrun's agent holds the port; give RANK WORLD, or use pipeedge-launch --doctor",
+                    "torchrun's agent holds the port; give RANK WORLD, or use "
+                    f"{program_name('pipeedge-launch')} --doctor",
                 )
             )
             raise _Over

@@ -7,11 +7,12 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from pipeedge.base.program import guard, program_name
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import printable
 from pipeedge.doctor.examine import examine
 from pipeedge.request.config import Environment
-from pipeedge.request.options import guard, parse_doctor
+from pipeedge.request.options import parse_doctor
 
 __all__ = ["PROGRAM", "main"]
 
@@ -29,8 +30,9 @@ def main() -> NoReturn:
             parse_doctor(sys.argv[1:], Environment.read()), lambda line: print_result(printable(line))
         )
 
-    status = guard(PROGRAM, run, verbose="--verbose" in sys.argv) or found
-    end(PROGRAM, status)
+    program = program_name(PROGRAM)
+    status = guard(program, run, verbose="--verbose" in sys.argv) or found
+    end(program, status)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,13 +1,13 @@
-"""Build the command that starts each rank. Pure: a request in, commands out.
+"""Which command starts which rank. Pure: a request in, commands out.
 
-    --local N         N processes on this machine, with its cores divided among them
+    --local N         this machine, N processes, the processor's threads shared out among them
     --hosts a,b,c     rank 0 on a, rank 1 on b, ..., one each, over OpenSSH
     -sd devices.yml   the hosts of the file, in its order
 
-A remote command passes through two shells, the login shell that ssh starts and the ``sh`` that runs our
-script, and is quoted for both. The script ties the rank's life to the connection: ssh's standard input
-stays open as long as the launcher lives, and the script stops the rank when it reaches the end of it. (A
-pseudo-terminal would do that too, but mixes standard output with standard error.)
+A command for another machine crosses two shells, the one that ssh starts there and the ``sh`` with our
+script, and is quoted for both. The script keeps the rank's fate tied to the connection: ssh's standard
+input stays open as long as the launcher lives, and where it ends, the rank is ended. (A pseudo-terminal
+would do that too, but mixes standard output with standard error.)
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ DOCTOR_MODULE = "pipeedge.doctor"
 
 _LAST_PORT = 65535
 _KILL_AFTER_S = 5
-"""Seconds that a remote rank may take to exit after SIGTERM before it gets SIGKILL."""
+"""How long a rank on another machine may take to end after it was asked to."""
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """The command that starts one rank."""
+    """What starts one rank."""
 
     rank: int
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Environment variables to set, unless the launcher's own environment has them already."""
+    """Set for the process, where the launcher's own environment does not have them."""
     remote: bool = False
-    """Whether the process is an ssh client, whose rank exits when its standard input is closed."""
+    """The process is an ssh: its rank ends when its standard input does."""
 
     def shown(self) -> str:
-        """Return the command in a form that can be pasted into a shell."""
+        """The command as one can paste it into a shell."""
         assignments = [f"{name}={_quoted(value)}" for name, value in self.environment.items()]
         return " ".join([*assignments, *map(_quoted, self.argv)])
 
 
 def _quoted(word: str) -> str:
-    """Quote ``word`` for a shell, with unprintable characters escaped so that a terminal ignores them."""
+    """Return ``word`` as a shell reads it; what a terminal would act upon is written in escapes."""
     if word.isprintable():
         return shlex.quote(word)
     letters = (
@@ -73,43 +73,42 @@ def _quoted(word: str) -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine to reach over ssh."""
+    """A machine, as ssh is told of it."""
 
     name: str
-    """Name under which other machines reach it, and which devices.yml uses."""
+    """As other machines reach it, and as devices.yml calls it."""
     user: str | None = None
-    """User to log in as, or None for the default."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """How to start a rank on another machine."""
+    """How a rank is started on another machine."""
 
     directory: str
-    """Remote working directory, to which paths in the arguments are relative; ``~/`` is the user's home."""
+    """Where it runs there; paths of the arguments are relative to it. ``~/`` is the user's home."""
     python: str
-    """Remote interpreter; a relative path is relative to the directory."""
+    """The interpreter there; a relative path is relative to the directory."""
     user: str | None = None
-    """User to log in as if the host names none."""
+    """Who logs in, where the host does not say."""
     ssh: tuple[str, ...] = ("ssh",)
-    """The ssh program with the user's own options."""
+    """The program, with options of the user's own."""
 
 
 def threads_each(cores: int, ranks: int) -> int:
-    """Return the number of threads for each of ``ranks`` processes that share ``cores`` cores."""
+    """Threads for each of ``ranks`` on one machine of ``cores``."""
     return max(1, cores // ranks)
 
 
 def parse_host(text: str) -> Host:
-    """Parse ``host`` or ``user@host``.
+    """``host`` or ``user@host``.
 
     Raises:
-        RequestError: ``text`` cannot be a host, or ssh would take it for an option.
+        RequestError: what ssh would take for an option, or could not be a host.
     """
     user, at, name = text.rpartition("@")
     for part in (user, name) if at else (name,):
         if not part or part.startswith("-") or any(char.isspace() or char in "'\"" for char in part):
-            raise RequestError(f"--hosts: {text!r} is not a valid host: use HOST or USER@HOST")
+            raise RequestError(f"--hosts: {text!r} is no host; give host or user@host")
     return Host(name, user or None)
 
 
@@ -123,25 +122,24 @@ def local_commands(
     cores: int,
     prometheus_port: int | None = None,
 ) -> list[RankCommand]:
-    """Return the commands that start every rank on this machine.
+    """Every rank on this machine.
 
     Args:
-        ranks: number of ranks.
-        arguments: options of the runtime, without RANK and WORLD.
-        python: path of the interpreter.
-        module: module to run.
-        port: port on which rank 0 listens, or None if ``arguments`` give it.
-        cores: number of cores to divide among the ranks.
-        prometheus_port: port of rank 0's metrics, if ``arguments`` ask for one; rank 1 gets the next, and
-            so on.
+        ranks: how many.
+        arguments: of the runtime, without RANK and WORLD.
+        python: the interpreter.
+        module: module that it runs, and the words that follow it.
+        port: where rank 0 listens; None where ``arguments`` say it.
+        cores: processors that may be used.
+        prometheus_port: that ``arguments`` ask for: of rank 0, rank 1 gets the next one, and so on.
 
     Raises:
-        RequestError: too few ports follow ``prometheus_port``.
+        RequestError: there are not that many ports.
     """
     if prometheus_port is not None and prometheus_port + ranks - 1 > _LAST_PORT:
         raise RequestError(
-            f"--prometheus-port {prometheus_port}: {ranks} ranks on one machine need consecutive ports, and "
-            f"{_LAST_PORT} is the last one; give a lower port"
+            f"--prometheus-port {prometheus_port}: {ranks} ranks on one machine need a port each, and the "
+            f"last is {_LAST_PORT}"
         )
     threads = str(threads_each(cores, ranks))
     meeting = () if port is None else ("--port", str(port))
@@ -152,7 +150,7 @@ def local_commands(
     return [
         RankCommand(
             rank,
-            (python, "-u", "-m", module, str(rank), str(ranks), *meeting, *arguments, *own(rank)),
+            (python, "-u", "-m", *module.split(), str(rank), str(ranks), *meeting, *arguments, *own(rank)),
             {"OMP_NUM_THREADS": threads},
         )
         for rank in range(ranks)
@@ -168,23 +166,23 @@ def remote_commands(
     name_addr: bool,
     name_hosts: bool,
 ) -> list[RankCommand]:
-    """Return the commands that start one rank on each of ``hosts``.
+    """One rank on each of ``hosts``.
 
     Args:
         hosts: the host of each rank.
-        arguments: options of the runtime, without RANK and WORLD.
-        remote: how to start a rank there.
-        module: module to run.
-        name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
-        name_hosts: whether to add ``-H`` with all hosts.
+        arguments: of the runtime, without RANK and WORLD.
+        remote: how to start there.
+        module: module that is run, and the words that follow it.
+        name_addr: add ``--addr`` with the first host; not where ``arguments`` say it.
+        name_hosts: add ``-H`` with all of them.
 
     Raises:
-        RequestError: a host is named twice.
+        RequestError: a host twice.
     """
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise RequestError(f"host {name} is named twice; each host runs one rank")
+            raise RequestError(f"the host {name} is named twice; each host runs one rank")
     extra = [*(("--addr", names[0]) if name_addr else ()), *(("-H", ",".join(names)) if name_hosts else ())]
     return [
         RankCommand(
@@ -195,7 +193,10 @@ def remote_commands(
                 *(("-l", user) if (user := host.user or remote.user) else ()),
                 host.name,
                 _there(
-                    [remote.python, "-u", "-m", module, str(rank), str(len(hosts)), *extra, *arguments],
+                    [
+                        *(remote.python, "-u", "-m", *module.split()),
+                        *(str(rank), str(len(hosts)), *extra, *arguments),
+                    ],
                     remote,
                 ),
             ),
@@ -206,14 +207,14 @@ def remote_commands(
 
 
 def _there(command: Sequence[str], remote: Remote) -> str:
-    """Return the line for the remote login shell: ``sh -c`` and one quoted word, which every shell reads."""
+    """The line for the login shell at the other end, whichever that is: ``sh -c`` and one quoted word."""
     return f"exec sh -c {shlex.quote(_script(command, remote.directory))}"
 
 
 def _script(command: Sequence[str], directory: str) -> str:
-    """Return an ``sh`` script that runs ``command``, stops it at the end of its input, and exits as it does.
+    """For ``sh``: run ``command``, end it when standard input ends, exit as it does.
 
-    The watcher must not hold standard output or error open, because sshd would wait for it.
+    The watcher must hold neither standard output nor error, or sshd would wait for it.
     """
     return (
         f"cd {_quoted_path(directory)} || exit 2; "

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 
 __all__ = ["dtype_name", "find_dtype", "slow_here", "stream_dtype"]
@@ -83,7 +84,8 @@ def slow_here(
         if not any(here.get(name) for name in known):
             return (
                 f"this processor has no instructions for {dtype_name(needed)} ({', '.join(known[:2])}, ...), "
-                f"so {dtype_name(dtype)} will be slow here; profiler.py --dtype measures how slow"
+                f"so {dtype_name(dtype)} will be slow here; {program_name('profiler.py')} --dtype "
+                "measures how slow"
             )
     return None
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeedge.base.fields import record, whole_number
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.observe.metrics import StageStats
 
@@ -230,7 +231,7 @@ def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, s
         )
         return (
             f"it was profiled {known} and the longest sentence here has {tokens}: profile several lengths "
-            "(profiler.py --tokens)"
+            f"({program_name('profiler.py')} --tokens)"
         )
     if predicted.threads is not None and predicted.threads != stats.threads:
         return (

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
+from pipeedge.base.program import guard, program_name
 from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.profile.options import (
@@ -16,7 +17,6 @@ from pipeedge.profile.options import (
     parse_models,
     parse_profiler,
 )
-from pipeedge.request.options import guard
 
 __all__ = ["main", "main_device_types", "main_models"]
 
@@ -27,7 +27,8 @@ DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
 
 def main() -> NoReturn:
     """``profiler.py``."""
-    end(PROGRAM, guard(PROGRAM, _profiler, verbose="--verbose" in sys.argv))
+    program = program_name(PROGRAM)
+    end(program, guard(program, _profiler, verbose="--verbose" in sys.argv))
 
 
 def main_models() -> NoReturn:
@@ -59,7 +60,7 @@ def _say(line: str) -> None:
 
 
 def _warn(line: str) -> None:
-    say(PROGRAM, line)
+    say(program_name(PROGRAM), line)
 
 
 def _profiler() -> None:

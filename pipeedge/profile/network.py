@@ -24,6 +24,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from pipeedge.base.errors import DeadlineError, PeerError, PeerFailedError, RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import figure
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
 from pipeedge.transport.interfaces import listen
@@ -127,7 +128,7 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
     except OSError as error:
         raise PeerFailedError(
             f"--measure-link: nobody measures with us at {place} ({error.strerror or error}); start "
-            "'profiler.py --serve-link' there"
+            f"'{program_name('profiler.py')} --serve-link' there"
         ) from error
 
 

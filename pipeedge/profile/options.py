@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS, ModelRequest
 from pipeedge.request.options import (
@@ -37,6 +38,7 @@ __all__ = [
     "parse_device_types",
     "parse_models",
     "parse_profiler",
+    "profiler_parser",
 ]
 
 DEFAULT_RESULTS = Path("profiler_results.yml")
@@ -229,7 +231,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         RequestError: an option or a value that cannot be.
         SystemExit: after ``--help`` or ``--version``.
     """
-    given = _profiler_parser().parse_args(argv)
+    given = profiler_parser().parse_args(argv)
     if given.serve_link is not None:
         _alone("--serve-link", given, allowed={"serve_link"})
         return ServeCommand(given.serve_link)
@@ -388,11 +390,13 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _profiler_parser() -> argparse.ArgumentParser:
+def profiler_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``profiler.py``."""
+    program = program_name("profiler.py")
     parser = OneLineParser(
-        prog="profiler.py",
+        prog=program,
         description="Measure the layers of a model on this kind of device, for the scheduler.",
-        epilog="Example: 'profiler.py -m google/vit-base-patch16-224 -dt my-board --bw-Mbps 940' measures "
+        epilog=f"Example: '{program} -m google/vit-base-patch16-224 -dt my-board --bw-Mbps 940' measures "
         "all layers and adds the device type my-board. Exit status: 0 done, 2 the request is wrong, 4 the "
         "other host does not answer, 1 a fault of this program.",
         allow_abbrev=False,
@@ -464,14 +468,15 @@ def _add_agreement(agreement: Group) -> None:
         "--agreement",
         type=int,
         metavar="N",
-        help="compute N items in both, a block at a time, for runtime.py --dtype auto --min-agreement",
+        help="compute N items in both, a block at a time, for "
+        f"{program_name('runtime.py')} --dtype auto --min-agreement",
     )
     agreement.add_argument(
         "--input",
         type=path,
         nargs="+",
         metavar="PATH",
-        help="the items: as of runtime.py (the input that is shipped, once each)",
+        help=f"the items: as of {program_name('runtime.py')} (the input that is shipped, once each)",
     )
     add_image_limit(agreement)
 
@@ -495,7 +500,7 @@ def _add_emitting(output: Group) -> None:
     output.add_argument(
         "--measure-link",
         metavar="HOST[:PORT]",
-        help="measure its bandwidth to a host where 'profiler.py --serve-link' runs",
+        help=f"measure its bandwidth to a host where '{program_name('profiler.py')} --serve-link' runs",
     )
     add_scheduler_files(
         output,

@@ -33,6 +33,7 @@ from pipeedge.base.machine import (
     resident_bytes,
 )
 from pipeedge.base.payload import TensorSpec
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count, figure
 from pipeedge.data import InputSource, open_input
@@ -670,7 +671,8 @@ def _emit(
             if path != default
         ]
         if options:
-            tell(f"use          sched-pipeline and runtime.py with {' '.join(options)}")
+            programs = f"{program_name('sched-pipeline')} and {program_name('runtime.py')}"
+            tell(f"use          {programs} with {' '.join(options)}")
     if emit.plot is not None:
         save_plot(emit.plot, results)
         tell(f"plot         {named_output(emit.plot, replaced)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ from pipeedge.base.files import (
     named_output,
     write_whole,
 )
+from pipeedge.base.program import guard, program_name
 from pipeedge.base.streams import end
-from pipeedge.request.options import OneLineParser, add_common, guard
+from pipeedge.request.options import OneLineParser, add_common
 
-__all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report"]
+__all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report", "report_parser"]
 
 PROGRAM = "pipeedge-report"
 MAX_BYTES = 512 << 20
@@ -56,19 +58,16 @@ class ReportRequest:
         return self.reports[0].with_name("-".join(path.stem for path in self.reports) + ".html")
 
 
-def parse_report(argv: Sequence[str]) -> ReportRequest:
-    """The command line of ``pipeedge-report``.
-
-    Raises:
-        RequestError: an option or a value that cannot be.
-        SystemExit: after ``--help`` or ``--version``.
-    """
+def report_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``pipeedge-report``."""
+    program = program_name(PROGRAM)
     parser = OneLineParser(
-        prog=PROGRAM,
-        description="Make a page of a report that runtime.py or pipeedge-simulate has saved (--report "
+        prog=program,
+        description=f"Make a page of a report that {program_name('runtime.py')} or "
+        f"{program_name('pipeedge-simulate')} has saved (--report "
         "FILE.json); of two reports, a page and a table that compare them. The page is one file and needs "
         "no network.",
-        epilog="Examples: 'pipeedge-report run.json' writes run.html; 'pipeedge-report simulated.json "
+        epilog=f"Examples: '{program} run.json' writes run.html; '{program} simulated.json "
         "run.json -o both.html'. Exit status: 0 done, 2 the request is wrong, 1 a fault of this program.",
         allow_abbrev=False,
     )
@@ -77,7 +76,17 @@ def parse_report(argv: Sequence[str]) -> ReportRequest:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="the page (beside the first report)"
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def parse_report(argv: Sequence[str]) -> ReportRequest:
+    """Read the command line of ``pipeedge-report``.
+
+    Raises:
+        RequestError: an option or a value is wrong.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    arguments = report_parser().parse_args(argv)
     return ReportRequest(tuple(arguments.reports), arguments.output)
 
 
@@ -92,7 +101,8 @@ def main() -> NoReturn:
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    end(PROGRAM, guard(PROGRAM, report, verbose="--verbose" in sys.argv))
+    program = program_name(PROGRAM)
+    end(program, guard(program, report, verbose="--verbose" in sys.argv))
 
 
 def make_report(request: ReportRequest) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shlex
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from pipeedge.base.errors import EXIT_OK, PipeEdgeError, RequestError, exit_code, one_line
+from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
-from pipeedge.base.streams import open_standard_streams, print_result, say
+from pipeedge.base.streams import print_result
 from pipeedge.base.wording import hint, printable
 from pipeedge.request.config import (
     CLAMPS,
@@ -39,20 +39,19 @@ __all__ = [
     "DoctorCommand",
     "OneLineParser",
     "RuntimeCommand",
-    "guard",
     "Group",
     "add_common",
     "add_model",
     "add_scheduler_files",
+    "doctor_parser",
     "integers",
     "name",
     "names",
     "parse_doctor",
     "parse_runtime",
     "path",
+    "runtime_parser",
 ]
-
-_INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -109,32 +108,6 @@ class DoctorCommand:
         self.neighbors_file = neighbors_file
 
 
-def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
-    """Run ``main`` and return the exit status; a failure is one line on standard error.
-
-    Args:
-        program: what the line begins with.
-        main: raises to fail.
-        verbose: print the traceback too.
-    """
-    open_standard_streams()
-    try:
-        main()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else EXIT_OK
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        line = one_line(error)
-        if not isinstance(error, PipeEdgeError) and not verbose:
-            line = f"internal error: {line} (run again with --verbose to see where)"
-        say(program, line)
-        return exit_code(error)
-    return 0
-
-
 def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeCommand:
     """The command line of ``runtime.py``.
 
@@ -142,9 +115,14 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
         RequestError: an option or a value that cannot be.
         SystemExit: after ``--help`` or ``--version``.
     """
-    parser = _runtime_parser()
+    parser = runtime_parser()
     arguments = parser.parse_args(argv)
-    request = _run_request(arguments, environment, ("runtime.py", *argv), _given(parser, argv, environment))
+    request = _run_request(
+        arguments,
+        environment,
+        (*program_name("runtime.py").split(), *argv),
+        _given(parser, argv, environment),
+    )
     return RuntimeCommand(request, dry_run=arguments.dry_run)
 
 
@@ -152,17 +130,13 @@ _DOCTOR_TIMEOUT_S = 6.0
 """Enough for ranks that are started together, and soon over where one is missing."""
 
 
-def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand:
-    """The command line of ``pipeedge-doctor``: that of ``runtime.py`` and a little more.
-
-    Raises:
-        RequestError: an option or a value that cannot be.
-        SystemExit: after ``--help`` or ``--version``.
-    """
-    parser = _runtime_parser()
-    parser.prog = "pipeedge-doctor"
+def doctor_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``pipeedge-doctor``: that of ``runtime.py`` and an option of its own."""
+    parser = runtime_parser()
+    parser.prog = program_name("pipeedge-doctor")
     parser.description = (
-        "Say whether a run would work, before it: start it on each device with the arguments of runtime.py. "
+        "Say whether a run would work, before it: start it on each device with the arguments of "
+        f"{program_name('runtime.py')}. "
         "Each finding is a line that says what to do; the links that the run would use are measured."
     )
     parser.epilog = (
@@ -175,9 +149,21 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
         "--neighbors-file",
         type=path,
         metavar="FILE",
-        help="write the measured links to this file (on rank 0), for sched-pipeline --dev-neighbors-file; "
+        help="write the measured links to this file (on rank 0), for "
+        f"{program_name('sched-pipeline')} --dev-neighbors-file; "
         "links that it has and that were not measured stay",
     )
+    return parser
+
+
+def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand:
+    """Read the command line of ``pipeedge-doctor``.
+
+    Raises:
+        RequestError: an option or a value is wrong.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    parser = doctor_parser()
     arguments = parser.parse_args(argv)
     request = _run_request(arguments, environment, (), _given(parser, argv, environment))
     return DoctorCommand(request, neighbors_file=arguments.neighbors_file)
@@ -334,7 +320,8 @@ def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int
     return environment.rank, environment.world_size
 
 
-Group: TypeAlias = "argparse._ArgumentGroup"
+Group: TypeAlias = "argparse._ActionsContainer"
+"""A parser, or a group of its options."""
 
 
 def name(text: str) -> str:
@@ -375,13 +362,15 @@ _SCHEDULE_GROUP = "schedule (on rank 0; without any of these, an even split)"
 _OUTPUT_GROUP = "output (on the data rank)"
 
 
-def _runtime_parser() -> argparse.ArgumentParser:
+def runtime_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``runtime.py``."""
+    program = program_name("runtime.py")
     parser = OneLineParser(
-        prog="runtime.py",
+        prog=program,
         description="Run one rank of a pipeline. Start one on each device, all with the same options; "
         "rank 0 decides the schedule, the data rank reads the input and prints the result.",
-        epilog="Example, two ranks of one model: 'runtime.py 0 2 -pt 1,24,25,48' on the first device and "
-        "'runtime.py 1 2 -pt 1,24,25,48 --addr FIRST' on the second. Exit status: 0 done, 2 the request is "
+        epilog=f"Example, two ranks of one model: '{program} 0 2 -pt 1,24,25,48' on the first device and "
+        f"'{program} 1 2 -pt 1,24,25,48 --addr FIRST' on the second. Exit status: 0 done, 2 the request is "
         "wrong, 3 no feasible schedule, 4 another rank failed, 1 a fault of this program.",
         allow_abbrev=False,
     )
@@ -611,10 +600,13 @@ def _add_schedule_files(group: Group) -> None:
         "--sched-dev-neighbors-file",
         type=path,
         metavar="FILE",
-        help="what single links carry, as pipeedge-doctor measured it",
+        help=f"what single links carry, as {program_name('pipeedge-doctor')} measured it",
     )
     group.add_argument(
-        "--schedule-file", type=path, metavar="FILE", help="a schedule that sched-pipeline printed"
+        "--schedule-file",
+        type=path,
+        metavar="FILE",
+        help=f"a schedule that {program_name('sched-pipeline')} printed",
     )
     group.add_argument("--dry-run", action="store_true", help="print the schedule that would run, and stop")
 

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from pipeedge.base.program import guard, program_name
 from pipeedge.base.streams import end, say
 from pipeedge.request.config import Environment
-from pipeedge.request.options import guard, parse_runtime
+from pipeedge.request.options import parse_runtime
 
 __all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]
 
@@ -31,8 +32,9 @@ _M_ARENA_MAX = -8
 def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
     signal.signal(signal.SIGTERM, terminated)
-    logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
-    end(PROGRAM, guard(PROGRAM, _run, verbose="--verbose" in sys.argv))
+    program = program_name(PROGRAM)
+    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    end(program, guard(program, _run, verbose="--verbose" in sys.argv))
 
 
 def _run() -> None:
@@ -47,7 +49,7 @@ def _run() -> None:
         from pipeedge.run.pipeline import run, show_schedule
 
     def warn(line: str) -> None:
-        say(PROGRAM, f"rank {command.request.world.rank}: {line}")
+        say(program_name(PROGRAM), f"rank {command.request.world.rank}: {line}")
 
     if command.dry_run:
         show_schedule(command.request, StandardOutput(result=True))

@@ -1,10 +1,10 @@
-"""Compute the cost of each stage and link from profiles and a schedule. Pure.
+"""From profiles and a schedule to what each stage and link costs. Pure.
 
     time_s of the layers, receive_s before the first, send_s after the last    -> a stage
     elements of a cut x bytes a value / bandwidth(a, b), latency(a, b)         -> a link
 
-The bandwidth between two hosts is the one that the neighbours file gives for the pair, in either direction,
-or else the smaller of their types' bandwidths, as in ``sched-pipeline``.
+The bandwidth between two hosts is what the neighbours file says of the pair, in either direction, else
+the smaller of their types' bandwidths: as ``sched-pipeline`` counts it.
 """
 
 from __future__ import annotations
@@ -31,61 +31,55 @@ from pipeedge.plan.specs import (
 __all__ = ["Cluster", "StageMemory", "Workload"]
 
 STREAM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 2}
-"""Bytes of a value on the way between stages; with int8 weights, activations are bfloat16."""
+"""Of a value that leaves a stage of that type: with int8 weights, values are bfloat16 between the layers."""
 BUFFERS = 2
-"""Number of microbatches that a stage buffers at its input, and as many at its output."""
+"""Microbatches that a stage keeps before it, and as many behind it."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The model and input of a run."""
+    """What is run."""
 
     model_name: str
     model: ModelSpec
     ubatch_size: int
-    """Number of items in a microbatch."""
     items: int
-    """Number of items in the whole run."""
     tokens: int | None = None
-    """Tokens of the longest sentence, to which ``model`` is scaled, or None for the profiled length."""
+    """Tokens of the longest sentence, for which ``model`` is; None: as profiled."""
     codec_bytes_per_s: float | None = None
-    """Uncompressed bytes encoded, or decoded, per second, or None if that takes no time."""
     input_bytes: int | None = None
-    """Bytes of one item of input, or None to count the model's elements in the first stage's dtype."""
+    """Bytes of one item of input; None: elements of the model in the number type of the first stage."""
     read_s: float = 0.0
-    """Seconds to read a microbatch of input."""
     write_s: float = 0.0
-    """Seconds to write the results of a microbatch."""
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches in the whole run."""
+        """All of them."""
         return -(-self.items // self.ubatch_size)
 
     def cut_bytes(self, layer: int, dtype: str, bits: int = 0) -> int:
-        """Return the bytes of a microbatch after ``layer`` layers.
-
-        The ranges of compressed values, about one percent, are not counted.
+        """Of a microbatch behind ``layer`` layers; the ranges of compressed values, a percent of them, are
+        not counted.
 
         Args:
-            layer: number of layers before the cut, 0 for the input.
-            dtype: dtype of the stage that sends it; for the input, that of the first stage.
-            bits: bits per value, 0 for uncompressed values.
+            layer: 0: the input.
+            dtype: of the stage that sends it; of the input, that of the first stage.
+            bits: of a value; 0: as it is.
         """
         if layer == 0 and self.input_bytes is not None:
             return self.input_bytes * self.ubatch_size
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
-        # Stages of every dtype return the outputs of the model as float32.
+        # Stages of any type give the outputs of the model as float32.
         size = STREAM_BYTES["float32" if layer == self.model.layers else dtype]
         return -(-values * bits // 8) if bits else values * size
 
     def sent_bytes(self, stage: StagePlan) -> int:
-        """Return the bytes of a microbatch that ``stage`` sends."""
+        """Of a microbatch that leaves ``stage``."""
         return self.cut_bytes(stage.layers.stop, stage.dtype, stage.quant_bits)
 
     def codec_s(self, sender: StagePlan) -> float:
-        """Return the seconds to encode, or decode, a microbatch that ``sender`` sends."""
+        """Encoding, or decoding, what ``sender`` sends."""
         if not sender.quant_bits or self.codec_bytes_per_s is None:
             return 0.0
         return self.cut_bytes(sender.layers.stop, sender.dtype) / self.codec_bytes_per_s
@@ -93,65 +87,58 @@ class Workload:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory that a stage needs, in bytes."""
+    """What a stage needs, bytes."""
 
     weights: float
-    """Bytes of the weights."""
     buffers: float
-    """Bytes of the microbatches buffered at its input and output."""
+    """Microbatches that wait, before it and behind it."""
     working: float
-    """Bytes of the process itself and the activations of its largest layer, if the profile has them."""
+    """Activations of its largest layer and the process itself, where the profile says it."""
     available: float
-    """Bytes available for weights and buffers."""
+    """For weights and buffers."""
 
     @property
     def peak(self) -> float:
-        """Peak memory of the stage in bytes."""
+        """All of it."""
         return self.weights + self.buffers + self.working
 
     @property
     def missing(self) -> float:
-        """Bytes that the host lacks for weights and buffers, 0 if they fit."""
+        """More than there is; 0 where it fits."""
         return max(0.0, self.weights + self.buffers - self.available)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts and links as the scheduler's files describe them."""
+    """Hosts, by the scheduler's files."""
 
     types: Mapping[str, DeviceType]
-    """Device types by name."""
     devices: Mapping[str, Sequence[str]]
-    """Hosts of each device type."""
     neighbors: Mapping[str, Mapping[str, Link]]
-    """Links by source and destination host, where they are known."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All hosts, in the order of the file."""
+        """All of them, in the order of the files."""
         return tuple(host for hosts in self.devices.values() for host in hosts)
 
     def type_of(self, host: str) -> tuple[str, DeviceType]:
-        """Return the device type of ``host``, with its name.
+        """The kind of device that ``host`` is, with its name.
 
         Raises:
-            SpecError: the files do not give it.
+            SpecError: the files do not say it.
         """
         for name, hosts in self.devices.items():
             if host in hosts:
                 if name not in self.types:
-                    raise SpecError(
-                        f"host {host} has the device type {name}, which the device types file does not "
-                        "describe; profile it or correct the devices file"
-                    )
+                    raise SpecError(f"the host {host} is of the type {name}, which has no device type entry")
                 return name, self.types[name]
-        raise SpecError(f"host {host} is not in the devices file; list it there under its device type")
+        raise SpecError(f"the host {host} is under no type of the devices file; list it there")
 
     def profile(self, stage: StagePlan, load: Workload) -> ModelProfile:
-        """Return the profile of the model on the host of ``stage``, under the conditions of the run.
+        """Of the model on the host of ``stage``, under the conditions of the run.
 
         Raises:
-            SpecError: the model was not profiled under these conditions.
+            SpecError: it was not profiled so.
         """
         host = host_of(stage)
         name, device = self.type_of(host)
@@ -161,24 +148,24 @@ class Cluster:
                 if len(profile.time_s) != load.model.layers:
                     raise SpecError(
                         f"the profile of {load.model_name} on {name} has "
-                        f"{count(len(profile.time_s), 'layer')}, but the model has {load.model.layers}; "
-                        "profile it again"
+                        f"{count(len(profile.time_s), 'layer')}, the "
+                        f"model has {load.model.layers}"
                     )
                 return profile if load.tokens is None else profile.at_tokens(load.tokens)
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
-            f"{name} (host {host}) has no profile of {load.model_name} with microbatches of "
-            f"{load.ubatch_size} and dtype {stage.dtype}; "
-            + (f"it has {has}: change -u or --dtype, or profile it" if has else "profile it")
+            f"{name} (host {host}) has no profile of {load.model_name} for microbatches of "
+            f"{load.ubatch_size} and {stage.dtype}; "
+            + (f"it has them of {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
     def data_work(self, data_host: str, dtype: str, load: Workload) -> tuple[float, float]:
-        """Return the seconds that the data rank takes to feed a microbatch and to collect one, 0 if unknown.
+        """Return the seconds in which the data rank feeds a microbatch and collects one; 0 where unknown.
 
         Args:
             data_host: host of the data rank.
-            dtype: dtype of the profile to use.
-            load: the model and input.
+            dtype: number type whose profile is asked.
+            load: what is run.
         """
         _, device = self.type_of(data_host)
         for profile in find_named(device.profiles, load.model_name) or ():
@@ -187,37 +174,37 @@ class Cluster:
         return 0.0, 0.0
 
     def link(self, source: str, destination: str) -> Link:
-        """Return the link between two hosts.
+        """What joins two hosts.
 
         Raises:
-            ScheduleError: there is none.
+            ScheduleError: nothing does.
         """
         named = self.neighbors.get(source, {}).get(destination)
         named = named or self.neighbors.get(destination, {}).get(source)
         link = named or Link(min(self.type_of(host)[1].bw_bytes_per_s for host in (source, destination)))
         if link.bw_bytes_per_s <= 0:
             raise ScheduleError(
-                f"{source} cannot reach {destination}, because the bandwidth between them is 0; raise "
-                "bw_Mbps or choose another schedule"
+                f"there is no link between {source} and {destination}: their bandwidth is 0; raise bw_Mbps "
+                "or choose another schedule"
             )
         return link
 
     def pipeline(self, schedule: Schedule, data_host: str, load: Workload) -> PipelineModel:
-        """Return the stages and links of ``schedule`` with their costs.
+        """``schedule`` as stages and links with their costs.
 
         Args:
-            schedule: schedule that names a host for each stage.
-            data_host: host that reads the input and collects the results.
-            load: the model and input.
+            schedule: with a host for each stage.
+            data_host: reads the input and collects the results.
+            load: what is run.
 
         Raises:
             SpecError: a host or profile is missing.
-            ScheduleError: no link connects the hosts of two successive stages.
+            ScheduleError: hosts that no link joins.
         """
         hosts = (data_host, *(host_of(stage) for stage in schedule.stages), data_host)
         sent = [load.cut_bytes(0, schedule.stages[0].dtype), *map(load.sent_bytes, schedule.stages)]
         links = tuple(self._link_costs(*given) for given in zip(pairwise(hosts), sent, strict=True))
-        # The data rank sends its input uncompressed.
+        # Nothing encodes what the data rank sends.
         codecs = [0.0, *map(load.codec_s, schedule.stages)]
         stages = []
         feed_s, collect_s = self.data_work(data_host, schedule.stages[0].dtype, load)
@@ -227,7 +214,7 @@ class Cluster:
             receive = 0.0 if incoming.in_memory else number_at(profile.extra.get("receive_s"), layers.first)
             stages.append(
                 SimulatedStage(
-                    # Feeding and collecting use the processor of the data rank's own stage.
+                    # What the data rank does beside its stage takes the stage's processor.
                     compute_s=sum(profile.time_s[layers.start : layers.stop])
                     + (feed_s + collect_s if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
@@ -245,14 +232,14 @@ class Cluster:
             last / load.ubatch_size,
         )
 
-    def _link_costs(self, ends: tuple[str, str], size_bytes: int) -> SimulatedLink:
+    def _link_costs(self, ends: tuple[str, str], amount: int) -> SimulatedLink:
         if ends[0] == ends[1]:
             return SimulatedLink(in_memory=True)
         link = self.link(*ends)
-        return SimulatedLink(size_bytes / link.bw_bytes_per_s, link.latency_s)
+        return SimulatedLink(amount / link.bw_bytes_per_s, link.latency_s)
 
     def memory(self, stage: StagePlan, load: Workload) -> StageMemory:
-        """Return the memory that ``stage`` needs, counting weights and buffers as ``sched-pipeline`` does."""
+        """What ``stage`` needs, as ``sched-pipeline`` counts weights and buffers."""
         _, device = self.type_of(host_of(stage))
         extra = self.profile(stage, load).extra
         layers = stage.layers
@@ -266,7 +253,7 @@ class Cluster:
         )
 
     def threads(self, stage: StagePlan, load: Workload) -> int:
-        """Return the number of threads that the stage's host was profiled with, 1 if unknown."""
+        """That the profile of the stage's host was made with; 1 where it does not say."""
         threads = self.profile(stage, load).extra.get("threads")
         return threads if isinstance(threads, int) else 1
 
@@ -280,16 +267,16 @@ def _numbers(stage: StagePlan) -> range:
 
 
 def host_of(stage: StagePlan) -> str:
-    """Return the host of a stage, or its rank as text if the schedule names no host."""
+    """The host of a stage; one that is called by its rank has no other name."""
     return str(stage.rank) if stage.host is None else stage.host
 
 
 def number(value: Any) -> float:
-    """Return an optional figure of a profile, 0 if it is missing or not a usable number."""
+    """A figure that a profile may have; 0 where another tool has put something else there."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     return float(value) if usable else 0.0
 
 
 def number_at(values: Any, layer: int) -> float:
-    """Return the figure of ``layer``, counted from 1, in a list of a profile, 0 if it is missing."""
+    """The figure of a layer, from 1."""
     return number(values[layer - 1]) if isinstance(values, list) and layer <= len(values) else 0.0

@@ -1,4 +1,4 @@
-"""Emulate a cluster on one Linux machine: several hosts of different speed, memory and bandwidth.
+"""A cluster on one machine: several hosts of different speed, memory and bandwidth, as Linux sees them.
 
     namespace NAME-switch                         namespace NAME-pi1          control groups NAME/pi1
     ┌──────────────────────────────┐              ┌────────────────────┐     ┌──────────────────────┐
@@ -8,12 +8,12 @@
     └──────────────────────────────┘              └────────────────────┘     └──────────────────────┘
 
 cluster    what is to be emulated, from CLUSTER.yml (pure)
-journal    what is created, written down beforehand so that all of it can be removed again
+journal    what was made, written down before it is made; so that all of it can be taken away again
 groups     control groups, version 1 or 2
-network    namespaces, virtual cables, rates
-bed        building and removing a whole test bed; running a command in a host
+network    namespaces, cables, rates
+bed        all of it, up and down; how a command gets into a host
 main       tools/testbed.py
 
-The switch has a namespace of its own, so that it does not show up in the machine's own network and its
-addresses cannot collide with others.
+The switch has a namespace of its own, so that the machine's own network shows nothing of it and no address
+of it can be in the way.
 """

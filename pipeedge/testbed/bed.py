@@ -1,11 +1,11 @@
-"""Build and remove test beds, and run commands in their hosts.
+"""A test bed goes up and down; commands run in its hosts.
 
-    up    check requirements and name conflicts -> journal -> groups -> network -> journal "whole"
-    down  journal -> processes -> namespaces -> groups -> journal removed
+    up    look whether all is there and nothing in the way -> journal -> groups -> network -> journal "whole"
+    down  journal -> processes -> namespaces -> groups -> journal gone
 
-``down`` removes whatever part of the journal exists, so it also cleans up after an interrupted ``up``. A
-test bed that belongs to a process (``lent``) and outlived it is removed by the next ``up``, ``down`` or
-``status``.
+``down`` takes away whatever of the journal is there, so it also ends an ``up`` that was interrupted. A bed
+that is up for as long as a process lives (``lent``) and lost it is taken away by the next ``up``, ``down``
+or ``status``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_NAME = "testbed"
 _SHELF = Path("/run/pipeedge-testbed")
 _ENTERING = ("nsenter", "unshare", "mount", "sh")
 
-# $1: hosts file, $2: host name; the rest is the command. Both need a mount and UTS namespace of their own.
+# $1: hosts file, $2: host name; the rest is the command. Its own mount and UTS namespace, for these two.
 _SETTLE = (
     'mount --bind "$1" /etc/hosts && echo "$2" > /proc/sys/kernel/hostname || exit 126; shift 2; exec "$@"'
 )
@@ -45,15 +45,13 @@ class TestBed:
     """A test bed that is up."""
 
     __test__ = False
-    """Tells pytest that this class is not a test."""
+    """pytest is not to take it for a test."""
     journal: Journal
     directory: Path
-    """Directory of the test bed's files."""
     hierarchies: tuple[Hierarchy, ...]
-    """Control group trees that limit the hosts."""
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs ``command`` in the groups, network and name of ``host``.
+        """What runs ``command`` in ``host``: in its groups, network and under its name.
 
         Raises:
             RequestError: there is no such host.
@@ -71,7 +69,7 @@ class TestBed:
         ]
 
     def usage(self, host: str) -> HostUsage:
-        """Return the resources that a host has used so far."""
+        """What a host has taken so far."""
         group = self.journal.group(self.journal.host(host).name)
         found = [tree.usage(group) for tree in self.hierarchies]
         return HostUsage(
@@ -86,8 +84,8 @@ class TestBeds:
     """All test beds of this machine.
 
     Args:
-        shelf: place of their journals.
-        mounts: list of mounted file systems in the form of ``/proc/mounts``.
+        shelf: where their journals are.
+        mounts: what is mounted, a file in the form of ``/proc/mounts``.
     """
 
     __test__ = False
@@ -98,12 +96,12 @@ class TestBeds:
         """Build a test bed.
 
         Args:
-            name: name that tells it from other test beds.
+            name: tells it from others.
             cluster: its hosts.
-            owner: process whose end removes the test bed, or None to keep it until ``down``.
+            owner: the process that it goes down with; None: it stays until ``down``.
 
         Raises:
-            RequestError: it is up already, or this machine cannot emulate it; nothing is left behind.
+            RequestError: it is up already, or this machine cannot be it; nothing is left behind.
         """
         _check_name(name)
         trees = self._features()
@@ -112,7 +110,7 @@ class TestBeds:
             known = self.shelf.find(name)
             if known is not None and not known.left_over:
                 raise RequestError(
-                    f"test bed {name} is up already; take it down first, or use another --name"
+                    f"the test bed {name} is up already; take it down first, or use another --name"
                 )
             if known is not None:
                 self._remove(known, trees)
@@ -130,7 +128,7 @@ class TestBeds:
 
     @contextlib.contextmanager
     def lent(self, name: str, cluster: Cluster) -> Iterator[TestBed]:
-        """Build a test bed and remove it when the block, or this process, ends."""
+        """A test bed for as long as the block runs, and no longer than this process lives."""
         bed = self.up(name, cluster, owner=Owner.of(os.getpid()))
         try:
             yield bed
@@ -138,7 +136,7 @@ class TestBeds:
             self.down(name)
 
     def down(self, name: str) -> bool:
-        """Remove a test bed with all processes in it; return False if there is none."""
+        """Take a test bed away, with all processes in it; False where there is none."""
         _check_name(name)
         trees = self._features()
         with self.shelf.locked():
@@ -149,19 +147,19 @@ class TestBeds:
         return True
 
     def find(self, name: str) -> TestBed:
-        """Return a test bed that is up.
+        """A test bed that is up.
 
         Raises:
-            RequestError: no test bed of that name is up.
+            RequestError: there is none of that name.
         """
         _check_name(name)
         journal = self.shelf.find(name)
         if journal is None or not journal.whole:
-            raise RequestError(f"no test bed {name} is up; build one with 'testbed.py up CLUSTER.yml'")
+            raise RequestError(f"no test bed {name} is up; testbed.py up CLUSTER.yml builds one")
         return TestBed(journal, self.shelf.place(name), self._features())
 
     def all(self) -> list[TestBed]:
-        """Return the test beds that are up, after removing what crashes have left behind."""
+        """Those that are up; what crashes have left behind is taken away."""
         trees = self._features()
         beds = []
         with self.shelf.locked():
@@ -176,7 +174,7 @@ class TestBeds:
         return beds
 
     def _features(self) -> tuple[Hierarchy, ...]:
-        """Check that this machine has what a test bed needs, and return its control group trees.
+        """What this machine has for it.
 
         Raises:
             RequestError: something is missing; the message says what.
@@ -185,7 +183,7 @@ class TestBeds:
             raise RequestError("the test bed needs Linux: network namespaces and control groups")
         if os.geteuid() != 0:
             raise RequestError(
-                "the test bed needs root, because only root can set up network namespaces and control groups"
+                "the test bed needs root: network namespaces, rates and control groups are root's"
             )
         network.check_programs()
         for program in _ENTERING:
@@ -201,7 +199,7 @@ class TestBeds:
             for host in journal.hosts:
                 tree.create(journal.group(host.name))
                 tree.limit(journal.group(host.name), GroupSettings(host.cpu_fraction, host.mem_bytes))
-            # A preferred host without a quota would starve everything else on the machine.
+            # A host without a quota would keep the machine from all else.
             if all(host.cpu_fraction is not None for host in journal.hosts):
                 tree.prefer(str(Path(journal.groups[0]).parent))
         network.make_network(
@@ -225,7 +223,7 @@ class TestBeds:
             for group in journal.groups:
                 tree.remove(group)
             tree.remove(str(Path(journal.groups[0]).parent))
-            # The common parent cannot be removed while another test bed has groups in it.
+            # Not while another test bed has groups in it.
             with contextlib.suppress(OSError):
                 tree.remove(str(Path(journal.groups[0]).parent.parent))
         self.shelf.forget(journal.name)
@@ -233,19 +231,18 @@ class TestBeds:
 
 def _check_name(name: str) -> None:
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_]{0,63}", name, re.ASCII):
-        raise RequestError(f"--name {name}: use up to 64 letters, digits and _, not beginning with _")
+        raise RequestError(f"--name {name}: a test bed is called by letters, digits and _, 64 at most")
 
 
 def _check_nothing_in_the_way(journal: Journal, trees: Sequence[Hierarchy]) -> None:
-    """Raise if something exists under one of our names that no test bed created, rather than touch it."""
+    """What has our names and is not ours is not touched."""
     for namespace in sorted(network.existing_namespaces() & set(journal.namespaces)):
         raise RequestError(
-            f"network namespace {namespace} exists, but no test bed created it; use another --name"
+            f"a network namespace {namespace} is there that no test bed has made; use another --name"
         )
     for tree in trees:
         for group in journal.groups:
             if (tree.mount / group).exists():
                 raise RequestError(
-                    f"control group {tree.mount / group} exists, but no test bed created it; use another "
-                    "--name"
+                    f"{tree.mount / group} is there, and no test bed has made it; use another --name"
                 )

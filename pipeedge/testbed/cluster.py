@@ -1,12 +1,12 @@
-"""Read the description of the cluster that a test bed emulates, CLUSTER.yml.
+"""What a test bed emulates: CLUSTER.yml. Pure but for reading the file.
 
-    device_types: device_types.yml      # the name of such a file, or its contents
+    device_types: device_types.yml      # the name of such a file, or what it holds
     devices: devices.yml                # likewise
     cpu_fraction: {MB-D10: 0.25}        # processors of each host, by its type or its name
-    process_MB: 512                     # memory of a program, in addition to what a stage may hold
+    process_MB: 512                     # memory of a program, beside what a stage may hold
 
 Device types and devices are those that the scheduler reads, so that both see the same cluster.
-``cpu_fraction`` may also be given in the device type, where the scheduler ignores it.
+``cpu_fraction`` may as well stand in the device type, where the scheduler passes over it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pipeedge.plan.specs import (
 __all__ = ["Cluster", "EmulatedHost", "check_host_name", "load_cluster"]
 
 _NETWORK = ipaddress.ip_network("10.213.0.0/16")
-"""Network of the hosts; nothing outside the test bed sees it."""
+"""Nothing outside the test bed sees it."""
 _LONGEST_INTERFACE = 15
-"""Maximum length of an interface name: Linux's IFNAMSIZ without the terminating zero."""
+"""Characters in the name of an interface, Linux' IFNAMSIZ without its end."""
 _DEFAULT_PROCESS_MB = 512
 _LEAST_FRACTION = 0.01
 _Read = TypeVar("_Read")
@@ -50,18 +50,20 @@ class EmulatedHost:
     type_name: str
     address: str
     bw_bytes_per_s: float
-    """Bandwidth of a TCP connection in each direction, bytes per second."""
+    """Of either direction, as a connection sees it."""
     cpu_fraction: float | None
-    """Number of processors that the host may use, or None for no limit."""
+    """Processors that it has; None: whatever it gets."""
     mem_bytes: int
-    """Memory that the host's processes may use together, in bytes."""
+    """That its processes may take together."""
 
     def __post_init__(self) -> None:
         problem = check_host_name(self.name)
         if problem:
-            raise SpecError(f"host {self.name} {problem}")
+            raise SpecError(f"the host {self.name} {problem}")
         if not self.bw_bytes_per_s > 0:
-            raise SpecError(f"host {self.name} has a bandwidth of 0, so no other host can reach it")
+            raise SpecError(
+                f"the host {self.name} has no bandwidth; a host without a network can take no part"
+            )
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ class Cluster:
 
     @property
     def prefix_length(self) -> int:
-        """Length of the network prefix in the hosts' addresses, in bits."""
+        """Of the hosts' addresses."""
         return _NETWORK.prefixlen
 
     def check(self, *, processors: int, mem_bytes: int) -> None:
-        """Check that this machine can emulate the cluster.
+        """Whether this machine can be such a cluster.
 
         Raises:
             SpecError: it lacks processors or memory.
@@ -84,39 +86,39 @@ class Cluster:
         wanted = sum(host.cpu_fraction or 0.0 for host in self.hosts)
         if wanted > processors * (1 + 1e-9):
             raise SpecError(
-                f"the hosts need {figure(wanted)} processors together, but this machine has {processors}, so "
-                "they would slow each other down; lower cpu_fraction"
+                f"the hosts have {figure(wanted)} processors together and this machine {processors}: "
+                "they would take them from one another; lower cpu_fraction"
             )
         for host in self.hosts:
             if host.mem_bytes > mem_bytes:
                 raise SpecError(
-                    f"host {host.name} needs {host.mem_bytes >> 20} MB of memory, but this machine has "
-                    f"{mem_bytes >> 20} MB; lower mem_MB of {host.type_name}"
+                    f"the host {host.name} has {host.mem_bytes >> 20} MB of memory, more than this machine "
+                    f"with {mem_bytes >> 20}; lower mem_MB of {host.type_name}"
                 )
 
 
 def check_host_name(name: str) -> str | None:
-    """Describe why ``name`` cannot name a host and its interface, or return None if it can."""
+    """What keeps ``name`` from being the name of a host and of its interface, in words; None: nothing."""
     if len(name) > _LONGEST_INTERFACE:
-        return f"has a name of {len(name)} characters; interface names have at most {_LONGEST_INTERFACE}"
+        return f"has {len(name)} characters; the name of an interface has {_LONGEST_INTERFACE} at most"
     if not re.fullmatch("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name, re.ASCII):
-        return "has an invalid name: use letters and digits, and -._ between them"
+        return "is no host name: letters, digits, and -._ between them"
     if name in ("br0", "lo", "localhost"):
-        return "has a name that the system uses itself"
+        return "is a name of the system's own"
     return None
 
 
 def load_cluster(path: Path | str) -> Cluster:
-    """Read the cluster that a file describes.
+    """The cluster of a file.
 
     Raises:
-        SpecError: the file has unknown hosts or types, impossible numbers, or names that cannot name an
-            interface; the message gives file, line and key.
+        SpecError: with file, line and key; unknown hosts or types, impossible numbers, names that are no
+            names of interfaces.
     """
     document = read_document(path)
     for key, entry in document.entries().items():
         if key not in _KEYS:
-            entry.fail(f"unknown key; a cluster file has {', '.join(_KEYS)}")
+            entry.fail(f"is no key of a cluster file; there are {', '.join(_KEYS)}")
     types_at, devices_at = document.at("device_types"), document.at("devices")
     types = _inline_or_file(types_at, path, load_device_types, device_types_of)
     devices = _inline_or_file(devices_at, path, load_devices, devices_of)
@@ -142,14 +144,14 @@ def load_cluster(path: Path | str) -> Cluster:
                 )
             )
     if not hosts:
-        devices_at.fail("lists no hosts")
+        devices_at.fail("names no host")
     return Cluster(tuple(hosts))
 
 
 def _inline_or_file(
     entry: Field, cluster_file: Path | str, load: Callable[[Path], _Read], read: Callable[[Field], _Read]
 ) -> _Read:
-    """Read ``entry`` itself, or the file that it names, relative to the cluster file."""
+    """What ``entry`` holds, or what the file holds that it names, beside the cluster file."""
     if entry.is_name:
         return load(Path(cluster_file).parent / entry.text())
     return read(entry)
@@ -161,38 +163,38 @@ def _check_devices(
     hosts = 0
     for type_name, names in devices.items():
         if type_name not in types:
-            entry.fail(f"{type_name} is not a device type; the known types are {', '.join(types)}")
+            entry.fail(f"{type_name} is no device type; there are {', '.join(types)}")
         if names and not types[type_name].bw_bytes_per_s > 0:
-            entry.fail(f"{type_name} has a bandwidth of 0, so no other host can reach its hosts")
+            entry.fail(f"{type_name} has a bandwidth of 0: a host without a network can take no part")
         for name in names:
             hosts += 1
             problem = check_host_name(name)
             if problem:
-                entry.fail(f"{type_name}: host {name} {problem}")
+                entry.fail(f"{type_name}: the host {name} {problem}")
     if hosts > _NETWORK.num_addresses - 2:
-        entry.fail(f"lists {figure(hosts)} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
+        entry.fail(f"names {figure(hosts)} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
 
 
 def _fractions(entry: Field | None, devices: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Return the processor fractions by device type or host."""
+    """By type or host."""
     if entry is None:
         return {}
     known = {*devices, *(name for names in devices.values() for name in names)}
     fractions = {}
     for name, value in entry.entries().items():
         if name not in known:
-            value.fail("no host or device type of this cluster has that name")
+            value.fail("no host and no device type of this cluster has that name")
         fractions[name] = value.number(least=_LEAST_FRACTION)
     return fractions
 
 
 def _own_fraction(entry: Field, type_name: str, types: Mapping[str, DeviceType]) -> float | None:
-    """Return the processor fraction that the device type gives, if any."""
+    """What the device type says itself."""
     value = types[type_name].extra.get("cpu_fraction")
     if value is None:
         return None
     if not isinstance(value, int | float) or not _LEAST_FRACTION <= value < float("inf"):
         entry.fail(
-            f"{type_name}: cpu_fraction is {value}; give a number of processors of at least {_LEAST_FRACTION}"
+            f"{type_name}: cpu_fraction is {value}; a number of processors from {_LEAST_FRACTION} is due"
         )
     return float(value)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import excerpt
 from pipeedge.models import Model, find_model
 from pipeedge.models.architecture import hf_config
@@ -42,7 +43,10 @@ def export(checkpoints: Path, target: Path) -> str:
     found = latest(checkpoints)
     name = str(found.description.get("model"))
     if name == VGG19:
-        raise RequestError(f"--export {target}: {VGG19} has no form that runtime.py reads; ViT and DeiT have")
+        raise RequestError(
+            f"--export {target}: {VGG19} has no form that "
+            f"{program_name('runtime.py')} reads; ViT and DeiT have"
+        )
     model = Transformer(find_model(name)).model
     if target.exists():
         raise RequestError(f"--export {target}: is there already; name a new directory")
@@ -70,7 +74,7 @@ def export(checkpoints: Path, target: Path) -> str:
             made.rename(target)
     except OSError as error:
         raise RequestError(f"--export {target}: cannot be written ({error.strerror})") from error
-    return f"{target}: {name} after batch {found.step}; run it with runtime.py -m {target}"
+    return f"{target}: {name} after batch {found.step}; run it with {program_name('runtime.py')} -m {target}"
 
 
 def _write_companions(model: Model, made: Path) -> None:

@@ -17,12 +17,12 @@ from typing import NoReturn
 
 from pipeedge.base.errors import EXIT_PEER
 from pipeedge.base.machine import processors
+from pipeedge.base.program import guard, module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Supervisor
 from pipeedge.request.config import TRAIN_LAUNCHER, Environment, inherited_environment
-from pipeedge.request.options import guard
 from pipeedge.run.main import share_one_heap, signals_end_at_once, terminated
 from pipeedge.train.heap import keep_freed_memory
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
@@ -40,7 +40,8 @@ def main() -> NoReturn:
     """Train, and end the process."""
     signal.signal(signal.SIGINT, terminated)
     signal.signal(signal.SIGTERM, terminated)
-    logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
+    program = program_name(PROGRAM)
+    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
     code = 0
 
     def run() -> None:
@@ -53,7 +54,7 @@ def main() -> NoReturn:
         else:
             code = _launch(command)
 
-    end(PROGRAM, guard(PROGRAM, run, verbose="--verbose" in sys.argv) or code)
+    end(program, guard(program, run, verbose="--verbose" in sys.argv) or code)
 
 
 def _export(checkpoints: Path | None, target: Path) -> None:
@@ -83,7 +84,7 @@ def _work(command: TrainCommand) -> None:
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
 
     def warn(line: str) -> None:
-        say(PROGRAM, f"worker {command.request.world.rank}: {line}")
+        say(program_name(PROGRAM), f"worker {command.request.world.rank}: {line}")
 
     if command.dry_run:
         show(command.request, StandardOutput(result=True))
@@ -99,7 +100,7 @@ def _launch(command: TrainCommand) -> int:
     commands = [
         RankCommand(
             rank,
-            (sys.executable, "-u", "-m", "pipeedge.train", *sys.argv[1:]),
+            (sys.executable, "-u", "-m", *module_words(PROGRAM, "pipeedge.train"), *sys.argv[1:]),
             {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(workers),
@@ -145,7 +146,7 @@ class _Output:
         """How a worker ended, unless one that could still speak has said it better."""
         self.release()
         if not self._said:
-            self._write(f"{PROGRAM}: {line}\n", error=True)
+            self._write(f"{program_name(PROGRAM)}: {line}\n", error=True)
 
     def release(self) -> None:
         """The workers have ended: what none of them said of itself."""

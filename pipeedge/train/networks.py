@@ -21,6 +21,7 @@ from torch import nn
 
 from pipeedge.base.errors import ModelError
 from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import Model, find_model
 from pipeedge.models.shard import Shard
@@ -187,7 +188,10 @@ class Transformer:
 
     def __post_init__(self) -> None:
         if self.model.family == "bert" or self.model.output_kind != "logits":
-            raise ModelError(f"{self.model.name}: train.py trains classifiers of images (ViT, DeiT, vgg19)")
+            raise ModelError(
+                f"{self.model.name}: {program_name('train.py')} trains classifiers of images "
+                "(ViT, DeiT, vgg19)"
+            )
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import figure
 from pipeedge.request.config import Environment, WorldRequest
 from pipeedge.request.options import OneLineParser, add_common, add_image_limit, image_limit, name, path
@@ -23,7 +24,7 @@ from pipeedge.train.request import (
     TrainingRequest,
 )
 
-__all__ = ["PROGRAM", "TrainCommand", "parse_train"]
+__all__ = ["PROGRAM", "TrainCommand", "parse_train", "train_parser"]
 
 PROGRAM = "train.py"
 _STAGES = 4
@@ -59,7 +60,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         RequestError: an option or a value that cannot be.
         SystemExit: after ``--help`` or ``--version``.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = train_parser().parse_args(argv)
     is_worker = environment.rank is not None and environment.world_size is not None
     sequential = arguments.schedule == "sequential"
     stages = _stages(arguments, sequential)
@@ -103,7 +104,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         resume=arguments.resume,
         report=arguments.report,
         trace=arguments.trace,
-        command=(PROGRAM, *argv),
+        command=(*program_name(PROGRAM).split(), *argv),
     )
     place = rank if environment.local_rank is None else environment.local_rank
     launcher = environment.train_launcher if is_worker else None
@@ -133,13 +134,15 @@ def _partition(text: str) -> tuple[int, ...] | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a list like 1,19,20,44") from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def train_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``train.py``."""
     parser = OneLineParser(
-        prog=PROGRAM,
+        prog=program_name(PROGRAM),
         description="Train a model in a pipeline of workers, each of which has some of its layers. Started "
         "by itself it starts the workers on this machine, one for each core; under torchrun it is one.",
-        epilog="Example: 'train.py --schedule 1f1b --stages 4 --workers 2' trains vgg19 on random images. "
-        "Exit status: 0 done, 2 the request is wrong, 3 no partition fits, 4 a worker failed, 130 "
+        epilog=f"Example: '{program_name(PROGRAM)} --schedule 1f1b --stages 4 --workers 2' trains vgg19 "
+        "on random images. Exit status: 0 done, "
+        "2 the request is wrong, 3 no partition fits, 4 a worker failed, 130 "
         "interrupted, 1 a fault of this program.",
         allow_abbrev=False,
     )
@@ -231,7 +234,8 @@ def _parser() -> argparse.ArgumentParser:
         "--export",
         type=path,
         metavar="DIR",
-        help="write the model of the last checkpoint to this new directory, for runtime.py -m, and stop",
+        help="write the model of the last checkpoint to this new directory, for "
+        f"{program_name('runtime.py')} -m, and stop",
     )
     output.add_argument(
         "--report",

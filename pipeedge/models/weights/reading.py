@@ -26,6 +26,7 @@ import torch
 
 from pipeedge.base.archive import NpzArchive, read_exactly
 from pipeedge.base.errors import WeightsError
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import excerpt
 
 __all__ = ["SOURCE_KEY", "TensorEntry", "WeightsFile", "open_weights"]
@@ -349,8 +350,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
         path = find_in_directory(path)
     if not path.exists():
         raise WeightsError(
-            f"no weights at {path}; save_model_weights.py fetches those of the known models "
-            "(--random writes random ones), -M names another file"
+            f"no weights at {path}; {program_name('save_model_weights.py')} fetches those of the known "
+            "models (--random writes random ones), -M names another file"
         )
     _check_regular(path)
     if path.suffix == ".json":

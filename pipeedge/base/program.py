@@ -1,0 +1,84 @@
+"""Name of the program that the user started: ``pipeedge run``, or the script ``runtime.py``.
+
+Each program can be started in two ways, by its own script and as a command of ``pipeedge``. Whoever uses one
+of them may not have the other, so messages and usage name programs in the way that the user chose.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from pipeedge.base.errors import EXIT_OK, PipeEdgeError, exit_code, one_line
+from pipeedge.base.streams import open_standard_streams, say
+
+__all__ = ["COMMAND", "COMMANDS", "INTERRUPTED", "guard", "module_words", "program_name"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
+
+COMMAND = "pipeedge"
+COMMANDS = {
+    "runtime.py": "run",
+    "profiler.py": "profile",
+    "train.py": "train",
+    "revauct.py": "auction",
+    "save_model_weights.py": "fetch",
+    "sched-pipeline": "schedule",
+    "pipeedge-launch": "launch",
+    "pipeedge-doctor": "doctor",
+    "pipeedge-simulate": "simulate",
+    "pipeedge-report": "report",
+}
+"""Command of ``pipeedge`` for each script."""
+
+
+def program_name(script: str) -> str:
+    """Return how this user starts the program of ``script``.
+
+    Args:
+        script: name of a program's own script, which need not be the one that runs.
+    """
+    return f"{COMMAND} {COMMANDS[script]}" if script in COMMANDS and _is_command() else script
+
+
+def module_words(script: str, module: str) -> tuple[str, ...]:
+    """Return what follows ``python -m`` to start a program under the name that this user knows.
+
+    Args:
+        script: name of the program's own script.
+        module: its module, which runs under the script's name.
+    """
+    return (COMMAND, COMMANDS[script]) if _is_command() else (module,)
+
+
+def _is_command() -> bool:
+    # pipeedge.cli.main leaves the two words here, as scripts leave their path.
+    return bool(sys.argv) and sys.argv[0].startswith(f"{COMMAND} ")
+
+
+def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
+    """Run ``main`` and return the exit status; a failure is one line on standard error.
+
+    Args:
+        program: what the line begins with.
+        main: raises to fail.
+        verbose: print the traceback too.
+    """
+    open_standard_streams()
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        line = one_line(error)
+        if not isinstance(error, PipeEdgeError) and not verbose:
+            line = f"internal error: {line} (run again with --verbose to see where)"
+        say(program, line)
+        return exit_code(error)
+    return 0

@@ -1,0 +1,8 @@
+"""The command ``pipeedge``: every program under one name.
+
+commands     the programs, with their modules as text, so that none is imported before it is needed
+fetch        pipeedge fetch: weights of the known models
+schedule     pipeedge schedule: becomes the native sched-pipeline
+completion   pipeedge completion: scripts for the shell
+main         chooses the program
+"""

@@ -1,0 +1,113 @@
+"""The programs that the command ``pipeedge`` starts. Imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeedge.base.program import COMMAND
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMANDS", "Command"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program."""
+
+    name: str
+    summary: str
+    """One line for ``pipeedge --help``."""
+    module: str
+    """Module with the function ``main``, which ends the process."""
+    parser: str
+    """``module:function`` that builds its parser."""
+
+    @property
+    def full_name(self) -> str:
+        """Words that start the program."""
+        return f"{COMMAND} {self.name}"
+
+    def load(self) -> Callable[[], None]:
+        """Import the program and return its ``main``."""
+        main: Callable[[], None] = importlib.import_module(self.module).main
+        return main
+
+    def build_parser(self) -> argparse.ArgumentParser:
+        """Import the program's options and return a new parser."""
+        module, _, function = self.parser.partition(":")
+        build: Any = getattr(importlib.import_module(module), function)
+        parser: argparse.ArgumentParser = build()
+        return parser
+
+
+COMMANDS = (
+    Command(
+        "run", "run one rank of a pipeline", "pipeedge.run.main", "pipeedge.request.options:runtime_parser"
+    ),
+    Command(
+        "launch",
+        "start every rank of a run, here or over ssh",
+        "pipeedge.launch.main",
+        "pipeedge.launch.main:launch_parser",
+    ),
+    Command(
+        "doctor",
+        "check whether a run would work",
+        "pipeedge.doctor.main",
+        "pipeedge.request.options:doctor_parser",
+    ),
+    Command(
+        "fetch",
+        "fetch the weights of the known models",
+        "pipeedge.cli.fetch",
+        "pipeedge.cli.fetch:fetch_parser",
+    ),
+    Command(
+        "profile",
+        "measure the layers of a model on this device",
+        "pipeedge.profile.main",
+        "pipeedge.profile.options:profiler_parser",
+    ),
+    Command(
+        "schedule",
+        "find the best partition (sched-pipeline)",
+        "pipeedge.cli.schedule",
+        "pipeedge.cli.schedule:schedule_parser",
+    ),
+    Command(
+        "auction",
+        "schedule from the bids of the devices themselves",
+        "pipeedge.auction.main",
+        "pipeedge.auction.options:auction_parser",
+    ),
+    Command(
+        "simulate",
+        "predict how a run would go, without its hosts",
+        "pipeedge.simulate.main",
+        "pipeedge.simulate.options:simulate_parser",
+    ),
+    Command(
+        "report",
+        "draw the page of a saved report, or compare two",
+        "pipeedge.report.main",
+        "pipeedge.report.main:report_parser",
+    ),
+    Command(
+        "train",
+        "train a model in a pipeline",
+        "pipeedge.train.main",
+        "pipeedge.train.options:train_parser",
+    ),
+    Command(
+        "completion",
+        "print the completion script of a shell",
+        "pipeedge.cli.completion",
+        "pipeedge.cli.completion:completion_parser",
+    ),
+)
+"""In the order in which ``pipeedge --help`` lists them."""

@@ -1,0 +1,88 @@
+"""``pipeedge fetch`` and ``save_model_weights.py``: the weights of the known models, as files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeedge.base.program import guard, program_name
+from pipeedge.base.schedule import DTYPES
+from pipeedge.base.streams import end
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.models.weights.download import save_weights
+from pipeedge.request.options import OneLineParser, add_common, name, path
+
+__all__ = ["fetch_parser", "main", "parse_fetch"]
+
+PROGRAM = "save_model_weights.py"
+
+
+def fetch_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``pipeedge fetch``."""
+    parser = OneLineParser(
+        prog=program_name(PROGRAM),
+        description="Fetch the weights of the known models, or write random ones, under their default file "
+        "names.",
+    )
+    parser.add_argument(
+        "-m",
+        "--model-name",
+        type=name,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
+    )
+    parser.add_argument(
+        "-o", "--output-dir", type=path, default=Path(), metavar="DIR", help="where to (default: here)"
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="random weights of the right shapes, without a network"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES[1:],
+        help="store them in this number type too, beside the originals: a device that runs with the same "
+        "--dtype then needs that file alone",
+    )
+    add_common(parser)
+    return parser
+
+
+def parse_fetch(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line of ``pipeedge fetch``.
+
+    Raises:
+        RequestError: an option or a value is wrong.
+        SystemExit: after ``--help`` or ``--version``.
+    """
+    parser = fetch_parser()
+    args = parser.parse_args(argv)
+    if args.seed is not None and not args.random:
+        parser.error("--seed is for --random")
+    if args.seed is not None and args.seed < 0:
+        parser.error(f"--seed is {args.seed}; it must be at least 0")
+    return args
+
+
+def main() -> NoReturn:
+    """Save the files that the command line asks for, and end the process."""
+    program = program_name(PROGRAM)
+    end(program, guard(program, _fetch, verbose="--verbose" in sys.argv))
+
+
+def _fetch() -> None:
+    args = parse_fetch(sys.argv[1:])
+    seed = (args.seed or 0) if args.random else None
+    dtype = None if args.dtype is None else find_dtype(args.dtype)
+    try:
+        save_weights(args.model_name, args.output_dir, random_seed=seed, dtype=dtype)
+    except KeyboardInterrupt:
+        print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
+        raise

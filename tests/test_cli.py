@@ -1,0 +1,185 @@
+"""The command ``pipeedge``: one name for every program, the same code as the scripts, lazily imported."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import environment
+
+import pipeedge
+from pipeedge.base.program import COMMANDS as SCRIPTS
+from pipeedge.base.program import module_words, program_name
+from pipeedge.cli.commands import COMMANDS, Command
+from pipeedge.cli.completion import SHELLS, completion_script
+from pipeedge.request.config import Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.train.options import parse_train
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def start(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-m", "pipeedge", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_commands_are_the_programs() -> None:
+    assert {command.name for command in COMMANDS} == {*SCRIPTS.values(), "completion"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_command_leads_to_a_program_whose_usage_names_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command.full_name])
+    assert callable(command.load())
+    assert command.build_parser().prog == command.full_name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_program_has_the_name_of_its_script_otherwise(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/runtime.py"])
+    assert command.build_parser().prog in {*SCRIPTS, "pipeedge completion"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_names_no_script_to_a_user_of_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command.full_name])
+    monkeypatch.setenv("COLUMNS", "1000")
+    printed = command.build_parser().format_help()
+    assert [script for script in SCRIPTS if script in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("started", "name", "module"),
+    [
+        ("pipeedge run", "pipeedge profile", ("pipeedge", "profile")),
+        ("pipeedge", "profiler.py", ("pipeedge.profile.main",)),
+        ("/usr/bin/pipeedge-doctor", "profiler.py", ("pipeedge.profile.main",)),
+        ("", "profiler.py", ("pipeedge.profile.main",)),
+    ],
+)
+def test_other_programs_are_named_as_this_one_was_started(
+    monkeypatch: pytest.MonkeyPatch, started: str, name: str, module: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    assert program_name("profiler.py") == name
+    assert module_words("profiler.py", "pipeedge.profile.main") == module
+
+
+def test_reports_record_the_words_that_started_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipeedge run"])
+    run = parse_runtime(["0", "1", "-b", "8"], Environment())
+    training = parse_train(["--workers", "1"], Environment(), cores=1)
+    assert run.request.command == ("pipeedge", "run", "0", "1", "-b", "8")
+    assert training.request.command == ("pipeedge", "train", "--workers", "1")
+
+
+def test_help_imports_no_program() -> None:
+    done = start("--help", options=("-X", "importtime"))
+    assert done.returncode == 0
+    assert all(f"  {command.name} " in done.stdout for command in COMMANDS)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pipeedge.cli.main" in imported
+    heavy = {"argparse", "numpy", "rich", "torch", "transformers", "yaml"}
+    assert not imported & (heavy | {command.module for command in COMMANDS})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rum"], "unknown command rum; did you mean run?"),
+        (["--hlep"], "unknown option --hlep; did you mean --help?"),
+        ([], "no command given: use one of run, launch, "),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    from pipeedge.cli import main as cli
+
+    class EndedError(Exception):
+        pass
+
+    def end(program: str, status: int) -> None:
+        raise EndedError(program, status)
+
+    monkeypatch.setattr(cli, "end", end)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pipeedge", *words])
+    with pytest.raises(EndedError) as ended:
+        cli.main()
+    assert ended.value.args == ("pipeedge", 2)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pipeedge: {said}")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_program_reads_the_rest_and_names_the_command() -> None:
+    done = start("run", "0", "2", "-m", "vit-digits", "-pt", "1,8")
+    assert done.returncode == 2
+    assert done.stderr.startswith("pipeedge run: layers 9 to 16 are covered by no stage")
+
+
+def test_schedule_is_the_native_program() -> None:
+    done = start("schedule", "--version")
+    assert (done.returncode, done.stdout) == (0, f"sched-pipeline (PipeEdge) {pipeedge.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_can_read_the_completion_script(shell: str) -> None:
+    pytest.importorskip("shtab")
+    script = completion_script(shell)
+    assert all(f"_{command.name}" in script for command in COMMANDS)
+    assert "--partition" in script
+    if program := shutil.which(shell):
+        assert subprocess.run([program, "-n"], input=script, text=True, timeout=10).returncode == 0
+
+
+def test_bash_completes_commands_and_options() -> None:
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    ask = 'COMP_WORDS=({words}); COMP_CWORD={last}; _shtab_pipeedge; printf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    asked = [("pipeedge sim", 1), ("pipeedge run --part", 2), ("pipeedge run --comm r", 3)]
+    text = (
+        completion_script("bash")
+        + "\n"
+        + "".join(ask.format(words=words, last=last) for words, last in asked)
+    )
+    done = subprocess.run([bash], input=text, capture_output=True, text=True, timeout=10)
+    assert done.stdout.split() == ["simulate", "--partition", "rpc"], done.stderr
+
+
+def test_the_archive_of_sources_holds_every_file_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MANIFEST.in is read by setuptools' own reader; git says which files there are."""
+    git = shutil.which("git")
+    listed = subprocess.run([git or "git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    from setuptools.command.egg_info import FileList
+
+    monkeypatch.chdir(ROOT)
+    files = FileList()
+    for line in (ROOT / "MANIFEST.in").read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            files.process_template_line(line)
+    always = {"MANIFEST.in", "pyproject.toml"}
+    wanted = {name for name in listed.stdout.splitlines() if not name.startswith((".ci/", ".git"))}
+    assert wanted - always <= {name.replace("\\", "/") for name in files.files}
+    assert not [name for name in files.files if name.endswith((".so", ".pyc")) or "src-native/build" in name]
