@@ -20,8 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutate_message, rounds
 
-from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError, exit_code
-from pipeedge.control.hub import Hub, HubState, Verdict
+from pipeedge.base.errors import (
+    Account,
+    DeadlineError,
+    PeerFailedError,
+    PipeEdgeError,
+    RequestError,
+    exit_code,
+)
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.hub import Hub, HubState
 from pipeedge.control.liveness import (
     Limits,
     RankStatus,
@@ -266,7 +274,7 @@ class Play:
         self.told: dict[int, list[Message]] = {}
 
     def say(self, connection: int, kind: str, **body: Any) -> None:
-        self._note(self.state.received(connection, "10.0.0.9", Message(kind, body), self.now))
+        self._note(self.state.received(connection, Message(kind, body), self.now))
 
     def hello(self, *ranks: int) -> Play:
         for rank in ranks:
@@ -305,7 +313,7 @@ class Play:
         return [message for message in self.told.get(connection, []) if message.kind == kind]
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Failure | None:
         return self.state.verdict
 
     def line(self) -> str:
@@ -349,7 +357,8 @@ def test_a_rank_that_never_appears_is_named_at_the_deadline() -> None:
     assert play.verdict is None
     play.pass_time(0.5, beats={0: WAITING, 2: WAITING})
     assert play.line().startswith("ranks 1, 3 of 4 never appeared within 10 s")
-    assert play.verdict == Verdict(play.line(), 1, 4)
+    assert play.verdict is not None
+    assert (play.verdict.rank, play.verdict.exit_code) == (1, 4)
     assert play.heard(0, "verdict") == play.heard(2, "verdict") == [play.verdict.message()]
 
 
@@ -375,7 +384,7 @@ def test_ranks_that_disagree_on_the_world_all_hear_it() -> None:
     play.say(1, "hello", rank=1, world=3, host="pi1")
     for connection in (0, 1):
         (verdict,) = play.heard(connection, "verdict")
-        assert verdict.body["line"].startswith("rank 1 on pi1 says the world has 3 ranks, rank 0 says 2")
+        assert verdict.body["cause"].startswith("rank 1 on pi1 says the world has 3 ranks, rank 0 says 2")
         assert verdict.body["exit_code"] == 2
 
 
@@ -384,11 +393,8 @@ def test_a_rank_that_is_there_twice_is_sent_away_and_the_first_stays() -> None:
     play.hello(0, 1)
     play.say(7, "hello", rank=1, world=2, host="pi9")
     (refusal,) = play.heard(7, "verdict")
-    assert refusal.body == {
-        "line": "rank 1 is already there, on pi1: start each rank once",
-        "rank": None,
-        "exit_code": 2,
-    }
+    taken = "rank 1 is already there, on pi1: start each rank once"
+    assert Failure.from_message(refusal) == Failure(FailureKind.REFUSED, taken, exit_code=2)
     play.close(7)
     assert play.verdict is None
     play.say(1, "facts", facts={})
@@ -410,7 +416,7 @@ def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank
         play.started()
     play.say(7, "hello", rank=rank, world=world, host="pi9")
     (refusal,) = play.heard(7, "verdict")
-    line, taken = refusal.body["line"], rank < 3
+    line, taken = refusal.body["cause"], rank < 3
     assert (f"rank {rank} is already there, on pi{rank}" in line) == taken
     assert (f"rank {rank} is outside the world of 3" in line) == (not taken)
     assert ("rank 0 says 3" in line) == (world != 3)
@@ -424,7 +430,7 @@ def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank
 def test_a_rank_outside_the_world_is_sent_away() -> None:
     play = Play(world=2)
     play.say(7, "hello", rank=2, world=2, host="pi9")
-    assert play.heard(7, "verdict")[0].body["line"] == "rank 2 is outside the world of 2"
+    assert play.heard(7, "verdict")[0].body["cause"] == "rank 2 is outside the world of 2"
     assert play.state.connections() == ()
 
 
@@ -448,7 +454,7 @@ def test_a_malformed_hello_is_sent_away_once(body: dict[str, Any]) -> None:
     for _ in range(1000):
         play.say(5, "hello", **body)
     (refusal,) = play.heard(5, "verdict")
-    assert "malformed" in refusal.body["line"]
+    assert "malformed" in refusal.body["cause"]
     assert (play.verdict, play.state.connections()) == (None, ())
 
 
@@ -506,7 +512,7 @@ HARMFUL: list[Any] = [
         ("done", ("stats",)),
         ("hello", ("rank", "world", "host")),
         ("start", ()),
-        ("verdict", ("line", "rank", "exit_code")),
+        ("verdict", ("failure", "rank", "name", "cause", "exit_code")),
         ("\x1b[2J", ()),
     ],
 )
@@ -739,9 +745,23 @@ def test_loading_for_long_is_not_a_stall() -> None:
 def test_a_quarrel_is_a_request_that_is_wrong() -> None:
     play = Play().known()
     play._note(play.state.refuse("ranks 0 and 1 disagree", 2, play.now))
-    assert play.verdict == Verdict("ranks 0 and 1 disagree", None, 2)
-    error = Verdict.from_message(play.heard(1, "verdict")[0]).error()
+    assert play.verdict == Failure(FailureKind.REFUSED, "ranks 0 and 1 disagree", exit_code=2)
+    error = Failure.from_message(play.heard(1, "verdict")[0]).error()
     assert isinstance(error, RequestError)
+
+
+def test_a_failure_travels_as_data_and_becomes_one_line() -> None:
+    play = Play().started()
+    play.say(1, "failed", line="it failed: (disk) failed: full")
+    (message,) = play.heard(0, "verdict")
+    assert message.body["failure"] == "failed"
+    assert (message.body["rank"], message.body["cause"]) == (1, "it failed: (disk) failed: full")
+    failure = Failure.from_message(message)
+    assert failure == play.verdict
+    assert failure.line == f"{failure.name} failed: it failed: (disk) failed: full"
+    error = failure.error()
+    assert isinstance(error, PeerFailedError)
+    assert error.account == Account(1, "it failed: (disk) failed: full")
 
 
 # --- numbers and texts of any size ------------------------------------------------------------------
@@ -776,7 +796,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
     chance = random.Random(2)
     said: dict[str, dict[str, Any]] = {
         "plan": {"items": 3},
-        "verdict": Verdict("x", 1, 4).message().body | {},
+        "verdict": Failure(FailureKind.FAILED, "x", 1, "rank 1").message().body | {},
         "notice": {"line": "x"},
         "clock": {"sent": 1.5, "there": 2.5},
         "beat": {"slowest_s": 0.5},
@@ -847,7 +867,7 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
 
 
 def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
-    address, told = ("127.0.0.1", 0), Verdict("rank 2 is gone: killed", 2, 4).message()
+    address, told = ("127.0.0.1", 0), Failure(FailureKind.GONE, "killed", 2, "rank 2").message()
     with socket.create_server(address) as listener, member(listener.getsockname(), 1) as self:
         hub_end, _ = listener.accept()
         self.hello(world_size=3, host="pi1")
@@ -885,7 +905,7 @@ def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None
         return [message.body["line"] for _, message in state.tick(now) if message.kind == "waiting"]
 
     def hello(rank: int, now: float) -> None:
-        state.received(rank, "here", Message("hello", {"rank": rank, "world": 3, "host": "pi"}), now)
+        state.received(rank, Message("hello", {"rank": rank, "world": 3, "host": "pi"}), now)
 
     hello(0, 0.1)
     assert waiting(1.9) == []
@@ -901,10 +921,10 @@ def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None
 def test_ranks_that_fall_silent_together_are_not_blamed(last_beats: tuple[float, float], blamed: int) -> None:
     state = HubState(world_size=3, timeout_s=30.0, now=0.0)
     for rank in range(3):
-        state.received(rank, "here", Message("hello", {"rank": rank, "world": 3, "host": "pi"}), 0.1)
+        state.received(rank, Message("hello", {"rank": rank, "world": 3, "host": "pi"}), 0.1)
     beat = Message("beat", RankStatus().to_body())
     for rank, at in ((1, last_beats[0]), (2, last_beats[1]), (0, 31.0)):
-        state.received(rank, "here", beat, at)
+        state.received(rank, beat, at)
     state.plan({}, (0, 1, 2), {}, 31.0)
     state.tick(31.5)
     assert state.verdict is not None

@@ -24,7 +24,7 @@ models     activations dtypes int8 progress weights.reading architecture weights
            registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
-control    clocks messages liveness hub member session
+control    clocks messages failures liveness hub member session
 observe    metrics live timeline energy recording trace monitoring
 plan       specs prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
@@ -66,6 +66,7 @@ PURE = (
     "auction.sale",
     "testbed.cluster",
     "control.clocks",
+    "control.failures",
     "control.liveness",
     "control.messages",
     "base.wording",

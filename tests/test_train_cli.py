@@ -21,6 +21,7 @@ from processes import environment
 from pipeedge.base.errors import InputError, ModelError, RequestError
 from pipeedge.report import read_run, render_run
 from pipeedge.request.config import Environment
+from pipeedge.train import main
 from pipeedge.train.networks import Vgg, find_network
 from pipeedge.train.options import parse_train
 from pipeedge.train.request import TrainingRequest
@@ -206,6 +207,19 @@ def test_interrupt_during_imports_is_status_130(tmp_path: Path) -> None:
         [sys.executable, "-S", "train.py"], cwd=tmp_path, capture_output=True, timeout=DEADLINE_S, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("first_speaks", [True, False])
+def test_launcher_prints_a_failure_once(first_speaks: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    cause = "rank 3 (stage (3)) failed: disk full"  # text that looks like a report is not taken for one
+    line = f"rank 1 (stage 1, on pi1) failed: {cause}"
+    output = main._Output()
+    for _ in range(2):
+        output.line(main.SecondHand(cause, line).to_text(), error=True)
+    if first_speaks:
+        output.line(f"train.py: {cause}\n", error=True)
+    output.release()
+    assert capsys.readouterr().err == f"train.py: {cause if first_speaks else line}\n"
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
+from pipeedge.control.failures import Failure
 from pipeedge.control.hub import HubState
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
@@ -308,7 +309,7 @@ class Play:
         self.lines: list[str] = []
 
     def hear(self, connection: int, kind: str, now: float = 0.0, **body: Any) -> Play:
-        self.note(self.state.received(connection, "10.0.0.9", Message(kind, body), now))
+        self.note(self.state.received(connection, Message(kind, body), now))
         return self
 
     def hello(self, *ranks: int, world: int | None = None, host: str = "pi") -> Play:
@@ -335,7 +336,9 @@ class Play:
 
     def note(self, outgoing: list[tuple[int, Message]]) -> None:
         for _, message in outgoing:
-            if "line" in message.body:
+            if message.kind == "verdict":
+                self.lines.append(Failure.from_message(message).line)
+            elif "line" in message.body:
                 self.lines.append(message.body["line"])
 
     @property
@@ -581,7 +584,7 @@ def a_control_thread_dies(patch: Patch) -> str:
 )
 def a_rank_dies_before_its_hello(patch: Patch) -> str:
     state = HubState(world_size=3, timeout_s=60.0, now=0.0)
-    state.received(0, "", Message("hello", {"rank": 0, "world": 3, "host": "pi0"}), 0.0)
+    state.received(0, Message("hello", {"rank": 0, "world": 3, "host": "pi0"}), 0.0)
     ((_, notice),) = state.closed(1, 1.0, left="10.0.0.9")
     return str(notice.body["line"])
 

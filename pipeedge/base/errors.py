@@ -19,9 +19,12 @@ that names the rank, the stage and the first cause.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipeedge.base.wording import printable
 
 __all__ = [
+    "Account",
     "DeadlineError",
     "InfeasibleError",
     "InputError",
@@ -82,15 +85,26 @@ class InfeasibleError(PipeEdgeError):
     exit_code = EXIT_INFEASIBLE
 
 
+@dataclass(frozen=True)
+class Account:
+    """What a rank reported of its own failure."""
+
+    rank: int
+    cause: str
+    """Its line for the user."""
+
+
 class PeerError(PipeEdgeError):
     """Another rank failed, or did not answer in time."""
 
     exit_code = EXIT_PEER
 
-    def __init__(self, message: str, *, peer: int | None = None) -> None:
+    def __init__(self, message: str, *, peer: int | None = None, account: Account | None = None) -> None:
         super().__init__(message)
         self.peer = peer
         """The rank at the other end of the connection that failed, if it was one."""
+        self.account = account
+        """What the rank that failed reported itself, if it did."""
 
 
 class PeerFailedError(PeerError):

@@ -9,6 +9,7 @@
     └──────────────────┘                            └─────────────────┘
 
 messages   what is said, and its bytes (pure)
+failures   why a session ended, as data (pure)
 clocks     what the hub's clock shows (pure)
 liveness   who is silent, who is stuck, who is only slow (pure)
 hub        the hub's rules (pure) and the thread that serves them

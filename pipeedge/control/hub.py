@@ -9,7 +9,7 @@
                        complete {}
                        clock {sent, there}
                        record {rank, text}, work {by rank}: to the data rank alone
-                       verdict {line, rank, exit_code}
+                       verdict {failure, rank, name, cause, exit_code}
 
 ``HubState`` holds the rules and touches neither socket nor clock: connections, messages and the time
 come in, messages to send come out. ``Hub`` is the thread around it.
@@ -42,11 +42,11 @@ from pipeedge.base.errors import (
     EXIT_REQUEST,
     PeerFailedError,
     PipeEdgeError,
-    RequestError,
     one_line,
 )
 from pipeedge.base.fields import MALFORMED, number, plain, text, whole_number
 from pipeedge.base.wording import count, figure, plural
+from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
     Limits,
     RankStatus,
@@ -59,14 +59,11 @@ from pipeedge.control.liveness import (
 )
 from pipeedge.control.messages import Decoder, Message, encode
 
-__all__ = ["Hub", "HubState", "Verdict"]
+__all__ = ["Hub", "HubState"]
 
 _LOSS_GRACE_S = 1.0
 _PARTING_S = 2.0
 """At the end, how long the hub waits at most for the ranks to hear of it and leave."""
-_MAX_VERDICT = 8000
-"""Characters of the line that ends a run: what ranks say of themselves, and names of several."""
-_EXIT_CODES = 256
 _MAX_HOST = 255
 _MAX_KIND = 40
 _MAX_NAMED = 10
@@ -82,37 +79,6 @@ _TELL_AGAIN_S = 10.0
 _NAMED = 8
 _MAX_STRANGERS = 16
 """Connections without a rank. A further one takes the place of the oldest, which has had its time."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why the run ended."""
-
-    line: str
-    rank: int | None
-    exit_code: int
-
-    def message(self) -> Message:
-        """To send to every rank."""
-        return Message("verdict", {"line": self.line, "rank": self.rank, "exit_code": self.exit_code})
-
-    @classmethod
-    def from_message(cls, message: Message) -> Verdict:
-        """As a member reads it; a malformed one raises KeyError, TypeError or ValueError."""
-        rank = message.body["rank"]
-        return cls(
-            line=text(message.body["line"], _MAX_VERDICT),
-            rank=None if rank is None else whole_number(rank),
-            exit_code=whole_number(message.body["exit_code"], below=_EXIT_CODES),
-        )
-
-    def error(self, rank: int | None = None) -> PipeEdgeError:
-        """As the exception that the member of ``rank`` raises."""
-        if self.exit_code == EXIT_REQUEST:
-            return RequestError(self.line)
-        if self.exit_code == EXIT_FAULT and rank == self.rank:
-            return PipeEdgeError(self.line)
-        return PeerFailedError(self.line)
 
 
 @dataclass
@@ -159,30 +125,30 @@ class HubState:
         self._left_at = ""  # address of the last one that left without a hello
         self._left_told_at = -_TELL_AGAIN_S
         self._beat_at = now
-        self._suspect: tuple[float, int, str] | None = None
+        self._suspect: tuple[float, Failure] | None = None
         self._refused: set[int] = set()
         self._complete = False  # whether the data rank has written all results
         self._late = 0  # ranks that came after the verdict, and heard it
-        self.verdict: Verdict | None = None
-        self.verdict_at = now
+        self.verdict: Failure | None = None
+        self._hears_of_late_ranks = True  # whether the verdict came while ranks could still appear
 
     # -- what the hub is told ---------------------------------------------------------------------
 
-    def received(self, connection: int, peer: str, message: Message, now: float) -> list[tuple[int, Message]]:
+    def received(self, connection: int, message: Message, now: float) -> list[tuple[int, Message]]:
         """A message came."""
         rank = self._rank_of.get(connection)
         if rank is None:
             if message.kind != "hello" or connection in self._refused:
                 return []
-            return self._hello(connection, peer, message.body, now)
+            return self._hello(connection, message.body, now)
         known = self._ranks[rank]
         known.heard_at = now
         try:
             return self._from_rank(rank, known, message, now)
         except MALFORMED:
             kind = message.kind[:_MAX_KIND]
-            line = f"{self.name(rank)} sent a malformed {kind!r}; do all run the same version?"
-            return self._judge(line, rank, now)
+            cause = f"sent a malformed {kind!r}; do all run the same version?"
+            return self._judge(self._failure(FailureKind.MALFORMED, rank, cause), now)
 
     def _from_rank(self, rank: int, known: _Rank, message: Message, now: float) -> list[tuple[int, Message]]:
         body = message.body
@@ -200,12 +166,12 @@ class HubState:
         if message.kind in ("failed", "lost") and (known.finished or not self._takes_part(rank)):
             return []  # it has done its part, or never had one
         if message.kind == "failed":
-            return self._judge(f"{self.name(rank)} failed: {text(body['line'])}", rank, now)
+            return self._judge(self._failure(FailureKind.FAILED, rank, text(body["line"])), now)
         if message.kind == "lost":
             lost = whole_number(body["rank"], below=self._world_size)
             if self._suspect is None and self.verdict is None:
-                line = f"{self.name(lost)} is gone: {text(body['line'])}"
-                self._suspect = (now + _LOSS_GRACE_S, lost, line)
+                loss = self._failure(FailureKind.GONE, lost, text(body["line"]))
+                self._suspect = (now + _LOSS_GRACE_S, loss)
             return []
         if message.kind == "record" and rank in self._running() and self._started() and not known.finished:
             return self._pass_on(rank, known, body["text"])
@@ -235,11 +201,12 @@ class HubState:
         if rank is None or self._ranks[rank].finished or not self._takes_part(rank):
             return []
         why = why or "it was killed or lost its network"
-        return self._judge(f"{self.name(rank)} is gone: {why}", rank, now)
+        return self._judge(self._failure(FailureKind.GONE, rank, why), now)
 
     def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
         """The hub itself cannot go on, for a fault of ours."""
-        return self._judge(f"{self.name(0)} failed: internal error in its hub: {fault}", 0, now, EXIT_FAULT)
+        cause = f"internal error in its hub: {fault}"
+        return self._judge(Failure(FailureKind.FAILED, cause, 0, self.name(0), EXIT_FAULT), now)
 
     def tick(self, now: float) -> list[tuple[int, Message]]:
         """Time has passed."""
@@ -250,12 +217,12 @@ class HubState:
         if self.verdict is not None:
             return outgoing
         if self._suspect is not None and now >= self._suspect[0]:
-            _, rank, line = self._suspect
-            return outgoing + self._judge(line, rank, now)
+            return outgoing + self._judge(self._suspect[1], now)
         if self._participants is None and now - self._opened_at > self._appear_s:
             absent = self.absent()
             if absent:
-                return outgoing + self._judge(self._never_appeared(absent), absent[0], now)
+                failure = Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0])
+                return outgoing + self._judge(failure, now)
         return outgoing + self._tell_absent(now) + self._watch(now)
 
     # -- what the hub decides ---------------------------------------------------------------------
@@ -278,7 +245,7 @@ class HubState:
 
     def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
         """The ranks do not agree, or what they ask for cannot be."""
-        return self._judge(line, None, now, exit_code)
+        return self._judge(Failure(FailureKind.REFUSED, line, exit_code=exit_code), now)
 
     # -- what one may ask -------------------------------------------------------------------------
 
@@ -311,7 +278,7 @@ class HubState:
 
     def awaits_others(self) -> bool:
         """Whether the run has failed before all ranks came, and some may still be on their way."""
-        if self.verdict is None or self.verdict_at - self._opened_at > self._appear_s:
+        if self.verdict is None or not self._hears_of_late_ranks:
             return False
         return self._participants is None and len(self._ranks) + self._late < self._world_size
 
@@ -321,9 +288,7 @@ class HubState:
 
     # -- the rules --------------------------------------------------------------------------------
 
-    def _hello(
-        self, connection: int, peer: str, body: Mapping[str, Any], now: float
-    ) -> list[tuple[int, Message]]:
+    def _hello(self, connection: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
         if self.verdict is not None:
             self._late += 1
             return [(connection, self.verdict.message())]
@@ -349,14 +314,15 @@ class HubState:
         if disagrees:
             # One of the two is wrong, and the run cannot become complete: all may know at once.
             line = f"{disagrees}start all with the same WORLD"
-            return [*self._refuse(connection, line), *self._judge(line, None, now, EXIT_REQUEST)]
+            failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
+            return [*self._refuse(connection, line), *self._judge(failure, now)]
         self._ranks[rank] = _Rank(connection, host, now)
         self._rank_of[connection] = rank
         return []
 
     def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
         self._refused.add(connection)
-        return [(connection, Verdict(line, None, EXIT_REQUEST).message())]
+        return [(connection, Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST).message())]
 
     def _tell_work(self) -> list[tuple[int, Message]]:
         """The data rank shows how the stages spend their time."""
@@ -389,30 +355,24 @@ class HubState:
         silence = {rank: now - self._ranks[rank].heard_at for rank in watched}
         finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
         if isinstance(finding, Silent) and self._hears_nobody(silence):
-            return self._judge(
-                f"{self.name(0)} has heard none of the {len(silence) - (0 in silence)} other ranks for "
-                f"{finding.seconds:.1f} s: its own network is cut, or that of all others",
-                0,
-                now,
+            cause = (
+                f"has heard none of the {len(silence) - (0 in silence)} other ranks for "
+                f"{finding.seconds:.1f} s: its own network is cut, or that of all others"
             )
+            return self._judge(self._failure(FailureKind.SILENT, 0, cause), now)
         if isinstance(finding, Silent):
-            return self._judge(
-                f"{self.name(finding.rank)} has been silent for {finding.seconds:.1f} s: "
-                "it is stopped, or its network is cut",
-                finding.rank,
-                now,
-            )
+            cause = f"has been silent for {finding.seconds:.1f} s: it is stopped, or its network is cut"
+            return self._judge(self._failure(FailureKind.SILENT, finding.rank, cause), now)
         if isinstance(finding, Stuck):
-            return self._judge(
-                f"{self.name(finding.destination)} has waited {finding.seconds:.1f} s for microbatch "
-                f"{finding.microbatch} from {self.name(finding.source)}: the link between them is dead, "
-                "or needs a longer --timeout",
-                finding.destination,
-                now,
+            cause = (
+                f"has waited {finding.seconds:.1f} s for microbatch {finding.microbatch} from "
+                f"{self.name(finding.source)}: the link between them is dead, or needs a longer --timeout"
             )
+            return self._judge(self._failure(FailureKind.STUCK, finding.destination, cause), now)
         if isinstance(finding, Stalled) and watched:
             who = ", ".join(self.name(rank) for rank in watched)
-            return self._judge(f"nothing has moved for {finding.seconds:.1f} s: {who} did not end", None, now)
+            cause = f"nothing has moved for {finding.seconds:.1f} s: {who} did not end"
+            return self._judge(Failure(FailureKind.STALLED, cause), now)
         if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
             self._noticed_at = now
             line = (
@@ -426,16 +386,17 @@ class HubState:
         others = [seconds for rank, seconds in silence_s.items() if rank != 0]
         return len(others) > 1 and min(others) > self._limits.silence_s - 2 * self._beat_s
 
-    def _judge(
-        self, line: str, rank: int | None, now: float, exit_code: int = EXIT_PEER
-    ) -> list[tuple[int, Message]]:
+    def _failure(self, kind: FailureKind, rank: int, cause: str) -> Failure:
+        return Failure(kind, cause, rank, self.name(rank))
+
+    def _judge(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
         if self.verdict is not None:  # the first cause wins
             return []
-        if self._complete and exit_code == EXIT_PEER:
-            return self._go_on_without(line, rank)
-        self.verdict = Verdict(line, rank, exit_code)
-        self.verdict_at = now
-        return self._to_all(self.verdict.message())
+        if self._complete and failure.exit_code == EXIT_PEER:
+            return self._go_on_without(failure.line, failure.rank)
+        self.verdict = failure
+        self._hears_of_late_ranks = now - self._opened_at <= self._appear_s
+        return self._to_all(failure.message())
 
     def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
         """The results are complete: wait no longer for ``rank``, or for all that have not finished."""
@@ -700,7 +661,7 @@ class Hub:
             data, messages, why = b"", [], one_line(error)
         for message in messages:
             now = self._clock()
-            self._queue(self._state.received(connection.number, connection.peer, message, now))
+            self._queue(self._state.received(connection.number, message, now))
         if not data:
             self._drop(connection, why, left=connection.peer)
 

@@ -23,7 +23,7 @@ from pipeedge.base.errors import (
 from pipeedge.base.fields import MALFORMED, nonnegative, number, text, whole_number
 from pipeedge.base.wording import figure
 from pipeedge.control.clocks import ClockMap
-from pipeedge.control.hub import Verdict
+from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import Decoder, Message, encode
 
@@ -355,7 +355,7 @@ class Member:
 
     def _take(self, message: Message) -> None:
         if message.kind == "verdict":
-            self._fail(Verdict.from_message(message).error(self._rank))
+            self._fail(Failure.from_message(message).error(self._rank))
         elif message.kind == "notice":
             self._show_notice(text(message.body["line"], _MAX_NOTICE))
         elif message.kind == "waiting":

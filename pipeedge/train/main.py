@@ -7,15 +7,19 @@ what they print is passed on, and a line that several of them have to say is sai
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
-import re
 import signal
 import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pipeedge.base.errors import EXIT_PEER
+from pipeedge.base.errors import EXIT_PEER, PeerFailedError, one_line
+from pipeedge.base.fields import MALFORMED, parse, text
 from pipeedge.base.machine import processors
 from pipeedge.base.program import guard, module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
@@ -33,7 +37,8 @@ _ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 """As in Linux's prctl.h."""
 _SIGNALLED = 128
-_SECOND_HAND = re.compile(r"rank \d+ (?:\(.*?\) )?failed: (.*)")
+_RECORD = "\x1e"
+"""Begins a line of standard error that holds JSON for the launcher, as in RFC 7464."""
 
 
 def main() -> NoReturn:
@@ -89,7 +94,47 @@ def _work(command: TrainCommand) -> None:
     if command.dry_run:
         show(command.request, StandardOutput(result=True))
     else:
-        train(command.request, StandardOutput(), warn)
+        try:
+            train(command.request, StandardOutput(), warn)
+        except PeerFailedError as error:
+            if command.launcher is None or error.account is None:
+                raise
+            if "--verbose" in sys.argv:
+                traceback.print_exc()
+            # The worker that failed reports it itself; this report counts only if that one cannot.
+            _report(SecondHand(error.account.cause, one_line(error)))
+            raise SystemExit(EXIT_PEER) from None
+
+
+@dataclass(frozen=True)
+class SecondHand:
+    """A worker's report of the failure of another one."""
+
+    cause: str
+    """What the other worker reported itself."""
+    line: str
+    """The line for the user, which names the other worker."""
+
+    def to_text(self) -> str:
+        """Write the report as one line for the launcher."""
+        return f"{_RECORD}{json.dumps(vars(self))}\n"
+
+    @classmethod
+    def from_text(cls, line: str) -> SecondHand | None:
+        """Parse a line that a worker printed; None if it is an ordinary one."""
+        if not line.startswith(_RECORD):
+            return None
+        try:
+            body = parse(line.removeprefix(_RECORD))
+            return cls(text(body["cause"]), text(body["line"]))
+        except MALFORMED:
+            return None
+
+
+def _report(report: SecondHand) -> None:
+    """Hand a report to the launcher, if it still listens."""
+    with suppress(OSError, ValueError):
+        print(report.to_text(), end="", file=sys.stderr, flush=True)
 
 
 def _launch(command: TrainCommand) -> int:
@@ -124,21 +169,21 @@ def _launch(command: TrainCommand) -> int:
 
 
 class _Output:
-    """What the workers print, passed on; what went wrong is said once.
+    """Passes on what the workers print, each failure once.
 
-    Each worker says why it ends. The one that failed says ``reason``; the others ``rank 1 (stage 1) failed:
-    reason``, and this waits until the end, in case the first never gets to speak.
+    Each worker reports why it ends. The one that failed prints the cause; a report of the others is kept
+    until the end, in case the first never gets to speak.
     """
 
     def __init__(self) -> None:
         self._said: dict[str, None] = {}
-        self._second_hand: list[tuple[str, str]] = []
+        self._second_hand: list[SecondHand] = []
 
     def line(self, text: str, *, error: bool) -> None:
-        """A line of a worker."""
-        heard = _SECOND_HAND.search(text) if error else None
-        if heard is not None:
-            self._second_hand.append((heard[1].strip(), text))
+        """Take a line that a worker printed."""
+        report = SecondHand.from_text(text) if error else None
+        if report is not None:
+            self._second_hand.append(report)
         elif not error or text not in self._said:
             self._write(text, error=error)
 
@@ -149,10 +194,10 @@ class _Output:
             self._write(f"{program_name(PROGRAM)}: {line}\n", error=True)
 
     def release(self) -> None:
-        """The workers have ended: what none of them said of itself."""
-        for reason, text in self._second_hand:
-            if not any(reason in line for line in self._said):
-                self._write(text, error=True)
+        """Print, when the workers have ended, the failures that none of them reported itself."""
+        for report in self._second_hand:
+            if not any(report.cause in line for line in self._said):
+                self._write(f"{PROGRAM}: {report.line}\n", error=True)
         self._second_hand.clear()
 
     def _write(self, text: str, *, error: bool) -> None:

@@ -1,0 +1,106 @@
+"""Why a session ended, as data: which rank, what kind of failure, and the cause. Pure.
+
+The hub sends a ``Failure`` to every rank. The line for the user is made of it where it is shown.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeedge.base.errors import (
+    EXIT_FAULT,
+    EXIT_PEER,
+    EXIT_REQUEST,
+    Account,
+    PeerFailedError,
+    PipeEdgeError,
+    RequestError,
+)
+from pipeedge.base.fields import text, whole_number
+from pipeedge.control.messages import Message
+
+__all__ = ["Failure", "FailureKind"]
+
+_MAX_TEXT = 8000
+"""Characters of a name or a cause, which may name several ranks."""
+_EXIT_CODES = 256
+
+
+class FailureKind(enum.Enum):
+    """How a session failed."""
+
+    REFUSED = "refused"
+    """The ranks, or what they were asked, do not fit together."""
+    ABSENT = "absent"
+    """A rank never appeared."""
+    FAILED = "failed"
+    """A rank reported its own failure."""
+    GONE = "gone"
+    """A connection closed, or another rank lost this one."""
+    MALFORMED = "malformed"
+    """A rank broke the protocol."""
+    SILENT = "silent"
+    """A rank sent no heartbeat."""
+    STUCK = "stuck"
+    """A link carries nothing although both its ends live."""
+    STALLED = "stalled"
+    """Nothing moves, and no rank or link is to blame."""
+
+
+_JOINTS: Mapping[FailureKind, str] = {FailureKind.FAILED: " failed: ", FailureKind.GONE: " is gone: "}
+"""Text between the name of the rank and the cause; a space for all other kinds."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first cause for which a session ended."""
+
+    kind: FailureKind
+    cause: str
+    rank: int | None = None
+    """Rank at fault; None if no single rank is."""
+    name: str = ""
+    """Name of that rank for the user, such as ``rank 1 (stage 0, on pi1)``; empty if ``cause`` names it."""
+    exit_code: int = EXIT_PEER
+
+    @property
+    def line(self) -> str:
+        """The line for the user."""
+        return f"{self.name}{_JOINTS.get(self.kind, ' ')}{self.cause}" if self.name else self.cause
+
+    def message(self) -> Message:
+        """Write the failure as a message to every rank."""
+        return Message(
+            "verdict",
+            {
+                "failure": self.kind.value,
+                "cause": self.cause,
+                "rank": self.rank,
+                "name": self.name,
+                "exit_code": self.exit_code,
+            },
+        )
+
+    @classmethod
+    def from_message(cls, message: Message) -> Failure:
+        """Parse a message. Raises KeyError, TypeError or ValueError if it is malformed."""
+        rank = message.body["rank"]
+        return cls(
+            kind=FailureKind(message.body["failure"]),
+            cause=text(message.body["cause"], _MAX_TEXT),
+            rank=None if rank is None else whole_number(rank),
+            name=text(message.body["name"], _MAX_TEXT),
+            exit_code=whole_number(message.body["exit_code"], below=_EXIT_CODES),
+        )
+
+    def error(self, rank: int | None = None) -> PipeEdgeError:
+        """Return the exception that the member of ``rank`` raises."""
+        if self.exit_code == EXIT_REQUEST:
+            return RequestError(self.line)
+        if self.exit_code == EXIT_FAULT and rank == self.rank:
+            return PipeEdgeError(self.line)
+        if self.kind is FailureKind.FAILED and self.rank is not None:
+            return PeerFailedError(self.line, account=Account(self.rank, self.cause))
+        return PeerFailedError(self.line)
