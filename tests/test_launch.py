@@ -1,4 +1,4 @@
-"""pipeedge-launch: commands by table, processes with small programs, ssh with a stand-in and for real."""
+"""pipeedge-launch: command tables, supervision of small programs, ssh by a stand-in and for real."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from pipeedge.launch.supervisor import Ending, Supervisor, status_of
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
-"""Of the ranks: one that is stuck is to say so before the test gives up."""
+"""Timeout of the ranks in seconds: a rank that is stuck must report it before the test gives up."""
 
 
 @contextmanager
 def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
-    """Kill ``process`` if it is still there then."""
+    """Kill ``process`` on exit if it still runs."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -56,7 +56,7 @@ def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None
 
 
 @pytest.mark.parametrize(("cores", "ranks", "each"), [(8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
-def test_threads_are_shared_out(cores: int, ranks: int, each: int) -> None:
+def test_cores_are_divided_among_the_ranks(cores: int, ranks: int, each: int) -> None:
     assert threads_each(cores, ranks) == each
 
 
@@ -68,7 +68,7 @@ def test_local_ranks_get_rank_world_port_and_threads() -> None:
     assert commands[1].shown() == f"OMP_NUM_THREADS=4 py -u -m {RUNTIME_MODULE} 1 2 --port 4000 -u 4"
 
 
-def test_local_ranks_serve_prometheus_at_a_port_each() -> None:
+def test_each_local_rank_serves_prometheus_on_its_own_port() -> None:
     def made(port: int) -> list[list[str]]:
         arguments = ["--prometheus-port", str(port)]
         commands = local_commands(
@@ -78,7 +78,7 @@ def test_local_ranks_serve_prometheus_at_a_port_each() -> None:
 
     # The runtime takes the last.
     assert [argv[-1] for argv in made(9100)] == ["9100", "9101", "9102"]
-    with pytest.raises(RequestError, match="3 ranks on one machine need a port each"):
+    with pytest.raises(RequestError, match="3 ranks on one machine need consecutive ports"):
         made(65534)
 
 
@@ -99,12 +99,12 @@ def test_remote_ranks_get_the_first_host_as_address_and_all_as_names() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "a b", "@a", "me@", "-x@a", "a'b", "a\nb"])
-def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(RequestError, match="is no host"):
+def test_invalid_hosts_are_rejected(text: str) -> None:
+    with pytest.raises(RequestError, match="is not a valid host"):
         parse_host(text)
 
 
-def test_a_host_runs_one_rank() -> None:
+def test_a_host_named_twice_is_rejected() -> None:
     with pytest.raises(RequestError, match="a is named twice"):
         remote_commands(
             [Host("a"), Host("a")], [], Remote(".", "py"), module="m", name_addr=True, name_hosts=True
@@ -120,7 +120,7 @@ def test_a_host_runs_one_rank() -> None:
     ),
 )
 @settings(max_examples=25, deadline=None)
-def test_arguments_cross_both_shells_unharmed(
+def test_both_shells_preserve_arguments(
     tmp_path_factory: pytest.TempPathFactory, arguments: list[str], directory: str
 ) -> None:
     place = tmp_path_factory.mktemp("there") / directory
@@ -146,7 +146,7 @@ def test_arguments_cross_both_shells_unharmed(
     assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
 
 
-def test_a_tilde_is_the_home_there(tmp_path: Path) -> None:
+def test_a_tilde_is_the_remote_home(tmp_path: Path) -> None:
     (tmp_path / "it's").mkdir()
     (command,) = remote_commands(
         [Host("a")], [], Remote("~/it's", "pwd; #"), module="m", name_addr=False, name_hosts=False
@@ -168,24 +168,24 @@ def test_options_of_the_runtime_follow_with_or_without_a_separator() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--", "-u", "4"], "where?"),
+        (["--", "-u", "4"], "nothing says where"),
         (["--local", "0", "--"], "at least 1"),
-        (["--local", "2", "--hosts", "a,b", "--"], "give one of them"),
+        (["--local", "2", "--hosts", "a,b", "--"], "exclude each other"),
         (["--local", "two", "--"], "invalid int"),
-        (["--hosts", "a,,b", "--"], "is no host"),
+        (["--hosts", "a,,b", "--"], "is not a valid host"),
         (["--local", "2", "--", "-pt", "1,8,9"], "pairs"),
         (["--local", "2", "--", "--nonsense"], "--nonsense"),
         (["--lcoal", "2", "--", "-u", "4"], r"unknown option --lcoal; did you mean --local\?"),
         (["--local", "2", "--prnt", "--", "-u", "4"], r"did you mean --print\?"),
-        (["--local", "2", "--", "--addr", "198.51.100.7"], "no address of this machine"),
+        (["--local", "2", "--", "--addr", "198.51.100.7"], "not an address of this machine"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(argv: list[str], said: str) -> None:
+def test_mistakes_are_reported_before_anything_starts(argv: list[str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         plan_launch(parse_launch(argv))
 
 
-def test_the_hosts_of_a_devices_file_are_the_ranks_in_its_order(tmp_path: Path) -> None:
+def test_a_devices_file_gives_one_rank_per_host_in_order(tmp_path: Path) -> None:
     devices = tmp_path / "devices.yml"
     devices.write_text("B:\n- mb-1\n- mb-0\nA:\n- rcc-0\n")
     for argv in (
@@ -204,7 +204,7 @@ def test_the_hosts_of_a_devices_file_are_the_ranks_in_its_order(tmp_path: Path) 
     assert alone.world_size == 3
 
 
-def test_print_shows_commands_that_a_shell_takes() -> None:
+def test_print_shows_commands_that_a_shell_can_run() -> None:
     done = launch("--local", "2", "--print", "--", "-m", "vit-digits", "--input", "a b.png")
     lines = done.stdout.splitlines()
     assert done.returncode == 0
@@ -214,7 +214,7 @@ def test_print_shows_commands_that_a_shell_takes() -> None:
     assert len(ports) == 1
 
 
-def test_a_shown_command_does_not_steer_the_terminal() -> None:
+def test_control_characters_in_a_shown_command_are_escaped() -> None:
     word = "a\x1b[2J'b\\é c"
     shown = RankCommand(0, ("printf", "%s", word)).shown()
     assert shown.isprintable()
@@ -237,13 +237,13 @@ def test_a_shown_command_does_not_steer_the_terminal() -> None:
         ([(0, 0), (1, 130)], 1, 130),
     ],
 )
-def test_whose_end_decides(codes: list[tuple[int, int]], rank: int | None, status: int) -> None:
+def test_the_root_failure_decides(codes: list[tuple[int, int]], rank: int | None, status: int) -> None:
     decisive = status_of([Ending(number, code) for number, code in codes])
     assert (decisive.rank if decisive else None) == rank
     assert (decisive.status if decisive else 0) == status
 
 
-def test_an_ssh_that_fails_is_a_missing_peer() -> None:
+def test_a_failed_ssh_counts_as_an_unreachable_peer() -> None:
     assert Ending(1, 255, remote=True).status == 4
     assert Ending(1, 255).status == 255
 
@@ -287,7 +287,7 @@ def test_output_is_forwarded_by_rank_and_stream() -> None:
     assert output.said == []
 
 
-def test_a_message_of_several_ranks_is_shown_once() -> None:
+def test_a_message_that_several_ranks_print_is_shown_once() -> None:
     output = Output()
     words = ("prog: wrong", "prog: rank {0}", "other", "prog: wrong")
     program = "; ".join(["import sys", *(f"print({word!r}, file=sys.stderr)" for word in words)])
@@ -297,7 +297,7 @@ def test_a_message_of_several_ranks_is_shown_once() -> None:
     assert shown == sorted(["prog: wrong"] * 2 + [f"prog: rank {rank}" for rank in range(3)] + ["other"] * 3)
 
 
-def test_when_one_fails_all_end_and_its_status_is_the_one() -> None:
+def test_when_one_rank_fails_all_stop_with_its_status() -> None:
     output = Output()
     began = time.monotonic()
     status = output.supervise(
@@ -308,10 +308,10 @@ def test_when_one_fails_all_end_and_its_status_is_the_one() -> None:
     )
     assert status == 3
     assert time.monotonic() - began < 5
-    assert output.said == ["rank 1 ended with exit status 3"]
+    assert output.said == ["rank 1 exited with status 3"]
 
 
-def test_one_that_ignores_the_request_is_killed() -> None:
+def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     output = Output()
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
@@ -327,7 +327,7 @@ def test_one_that_ignores_the_request_is_killed() -> None:
     assert time.monotonic() - began < 8
 
 
-def test_the_others_may_say_why_they_end() -> None:
+def test_other_ranks_have_time_to_report_before_they_are_stopped() -> None:
     output = Output()
     output.supervise(
         python(0, "import time; time.sleep(0.7); print('rank 1 failed'); raise SystemExit(4)"),
@@ -337,15 +337,15 @@ def test_the_others_may_say_why_they_end() -> None:
     assert ("[0] rank 1 failed\n", False) in output.lines
 
 
-def test_a_program_that_does_not_start_ends_those_that_did() -> None:
+def test_a_program_that_cannot_start_stops_the_started_ones() -> None:
     output = Output()
     began = time.monotonic()
-    with pytest.raises(RequestError, match="no-such-program does not start"):
+    with pytest.raises(RequestError, match="cannot start no-such-program"):
         output.supervise(python(0, "import time; time.sleep(60)"), RankCommand(1, ("no-such-program",)))
     assert time.monotonic() - began < 5
 
 
-def test_a_reader_that_has_gone_ends_all() -> None:
+def test_all_ranks_stop_when_the_output_is_closed() -> None:
     def closed(text: str, *, error: bool) -> None:
         raise BrokenPipeError
 
@@ -386,17 +386,17 @@ def test_two_local_ranks_run_the_shipped_model() -> None:
     assert "[0] accuracy    0.9889 (356/360)" in done.stdout
 
 
-def test_a_wrong_partition_is_told_once() -> None:
+def test_an_invalid_partition_is_reported_once() -> None:
     done = launch("--local", 2, "--", "-m", "vit-digits", "-pt", "1,8", *TIMEOUT)
     assert done.returncode == 2
     message, ending = done.stderr.splitlines()
     assert message[3:] == (
         " runtime.py: layers 9 to 16 are covered by no stage: the model's layers are 1 to 16"
     )
-    assert ending.endswith("ended with exit status 2")
+    assert ending.endswith("exited with status 2")
 
 
-def test_the_cause_decides_and_nothing_is_left(tmp_path: Path) -> None:
+def test_the_root_cause_decides_and_no_process_is_left(tmp_path: Path) -> None:
     done = launch("--local", 2, "--", "-m", "vit-digits", "-M", tmp_path / "none.npz")
     assert done.returncode == 2
     assert "none.npz" in done.stderr
@@ -424,7 +424,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_ends_all_quietly() -> None:
+def test_ctrl_c_stops_all_ranks_quietly() -> None:
     process = subprocess.Popen(
         launcher("--local", 2, "--", "-m", "vit-digits", "-b", 10_000_000, "-u", 1),
         stdout=subprocess.PIPE,
@@ -457,7 +457,7 @@ exec ${SHELL:-sh} -c "$2"
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> dict[str, str]:
-    """An ssh on the PATH that stays on this machine."""
+    """Put an ssh on the PATH that runs commands on this machine."""
     directory = tmp_path / "bin"
     directory.mkdir()
     (directory / "ssh").write_text(FAKE_SSH)
@@ -498,7 +498,7 @@ def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path)
     assert log.count("BatchMode=yes") == 2
 
 
-def test_a_host_that_ssh_cannot_reach_ends_all(fake_ssh: dict[str, str]) -> None:
+def test_a_host_that_ssh_cannot_reach_stops_all_ranks(fake_ssh: dict[str, str]) -> None:
     began = time.monotonic()
     done = launch(
         *("--hosts", "pi1,unreachable", "--python", sys.executable, "--"),
@@ -508,10 +508,10 @@ def test_a_host_that_ssh_cannot_reach_ends_all(fake_ssh: dict[str, str]) -> None
     assert time.monotonic() - began < 20
     assert done.returncode == 4
     assert "[1] ssh: connect to host unreachable" in done.stderr
-    assert "rank 1 is gone: ssh could not connect" in done.stderr
+    assert "rank 1 is lost: ssh could not connect" in done.stderr
 
 
-def test_a_rank_at_the_other_end_ends_with_its_connection(tmp_path: Path) -> None:
+def test_a_remote_rank_stops_when_its_connection_closes(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(
         "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'up')\ntime.sleep(60)\n"
     )
@@ -539,7 +539,7 @@ def test_a_rank_at_the_other_end_ends_with_its_connection(tmp_path: Path) -> Non
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[list[str]]:
-    """A real sshd on the loopback interface; the ssh command that reaches it."""
+    """Start a real sshd on the loopback interface and return the ssh command that reaches it."""
     server, keygen = shutil.which("sshd") or "/usr/sbin/sshd", shutil.which("ssh-keygen")
     if os.geteuid() != 0 or not Path(server).exists() or keygen is None or shutil.which("ssh") is None:
         pytest.skip("a real sshd needs root and OpenSSH")
@@ -602,7 +602,7 @@ def test_over_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
     assert "[0] accuracy    1.0000 (64/64)" in done.stdout
 
 
-def test_killing_the_launcher_ends_the_ranks_behind_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
+def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(
         "import os, sys, time\nopen(f'up{sys.argv[1]}', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )

@@ -1,4 +1,4 @@
-"""``pipeedge-simulate``: files in, a report out, and one line where that cannot be."""
+"""``pipeedge-simulate``: reads files, writes a report, and answers mistakes with one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(path: Path, body: Any) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two kinds of hosts, of which one takes twice as long; 8 Mbps is 1 MB a second."""
+    """Write the files of two device types, one twice as fast as the other; 8 Mbps are 1 MB a second."""
     monkeypatch.chdir(tmp_path)
     write(
         tmp_path / "models.yml",
@@ -58,14 +58,14 @@ def request(*arguments: str) -> SimulationRequest:
     return parse_simulate(["-m", "m", *arguments])
 
 
-def test_stages_and_links_cost_what_the_files_say(cluster: Path) -> None:
+def test_stages_and_links_take_their_costs_from_the_files(cluster: Path) -> None:
     found = simulate_request(request("--schedule-file", "cut.yml", "-b", "20"))
     model = found.outcome.model
     slow, fast = model.stages
     assert (slow.compute_s, slow.decode_s, slow.send_s) == (pytest.approx(0.6), 0, 0)
     assert (fast.compute_s, fast.decode_s, fast.send_s) == (pytest.approx(0.7), 0.01, 0.02)
     first, cut, last = model.links
-    assert first.in_memory  # the data rank is that of stage 0
+    assert first.in_memory  # the data rank is the rank of stage 0
     assert cut.wire_s == pytest.approx(500 * 8 * 4 / MB)
     assert last.wire_s == pytest.approx(10 * 8 * 4 / MB)
     assert (model.microbatches, model.last_fraction) == (3, 0.5)
@@ -76,7 +76,7 @@ def test_stages_and_links_cost_what_the_files_say(cluster: Path) -> None:
     assert memory.working == (3 + 200) * MB
 
 
-def test_bits_neighbours_and_the_data_host_change_the_links(cluster: Path) -> None:
+def test_bits_neighbours_and_data_host_change_link_costs(cluster: Path) -> None:
     write(cluster / "near.yml", {"a": {"b": {"bw_Mbps": 80, "latency_s": 0.25}}})
     found = simulate_request(
         request(
@@ -94,7 +94,7 @@ def test_bits_neighbours_and_the_data_host_change_the_links(cluster: Path) -> No
     assert found.data_rank == 0
 
 
-def test_what_the_data_rank_does_costs_the_stage_beside_it(cluster: Path) -> None:
+def test_feeding_and_collecting_slow_the_data_ranks_stage(cluster: Path) -> None:
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     types["fast"]["model_profiles"]["m"][0] |= {"feed_s": 0.3, "collect_s": 0.1}
     write(cluster / "device_types.yml", types)
@@ -103,13 +103,13 @@ def test_what_the_data_rank_does_costs_the_stage_beside_it(cluster: Path) -> Non
     assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 1.1])
     model = simulate_request(request("--schedule-file", "cut.yml", "--data-host", "b")).outcome.model
     assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 0.7])
-    # Scheduled for a data host, it runs as the scheduler counted it.
+    # A schedule made for a data host takes the time that the scheduler predicted.
     found = simulate_request(request("-b", "8000", "--data-host", "a"))
     promised = [stage.busy_s for stage in found.outcome.model.stages]
     assert found.report().steady_items_per_s == pytest.approx(8 / max(promised), rel=1e-3)
 
 
-def test_each_stage_may_have_a_number_type_of_its_own(cluster: Path) -> None:
+def test_each_stage_may_have_its_own_number_type(cluster: Path) -> None:
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     known = types["slow"]["model_profiles"]["m"]
     known.append({**known[0], "dtype": "torch.bfloat16", "time_s": [0.01, 0.02, 0.03, 0.04]})
@@ -123,20 +123,20 @@ def test_each_stage_may_have_a_number_type_of_its_own(cluster: Path) -> None:
         assert found.to_body([])["schedule"][0]["dtype"] == "bfloat16"
 
 
-def test_without_a_schedule_it_takes_the_best_and_what_comes_out_is_what_was_promised(cluster: Path) -> None:
+def test_without_a_schedule_the_best_one_performs_as_predicted(cluster: Path) -> None:
     found = simulate_request(request("-b", "800"))
     assert len(found.schedule.stages) == 2
     report = found.report()
     periods = [stage.busy_s for stage in found.outcome.model.stages]
     assert report.steady_items_per_s == pytest.approx(8 / max(periods), rel=1e-6)
-    # No other cut over the two is faster.
+    # No other cut over the two hosts is faster.
     for layers, order in itertools.product(range(1, LAYERS), ("ab", "ba")):
         write(cluster / "other.yml", [{order[0]: [1, layers]}, {order[1]: [layers + 1, LAYERS]}])
         other = simulate_request(request("-b", "800", "--schedule-file", "other.yml")).report()
         assert other.throughput_items_per_s <= report.throughput_items_per_s * 1.05
 
 
-def test_the_report_is_that_of_a_run_and_says_that_it_is_none(cluster: Path) -> None:
+def test_the_report_is_like_a_runs_but_marked_as_simulated(cluster: Path) -> None:
     body = simulate_request(request("--schedule-file", "cut.yml")).to_body(["pipeedge-simulate", "-m", "m"])
     run = read_run(json.loads(json.dumps(body)), "s.json")
     assert run.simulated
@@ -149,38 +149,38 @@ def test_the_report_is_that_of_a_run_and_says_that_it_is_none(cluster: Path) -> 
     assert run.series
 
 
-def test_what_the_user_should_know_is_said(cluster: Path) -> None:
+def test_missing_memory_and_unknown_codec_speed_are_reported(cluster: Path) -> None:
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     types["fast"]["mem_MB"] = 50
     write(cluster / "device_types.yml", types)
     notes = simulate_request(request("--schedule-file", "cut.yml", "-q", "4,0")).notes
-    assert any("stage 1 needs 70 MB for weights and buffers, a has 50 MB" in note for note in notes)
-    assert any("counted as free" in note for note in notes)
+    assert any("stage 1 needs 70 MB for weights and buffers, but a has only 50 MB" in note for note in notes)
+    assert any("assumed to take no time" in note for note in notes)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["-m", "n"], "models.yml does not have the model n; it has m"),
-        (["-u", "4"], r"no profile of m for microbatches of 4 and float32; it has them of 8 of float32"),
+        (["-m", "n"], "models.yml does not list the model n; it lists m"),
+        (["-u", "4"], r"no profile of m with microbatches of 4 and dtype float32; it has 8 of float32"),
         (["-b", "0"], "-b/--batch-size 0: must be at least 1"),
-        (["-b", "99999999"], "microbatches; up to 1000000"),
+        (["-b", "99999999"], "microbatches, and at most 1000000"),
         (["-q", "8"], "1 bit width .* for 2 stages"),
         (["-q", "9,0"], "9 bits"),
         (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
         (["-H", "a,a"], "names a twice"),
-        (["--data-host", "z"], "the host z is under no type"),
+        (["--data-host", "z"], "host z is not in the devices file"),
         (["--dtype", "int3"], "--dtype: 'int3' is no number type"),
         (["--dtype", "int8,int8,int8"], "3 number types"),
-        (["--dtype", "int8"], "no profile of m for microbatches of 8 and int8"),
+        (["--dtype", "int8"], "no profile of m with microbatches of 8 and dtype int8"),
         (["--codec-MBps", "0"], "--codec-MBps: must be above 0"),
         (["--read-s", "-1"], "must not be negative"),
         (["--report", "r.txt"], "a report is FILE.json, for programs, or FILE.html, for people"),
         (["--schedule-file", "no.yml"], "no.yml"),
         (["--schedule-file", "far.yml"], "layers are 1 to 4|goes beyond the model"),
         (["--schedule-file", "short.yml"], "layer 4 is covered by no stage"),
-        (["-sd", "typo.yml"], "the host a is of the type fats, which has no device type entry"),
-        (["-sdt", "apart.yml"], "there is no link between b and a"),
+        (["-sd", "typo.yml"], "host a has the device type fats, which the device types file does not"),
+        (["-sdt", "apart.yml"], "b cannot reach a, because the bandwidth between them is 0"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], line: str, cluster: Path) -> None:
@@ -194,7 +194,7 @@ def test_bad_input_gets_one_line(arguments: list[str], line: str, cluster: Path)
         simulate_request(request("--schedule-file", "cut.yml", *arguments))
 
 
-def test_a_cluster_that_is_too_small_is_infeasible(cluster: Path) -> None:
+def test_a_cluster_with_too_little_memory_is_infeasible(cluster: Path) -> None:
     write(cluster / "devices.yml", {"fast": ["a"]})
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     types["fast"]["mem_MB"] = 15
@@ -204,7 +204,7 @@ def test_a_cluster_that_is_too_small_is_infeasible(cluster: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["json", "html"])
-def test_the_program_prints_the_table_and_writes_the_report(suffix: str, cluster: Path) -> None:
+def test_the_program_prints_a_table_and_writes_the_report(suffix: str, cluster: Path) -> None:
     report = cluster / f"report.{suffix}"
     command = [sys.executable, "-m", "pipeedge.simulate", "-m", "m", "--report", str(report)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -213,7 +213,7 @@ def test_the_program_prints_the_table_and_writes_the_report(suffix: str, cluster
     assert ("<!doctype html>" in report.read_text()) == (suffix == "html")
 
 
-def test_sentences_of_another_length_take_other_times(cluster: Path) -> None:
+def test_tokens_scale_the_times_of_a_text_model(cluster: Path) -> None:
     types = yaml.safe_load((cluster / "device_types.yml").read_text())
     for kind in types.values():
         (profile,) = kind["model_profiles"]["m"]
@@ -233,6 +233,6 @@ def test_sentences_of_another_length_take_other_times(cluster: Path) -> None:
         request("--tokens", "0")
 
 
-def test_a_simulation_names_a_profile_of_another_length(cluster: Path) -> None:
+def test_a_profile_of_another_length_is_reported(cluster: Path) -> None:
     found = simulate_request(request("--schedule-file", "cut.yml", "--tokens", "30"))
-    assert "b was profiled with an unknown number of tokens only" in found.notes[0]
+    assert "b was profiled only with an unknown number of tokens" in found.notes[0]

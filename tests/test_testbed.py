@@ -1,4 +1,4 @@
-"""The test bed: what a cluster file may say, and hosts that are as fast and as large as it says."""
+"""The test bed: what a cluster file may contain, and hosts as fast and as large as it says."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def inline(devices: str, more: str = "") -> str:
     return f"device_types:\n{types}devices: {devices}\n{more}"
 
 
-# What the file says. ----------------------------------------------------------------------------------
+# The cluster file. ------------------------------------------------------------------------------------
 
 
-def test_a_cluster_is_what_the_schedulers_files_say(tmp_path: Path) -> None:
+def test_a_cluster_is_read_from_the_schedulers_files(tmp_path: Path) -> None:
     (tmp_path / "types.yml").write_text(TYPES)
     (tmp_path / "devices.yml").write_text("fast: [a, b]\nslow: [c]\n")
     path = written(
@@ -66,24 +66,24 @@ def test_a_cluster_is_what_the_schedulers_files_say(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (inline("{fast: [a], slow: [a]}"), "the host a is listed twice; it stands under fast already"),
-        (inline("{quick: [a]}"), "quick is no device type; there are fast, slow"),
-        (inline("{fast: [a]}", "cpu_fraction: {b: 0.5}\n"), "b: no host and no device type of this cluster"),
+        (inline("{quick: [a]}"), "quick is not a device type; the known types are fast, slow"),
+        (inline("{fast: [a]}", "cpu_fraction: {b: 0.5}\n"), "b: no host or device type of this cluster"),
         (inline("{fast: [a]}", "cpu_fraction: {a: 0}\n"), "it must be at least 0.01"),
         (inline("{fast: [a]}", "cpu_fraction: {a: -1}\n"), "it must be at least 0.01"),
         (inline("{fast: [a]}", "cpu_fraction: {a: .inf}\n"), "a number is expected"),
-        (inline("{fast: [abcdefghijklmnop]}"), "16 characters; the name of an interface has 15 at most"),
-        (inline("{fast: ['a/b']}"), "is no host name"),
-        (inline("{fast: [lo]}"), "a name of the system's own"),
-        (inline("{fast: []}"), "names no host"),
-        (inline("{fast: [a]}", "speed: 3\n"), "speed: is no key of a cluster file"),
+        (inline("{fast: [abcdefghijklmnop]}"), "16 characters; interface names have at most 15"),
+        (inline("{fast: ['a/b']}"), "has an invalid name"),
+        (inline("{fast: [lo]}"), "a name that the system uses itself"),
+        (inline("{fast: []}"), "lists no hosts"),
+        (inline("{fast: [a]}", "speed: 3\n"), "speed: unknown key; a cluster file has"),
         ("devices: {}\n", "the key device_types is missing"),
         (inline("{fast: [a]}").replace("400", "0"), "fast has a bandwidth of 0"),
         (inline("{fast: [a]}").replace("400", "-4"), "bw_Mbps: is -4; it must not be negative"),
-        (inline("{fast: [a]}").replace("0.5", "'x'"), "fast: cpu_fraction is x; a number of processors"),
+        (inline("{fast: [a]}").replace("0.5", "'x'"), "fast: cpu_fraction is x; give a number of processors"),
         ("device_types: missing.yml\ndevices: {}\n", "missing.yml: no such file"),
     ],
 )
-def test_a_cluster_that_cannot_be_gets_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_cluster_file_gets_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(SpecError) as caught:
         load_cluster(path)
@@ -91,17 +91,17 @@ def test_a_cluster_that_cannot_be_gets_one_line(tmp_path: Path, text: str, said:
     assert "\n" not in str(caught.value)
 
 
-def test_a_cluster_that_this_machine_cannot_be(tmp_path: Path) -> None:
+def test_a_cluster_too_large_for_this_machine_is_rejected(tmp_path: Path) -> None:
     cluster = load_cluster(written(tmp_path, inline("{fast: [a, b, c]}")))
     cluster.check(processors=2, mem_bytes=1 << 30)
-    with pytest.raises(SpecError, match=r"the hosts have 1\.5 processors together and this machine 1"):
+    with pytest.raises(SpecError, match=r"the hosts need 1\.5 processors together, but this machine has 1"):
         cluster.check(processors=1, mem_bytes=1 << 30)
-    with pytest.raises(SpecError, match="the host a has 1024 MB of memory, more than this machine with 1023"):
+    with pytest.raises(SpecError, match="host a needs 1024 MB of memory, but this machine has 1023 MB"):
         cluster.check(processors=2, mem_bytes=(1 << 30) - 1)
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.25, 1.0, 3.5])
-def test_a_quota_is_the_fraction_of_its_period_and_not_below_what_the_kernel_takes(fraction: float) -> None:
+def test_a_quota_is_a_fraction_of_its_period_within_the_kernels_limits(fraction: float) -> None:
     quota, period = GroupSettings(fraction, 1).quota_us()
     assert quota / period == pytest.approx(fraction, rel=1e-3)
     assert quota >= 1000
@@ -115,7 +115,7 @@ def mounted(*lines: str) -> str:
     return "".join(f"none {line} rw 0 0\n" for line in lines)
 
 
-def test_each_controller_is_found_where_it_is(tmp_path: Path) -> None:
+def test_each_controller_is_found_where_it_is_mounted(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory pids\n")
     (tmp_path / "cgroup.subtree_control").write_text("memory\n")
     mounts = f"c /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\nc {tmp_path} cgroup2 rw 0 0\n"
@@ -123,16 +123,18 @@ def test_each_controller_is_found_where_it_is(tmp_path: Path) -> None:
     assert found == {Path("/sys/fs/cgroup/cpu"): (1, ("cpu",)), tmp_path: (2, ("memory",))}
 
 
-def test_the_controller_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="controller memory, which is mounted nowhere here"):
+def test_a_missing_controller_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="controller memory, which is not mounted on this machine"):
         find_hierarchies("c /x cgroup rw,cpu 0 0\n")
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu\n")
-    with pytest.raises(RequestError, match=r"controller memory in .*: echo \+memory > .*subtree_control"):
+    with pytest.raises(
+        RequestError, match=r"controller memory in .*; enable it with 'echo \+memory > .*subtree_control"
+    ):
         find_hierarchies(f"c {tmp_path} cgroup2 rw 0 0\n")
 
 
-def test_groups_of_version_2_pass_on_what_they_limit(tmp_path: Path) -> None:
+def test_groups_of_version_2_pass_their_controllers_on(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory")
     (tree,) = find_hierarchies(f"c {tmp_path} cgroup2 rw 0 0\n")
@@ -155,9 +157,9 @@ def journal(owner: Owner | None, whole: bool) -> Journal:
     return Journal("bed", (host,), owner, whole)
 
 
-def test_a_journal_is_left_over_when_its_owner_is_gone_or_it_was_interrupted(tmp_path: Path) -> None:
+def test_a_journal_is_left_over_if_its_owner_is_gone_or_it_is_unfinished(tmp_path: Path) -> None:
     here = Owner.of(os.getpid())
-    later = Owner(os.getpid(), here.started + "1")  # another process that got the same number
+    later = Owner(os.getpid(), here.started + "1")  # another process with the same pid
     assert here.alive
     assert not later.alive
     assert not journal(here, whole=False).left_over
@@ -179,7 +181,7 @@ def test_a_journal_is_left_over_when_its_owner_is_gone_or_it_was_interrupted(tmp
 
 
 def traces(name: str) -> list[str]:
-    """Whatever a test bed of this name has left on the machine."""
+    """Return everything that a test bed of this name has left on the machine."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=20)
     groups = [
         str(tree.mount / "pipeedge-testbed" / name)
@@ -192,7 +194,7 @@ def traces(name: str) -> list[str]:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """For a test bed, of which nothing may be left."""
+    """Return the name of a test bed, and check afterwards that nothing of it is left."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a test bed needs root and iproute2")
     chosen = f"pt{os.getpid()}"
@@ -227,9 +229,7 @@ def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
     )
     run("up", "--name", name, str(path))
     said = run("up", "--name", name, str(path), check=2).stderr
-    assert (
-        said == f"testbed.py: the test bed {name} is up already; take it down first, or use another --name\n"
-    )
+    assert said == f"testbed.py: test bed {name} is up already; take it down first, or use another --name\n"
     assert f"test bed {name}: 3 hosts" in run("status").stdout
     inside = ["exec", "--name", name, "pi3", "--"]
     seen = run(
@@ -259,7 +259,7 @@ def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
     assert f"no test bed {name} is up" in run("down", "--name", name).stdout
 
 
-def test_hosts_with_quotas_get_them_whatever_else_the_machine_has_to_do(tmp_path: Path, name: str) -> None:
+def test_hosts_get_their_quota_on_a_busy_machine(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{fast: [a]}", "cpu_fraction: {a: 0.4}\n")))
     spinning = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(spinning, start_new_session=True) for _ in range(3 * (os.cpu_count() or 1))]
@@ -297,7 +297,7 @@ else:
 
 
 def rates(bed: TestBed, flows: list[tuple[str, str]]) -> list[float]:
-    """Mbit/s of flows that run at the same time."""
+    """Return the rates of simultaneous flows in Mbit/s."""
     servers = []
     for _, target in flows:
         servers.append(
@@ -325,8 +325,8 @@ def test_a_link_has_the_bandwidth_of_its_slower_end_in_both_directions(tmp_path:
     assert traces(name) == []
 
 
-def test_a_host_that_passes_on_what_it_gets_receives_at_its_rate(tmp_path: Path, name: str) -> None:
-    # Its acknowledgements would wait behind what it sends.
+def test_a_forwarding_host_receives_at_its_full_rate(tmp_path: Path, name: str) -> None:
+    # In a single queue its acknowledgements would wait behind the data that it sends.
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b, c]}").replace("20,", "8,")))
     with TestBeds().lent(name, cluster) as bed:
         for rate in rates(bed, [("a", "b"), ("b", "c")]):
@@ -334,7 +334,7 @@ def test_a_host_that_passes_on_what_it_gets_receives_at_its_rate(tmp_path: Path,
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])
-def test_a_killed_up_leaves_what_the_next_one_takes_away(tmp_path: Path, name: str, delay: float) -> None:
+def test_the_next_up_removes_what_a_killed_one_left(tmp_path: Path, name: str, delay: float) -> None:
     path = written(tmp_path, inline("{fast: [a, b], slow: [c]}"))
     process = subprocess.Popen([*TESTBED, "up", "--name", name, str(path)], stderr=subprocess.DEVNULL)
     journal_file = Path("/run/pipeedge-testbed") / name / "journal.json"
@@ -352,7 +352,7 @@ def test_a_killed_up_leaves_what_the_next_one_takes_away(tmp_path: Path, name: s
         run("up", "--name", name, str(path))
 
 
-def test_a_bed_goes_with_the_process_that_it_was_lent_to(tmp_path: Path, name: str) -> None:
+def test_a_lent_bed_is_removed_with_its_process(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{slow: [a]}")))
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -365,12 +365,12 @@ def test_a_bed_goes_with_the_process_that_it_was_lent_to(tmp_path: Path, name: s
     assert traces(name) == []
 
 
-def test_what_somebody_else_made_is_not_touched(tmp_path: Path, name: str) -> None:
+def test_a_namespace_of_somebody_else_is_not_touched(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}")))
     theirs = f"{name}-b"
     subprocess.run(["ip", "netns", "add", theirs], check=True, timeout=20)
     try:
-        with pytest.raises(RequestError, match=f"a network namespace {theirs} is there"):
+        with pytest.raises(RequestError, match=f"network namespace {theirs} exists"):
             TestBeds().up(name, cluster)
         assert traces(name) == [theirs]
         assert not TestBeds().down(name)
@@ -379,14 +379,14 @@ def test_what_somebody_else_made_is_not_touched(tmp_path: Path, name: str) -> No
         subprocess.run(["ip", "netns", "delete", theirs], check=True, timeout=20)
 
 
-def test_nothing_is_left_of_a_bed_that_cannot_be_built(tmp_path: Path, name: str) -> None:
+def test_a_bed_that_cannot_be_built_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     host = EmulatedHost("a", "slow", "no address", 1e6, None, 1 << 30)
     with pytest.raises(Exception, match="no address"):
         TestBeds().up(name, Cluster((host,)))
     assert traces(name) == []
 
 
-def test_without_root_it_says_so(tmp_path: Path) -> None:
+def test_missing_root_rights_are_reported(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to give it away, and setpriv")
     path = written(tmp_path, inline("{fast: [a]}"))

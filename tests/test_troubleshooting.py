@@ -880,7 +880,7 @@ def no_column_of_that_name(patch: Patch) -> str:
     return read_table("--text-column", "words")
 
 
-@says("--input -: ranks that are started here have no standard input; name a file")
+@says("--input -: launched ranks have no standard input; give a file")
 def ranks_without_standard_input(patch: Patch) -> str:
     return refused(
         lambda: plan_launch(parse_launch(["--local", "2", "--", "-m", "vit-digits", "--input", "-"]))
@@ -1197,17 +1197,17 @@ def the_loss_diverges(patch: Patch) -> str:
 # --- launching ----------------------------------------------------------------------------------------
 
 
-@says("rank 1 is gone: ssh could not connect, or lost its connection (its words above)")
+@says("rank 1 is lost: ssh could not connect or lost its connection (see its output above)")
 def ssh_fails(patch: Patch) -> str:
     return Ending(1, 255, remote=True).words()
 
 
-@says("where? give one of --local N, --hosts a,b,c and -sd devices.yml")
+@says("nothing says where to start the ranks: give one of --local N, --hosts a,b,c or -sd devices.yml")
 def launched_nowhere(patch: Patch) -> str:
     return refused(lambda: parse_launch(["--", "-m", "vit-digits"]))
 
 
-@says("the host pi1 is named twice; each host runs one rank")
+@says("host pi1 is named twice; each host runs one rank")
 def a_host_is_named_twice(patch: Patch) -> str:
     return refused(lambda: plan_launch(parse_launch(["--hosts", "pi1,pi1", "--", "-m", "vit-digits"])))
 
@@ -1233,13 +1233,13 @@ def a_bidder_of_two_types(patch: Patch) -> str:
     return take_part(types={"board": KIND, "desktop": KIND})
 
 
-@says("the test bed needs root: network namespaces, rates and control groups are root's")
+@says("the test bed needs root, because only root can set up network namespaces and control groups")
 def no_rights(patch: Patch) -> str:
     patch.setattr(os, "geteuid", lambda: 1000)
     return refused(lambda: TestBeds().up("mine", Cluster(())))
 
 
-@says("the test bed mine is up already; take it down first, or use another --name")
+@says("test bed mine is up already; take it down first, or use another --name")
 def a_test_bed_is_up(patch: Patch) -> str:
     patch.setattr(TestBeds, "_features", lambda self: ())
     shelf = SimpleNamespace(locked=contextlib.nullcontext, find=lambda name: SimpleNamespace(left_over=False))

@@ -1,13 +1,13 @@
-"""Which command starts which rank. Pure: a request in, commands out.
+"""Build the command that starts each rank. Pure: a request in, commands out.
 
-    --local N         this machine, N processes, the processor's threads shared out among them
+    --local N         N processes on this machine, with its cores divided among them
     --hosts a,b,c     rank 0 on a, rank 1 on b, ..., one each, over OpenSSH
     -sd devices.yml   the hosts of the file, in its order
 
-A command for another machine crosses two shells, the one that ssh starts there and the ``sh`` with our
-script, and is quoted for both. The script keeps the rank's fate tied to the connection: ssh's standard
-input stays open as long as the launcher lives, and where it ends, the rank is ended. (A pseudo-terminal
-would do that too, but mixes standard output with standard error.)
+A remote command passes through two shells, the login shell that ssh starts and the ``sh`` that runs our
+script, and is quoted for both. The script ties the rank's life to the connection: ssh's standard input
+stays open as long as the launcher lives, and the script stops the rank when it reaches the end of it. (A
+pseudo-terminal would do that too, but mixes standard output with standard error.)
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ DOCTOR_MODULE = "pipeedge.doctor"
 
 _LAST_PORT = 65535
 _KILL_AFTER_S = 5
-"""How long a rank on another machine may take to end after it was asked to."""
+"""Seconds that a remote rank may take to exit after SIGTERM before it gets SIGKILL."""
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What starts one rank."""
+    """The command that starts one rank."""
 
     rank: int
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Set for the process, where the launcher's own environment does not have them."""
+    """Environment variables to set, unless the launcher's own environment has them already."""
     remote: bool = False
-    """The process is an ssh: its rank ends when its standard input does."""
+    """Whether the process is an ssh client, whose rank exits when its standard input is closed."""
 
     def shown(self) -> str:
-        """The command as one can paste it into a shell."""
+        """Return the command in a form that can be pasted into a shell."""
         assignments = [f"{name}={_quoted(value)}" for name, value in self.environment.items()]
         return " ".join([*assignments, *map(_quoted, self.argv)])
 
 
 def _quoted(word: str) -> str:
-    """Return ``word`` as a shell reads it; what a terminal would act upon is written in escapes."""
+    """Quote ``word`` for a shell, with unprintable characters escaped so that a terminal ignores them."""
     if word.isprintable():
         return shlex.quote(word)
     letters = (
@@ -73,42 +73,43 @@ def _quoted(word: str) -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, as ssh is told of it."""
+    """A machine to reach over ssh."""
 
     name: str
-    """As other machines reach it, and as devices.yml calls it."""
+    """Name under which other machines reach it, and which devices.yml uses."""
     user: str | None = None
+    """User to log in as, or None for the default."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """How a rank is started on another machine."""
+    """How to start a rank on another machine."""
 
     directory: str
-    """Where it runs there; paths of the arguments are relative to it. ``~/`` is the user's home."""
+    """Remote working directory, to which paths in the arguments are relative; ``~/`` is the user's home."""
     python: str
-    """The interpreter there; a relative path is relative to the directory."""
+    """Remote interpreter; a relative path is relative to the directory."""
     user: str | None = None
-    """Who logs in, where the host does not say."""
+    """User to log in as if the host names none."""
     ssh: tuple[str, ...] = ("ssh",)
-    """The program, with options of the user's own."""
+    """The ssh program with the user's own options."""
 
 
 def threads_each(cores: int, ranks: int) -> int:
-    """Threads for each of ``ranks`` on one machine of ``cores``."""
+    """Return the number of threads for each of ``ranks`` processes that share ``cores`` cores."""
     return max(1, cores // ranks)
 
 
 def parse_host(text: str) -> Host:
-    """``host`` or ``user@host``.
+    """Parse ``host`` or ``user@host``.
 
     Raises:
-        RequestError: what ssh would take for an option, or could not be a host.
+        RequestError: ``text`` cannot be a host, or ssh would take it for an option.
     """
     user, at, name = text.rpartition("@")
     for part in (user, name) if at else (name,):
         if not part or part.startswith("-") or any(char.isspace() or char in "'\"" for char in part):
-            raise RequestError(f"--hosts: {text!r} is no host; give host or user@host")
+            raise RequestError(f"--hosts: {text!r} is not a valid host: use HOST or USER@HOST")
     return Host(name, user or None)
 
 
@@ -122,24 +123,25 @@ def local_commands(
     cores: int,
     prometheus_port: int | None = None,
 ) -> list[RankCommand]:
-    """Every rank on this machine.
+    """Return the commands that start every rank on this machine.
 
     Args:
-        ranks: how many.
-        arguments: of the runtime, without RANK and WORLD.
-        python: the interpreter.
-        module: module that it runs, and the words that follow it.
-        port: where rank 0 listens; None where ``arguments`` say it.
-        cores: processors that may be used.
-        prometheus_port: that ``arguments`` ask for: of rank 0, rank 1 gets the next one, and so on.
+        ranks: number of ranks.
+        arguments: options of the runtime, without RANK and WORLD.
+        python: path of the interpreter.
+        module: module to run, and the words that follow it.
+        port: port on which rank 0 listens, or None if ``arguments`` give it.
+        cores: number of cores to divide among the ranks.
+        prometheus_port: port of rank 0's metrics, if ``arguments`` ask for one; rank 1 gets the next, and
+            so on.
 
     Raises:
-        RequestError: there are not that many ports.
+        RequestError: too few ports follow ``prometheus_port``.
     """
     if prometheus_port is not None and prometheus_port + ranks - 1 > _LAST_PORT:
         raise RequestError(
-            f"--prometheus-port {prometheus_port}: {ranks} ranks on one machine need a port each, and the "
-            f"last is {_LAST_PORT}"
+            f"--prometheus-port {prometheus_port}: {ranks} ranks on one machine need consecutive ports, and "
+            f"{_LAST_PORT} is the last one; give a lower port"
         )
     threads = str(threads_each(cores, ranks))
     meeting = () if port is None else ("--port", str(port))
@@ -166,23 +168,23 @@ def remote_commands(
     name_addr: bool,
     name_hosts: bool,
 ) -> list[RankCommand]:
-    """One rank on each of ``hosts``.
+    """Return the commands that start one rank on each of ``hosts``.
 
     Args:
         hosts: the host of each rank.
-        arguments: of the runtime, without RANK and WORLD.
-        remote: how to start there.
-        module: module that is run, and the words that follow it.
-        name_addr: add ``--addr`` with the first host; not where ``arguments`` say it.
-        name_hosts: add ``-H`` with all of them.
+        arguments: options of the runtime, without RANK and WORLD.
+        remote: how to start a rank there.
+        module: module to run, and the words that follow it.
+        name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
+        name_hosts: whether to add ``-H`` with all hosts.
 
     Raises:
-        RequestError: a host twice.
+        RequestError: a host is named twice.
     """
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise RequestError(f"the host {name} is named twice; each host runs one rank")
+            raise RequestError(f"host {name} is named twice; each host runs one rank")
     extra = [*(("--addr", names[0]) if name_addr else ()), *(("-H", ",".join(names)) if name_hosts else ())]
     return [
         RankCommand(
@@ -207,14 +209,14 @@ def remote_commands(
 
 
 def _there(command: Sequence[str], remote: Remote) -> str:
-    """The line for the login shell at the other end, whichever that is: ``sh -c`` and one quoted word."""
+    """Return the line for the remote login shell: ``sh -c`` and one quoted word, which every shell reads."""
     return f"exec sh -c {shlex.quote(_script(command, remote.directory))}"
 
 
 def _script(command: Sequence[str], directory: str) -> str:
-    """For ``sh``: run ``command``, end it when standard input ends, exit as it does.
+    """Return an ``sh`` script that runs ``command``, stops it at the end of its input, and exits as it does.
 
-    The watcher must hold neither standard output nor error, or sshd would wait for it.
+    The watcher must not hold standard output or error open, because sshd would wait for it.
     """
     return (
         f"cd {_quoted_path(directory)} || exit 2; "

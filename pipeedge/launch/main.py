@@ -42,32 +42,38 @@ _SCRIPTS = {RUNTIME_MODULE: "runtime.py", DOCTOR_MODULE: "pipeedge-doctor"}
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What ``pipeedge-launch`` was asked. Validated on creation."""
+    """Options of ``pipeedge-launch``, validated on creation."""
 
     arguments: tuple[str, ...]
-    """Of the runtime, without RANK and WORLD."""
+    """Options of the runtime, without RANK and WORLD."""
     local: int | None = None
+    """Number of ranks to start on this machine, or None to start them on ``hosts``."""
     hosts: tuple[Host, ...] = ()
+    """Host of each rank, empty if all run on this machine."""
     remote: Remote | None = None
-    """How to start on ``hosts``."""
+    """How to start ranks on ``hosts``."""
     module: str = RUNTIME_MODULE
+    """Module that each rank runs."""
     show: bool = False
-    """Show the commands instead."""
+    """Whether to print the commands instead of running them."""
 
     def __post_init__(self) -> None:
         if (self.local is None) == (not self.hosts):
-            raise RequestError("where? give one of --local N, --hosts a,b,c and -sd devices.yml")
+            raise RequestError(
+                "nothing says where to start the ranks: give one of --local N, --hosts a,b,c or "
+                "-sd devices.yml"
+            )
         if self.local is not None and self.local < 1:
-            raise RequestError(f"--local {self.local}: at least 1 rank")
+            raise RequestError(f"--local {self.local}: give at least 1 rank")
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.local if self.local is not None else len(self.hosts)
 
 
 def main() -> NoReturn:
-    """Start the ranks, wait for them, and end as they end."""
+    """Start the ranks, wait for them, and exit with their status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
     code = 0
@@ -91,7 +97,7 @@ def _launch(argv: Sequence[str]) -> int:
 
     environment = inherited_environment()
     if sys.stdout.isatty():
-        # The ranks write to a pipe; tables are to fit the terminal behind it, beside the prefix.
+        # The ranks write to a pipe, so tell them the width of the terminal that is left after the prefix.
         width = shutil.get_terminal_size().columns - len("[00] ")
         environment.setdefault("COLUMNS", str(max(40, width)))
     return Supervisor(
@@ -104,10 +110,10 @@ def _launch(argv: Sequence[str]) -> int:
 
 
 def plan_launch(request: LaunchRequest) -> list[RankCommand]:
-    """The command of each rank.
+    """Return the command of each rank.
 
     Raises:
-        RequestError: the runtime would refuse the arguments on every rank.
+        RequestError: the runtime would reject the arguments on every rank.
     """
     asked = _check(request)
     module = " ".join(module_words(_SCRIPTS[request.module], request.module))
@@ -132,13 +138,13 @@ def plan_launch(request: LaunchRequest) -> list[RankCommand]:
 
 
 def _check(request: LaunchRequest) -> RunRequest:
-    """What every rank will be asked; mistakes are told here, once, before anything starts."""
+    """Parse the arguments as every rank will, to report mistakes once, before anything starts."""
     argv = ["0", str(request.world_size), *request.arguments]
     environment = Environment.read()
     parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
     asked = parse(argv, environment).request
     if STANDARD_INPUT in asked.input.paths:
-        raise RequestError("--input -: ranks that are started here have no standard input; name a file")
+        raise RequestError("--input -: launched ranks have no standard input; give a file")
     if asked.schedule.partition is not None:
         schedule = Schedule.from_partition(asked.schedule.partition)
         if asked.schedule.rank_order is not None:
@@ -151,7 +157,7 @@ def _lacks(request: LaunchRequest, option: str) -> bool:
 
 
 def free_port(addr: str) -> int:
-    """A port that is free at ``addr`` now; rank 0 says so if somebody takes it before it comes to it."""
+    """Return a port that is free at ``addr`` now; rank 0 reports it if another process takes it first."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(addr, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -159,7 +165,8 @@ def free_port(addr: str) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise RequestError(
-            f"--addr {addr} is no address of this machine, where --local starts all ranks ({error.strerror})"
+            f"--addr {addr}: not an address of this machine, where --local starts all ranks "
+            f"({error.strerror})"
         ) from error
 
 
@@ -172,15 +179,15 @@ _ENDED = "--"
 
 
 def parse_launch(argv: Sequence[str]) -> LaunchRequest:
-    """The command line of ``pipeedge-launch``.
+    """Parse the command line of ``pipeedge-launch``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
     own, arguments = _own(argv)
     if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:
-        own = list(argv[: argv.index(_ENDED)])  # all that precedes it is the launcher's, known or not
+        own = list(argv[: argv.index(_ENDED)])  # everything before it is the launcher's, known or not
     parsed = launch_parser().parse_args(own)
     devices: Path | None = parsed.sched_dev_file
     if devices is not None and not _names_devices(arguments) and _schedules(arguments):
@@ -193,10 +200,10 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
     elif devices is not None and parsed.local is None:
         hosts = tuple(Host(name) for names in load_devices(devices).values() for name in names)
         if not hosts:
-            raise RequestError(f"{devices}: names no host to start a rank on")
+            raise RequestError(f"{devices}: the file lists no hosts to start ranks on")
         hosts = tuple(parse_host(host.name) for host in hosts)
     if parsed.local is not None and parsed.hosts is not None:
-        raise RequestError("--local and --hosts: give one of them")
+        raise RequestError("--local and --hosts exclude each other; give one of them")
     remote = None
     if hosts:
         remote = Remote(
@@ -216,7 +223,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
 
 
 def _own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own options, which come first, and the runtime's; ``--`` between them is optional."""
+    """Split the launcher's options, which come first, from the runtime's; ``--`` between them is optional."""
     index = 0
     while index < len(argv):
         name, is_assigned, _ = argv[index].partition("=")
@@ -240,7 +247,7 @@ def _schedules(arguments: Sequence[str]) -> bool:
 
 
 def _devices_of(arguments: Sequence[str]) -> Path | None:
-    """The devices file among the runtime's arguments, where the launcher was given none of its own."""
+    """Return the devices file that the runtime's arguments name, or None."""
     for index, argument in enumerate(arguments):
         name, is_assigned, value = argument.partition("=")
         if name in _DEVICES:
@@ -251,8 +258,10 @@ def _devices_of(arguments: Sequence[str]) -> Path | None:
 
 
 def _python_there() -> str:
-    """This interpreter, by its path from here if it lies below (``.venv/bin/python``): the directory at
-    the other end may be another, what it holds is the same."""
+    """Return the path of this interpreter, relative if it lies below this directory (``.venv/bin/python``).
+
+    The remote directory may have another path, but its contents are the same.
+    """
     executable = Path(sys.executable)
     here = Path.cwd()
     return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
@@ -264,8 +273,8 @@ def launch_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=program,
         usage=f"{program} (--local N | --hosts LIST | -sd FILE) [options] -- RUNTIME OPTIONS",
-        description="Start every rank of a run with the same options, show their output by rank, and end all "
-        f"when one fails. Options of {runtime} (see '{runtime} --help') follow, without RANK and WORLD.",
+        description="Start every rank of a run with the same options, label their output by rank, and stop "
+        f"all when one fails. Options of {runtime} (see '{runtime} --help') follow, without RANK and WORLD.",
         epilog=f"Examples: '{program} --local 2 -- -m vit-digits' and "
         f"'{program} --hosts pi1,pi2,pi3 --directory pipeedge -- -pt 1,16,17,32,33,48'. The exit status is "
         "that of the first rank that failed; 130 after Ctrl-C.",
@@ -273,23 +282,25 @@ def launch_parser() -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--local", type=int, metavar="N", help="N ranks on this machine, which share its cores"
+        "--local", type=int, metavar="N", help="start N ranks on this machine, which share its cores"
     )
-    where.add_argument("--hosts", metavar="LIST", help="[user@]host of each rank, e.g. pi1,pi2; over ssh")
     where.add_argument(
-        *_DEVICES, type=Path, metavar="FILE", help="devices.yml: a rank on each of its hosts, in its order"
+        "--hosts", metavar="LIST", help="[user@]host of each rank, e.g. pi1,pi2; started over ssh"
+    )
+    where.add_argument(
+        *_DEVICES, type=Path, metavar="FILE", help="devices.yml: start a rank on each of its hosts, in order"
     )
     remote = parser.add_argument_group("on other machines")
-    remote.add_argument("--directory", metavar="DIR", help="where to run (the path of this directory)")
-    remote.add_argument("--python", metavar="PATH", help="interpreter (the path of this one)")
-    remote.add_argument("--user", metavar="NAME", help="who logs in")
+    remote.add_argument("--directory", metavar="DIR", help="remote working directory (the path of this one)")
+    remote.add_argument("--python", metavar="PATH", help="remote interpreter (the path of this one)")
+    remote.add_argument("--user", metavar="NAME", help="user to log in as")
     remote.add_argument(
-        "--ssh", metavar="COMMAND", default="ssh", help="ssh with options, e.g. 'ssh -p 2222'"
+        "--ssh", metavar="COMMAND", default="ssh", help="ssh program with options, e.g. 'ssh -p 2222'"
     )
     parser.add_argument(
         "--doctor", action="store_true", help=f"run {program_name('pipeedge-doctor')} on each rank instead"
     )
-    parser.add_argument("--print", action="store_true", help="print the commands, and start nothing")
+    parser.add_argument("--print", action="store_true", help="print the commands without running them")
     add_common(parser)
     return parser
 

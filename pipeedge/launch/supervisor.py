@@ -1,12 +1,12 @@
-"""The processes of all ranks: their output, line by line, and one end for all.
+"""Run the processes of all ranks, forward their output line by line, and stop all when one fails.
 
     running ──a rank fails──> settling ──settle_s──> ending ──grace_s──> killed
-       │                      (the others hear of it   (SIGTERM; ssh:     (SIGKILL)
-       │                       and say why themselves)  end of input)
-       └──Ctrl-C──────────────────────────────────────> ending, without another word
+       │                      (the others learn of it   (SIGTERM; ssh:     (SIGKILL)
+       │                       and report it)            end of input)
+       └──Ctrl-C──────────────────────────────────────> ending, without further output
 
-Each stream has a thread that forwards its lines, each process one that waits for it; they tell the
-calling thread through one queue, which it reads with the deadline of the state. Nothing polls.
+Each stream has a thread that forwards its lines, and each process one that waits for it. They report to
+the calling thread through one queue, which it reads with the deadline of the state. Nothing polls.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pipeedge.launch.commands import RankCommand
 __all__ = ["INTERRUPTED", "Ending", "Lines", "Supervisor", "status_of"]
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as in shells."""
 _SSH_FAILED = 255
 _SIGNALLED = 128
 _DRAIN_S = 2.0
-"""How long the last lines of a process that has ended may take to come."""
+"""Seconds to wait for the last lines of a process that has exited."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,37 @@ class Ending:
 
     rank: int
     code: int
-    """As ``subprocess`` has it: negative for a signal."""
+    """Return code as ``subprocess`` gives it: negative for a signal."""
     remote: bool = False
+    """Whether the process is an ssh client."""
 
     @property
     def status(self) -> int:
-        """As a shell has it; an ssh that failed is a peer that cannot be reached."""
+        """Exit status as a shell gives it; a failed ssh counts as a peer that cannot be reached."""
         if self.remote and self.code == _SSH_FAILED:
             return EXIT_PEER
         return _SIGNALLED - self.code if self.code < 0 else self.code
 
     def words(self) -> str:
-        """For people."""
+        """Describe the ending in a sentence."""
         if self.remote and self.code == _SSH_FAILED:
             return (
-                f"rank {self.rank} is gone: ssh could not connect, or lost its connection (its words above)"
+                f"rank {self.rank} is lost: ssh could not connect or lost its connection "
+                "(see its output above)"
             )
         if self.code < 0:
-            return f"rank {self.rank} was ended by {signal.Signals(-self.code).name}"
-        return f"rank {self.rank} ended with exit status {self.code}"
+            return f"rank {self.rank} was killed by {signal.Signals(-self.code).name}"
+        return f"rank {self.rank} exited with status {self.code}"
 
 
 def status_of(endings: Sequence[Ending]) -> Ending | None:
-    """The ending that decides: of the ranks that failed, the first whose failure is its own.
+    """Return the ending that decides the exit status: the first failure that another rank did not cause.
 
-    A rank that fails tells the others, which then end with ``EXIT_PEER``, and which of them is seen to
-    end first is chance. One that was interrupted comes before those that failed because of it.
+    A rank that fails tells the others, which then exit with ``EXIT_PEER`` in any order. A rank that was
+    interrupted comes before those that failed because of it.
 
     Args:
-        endings: in the order in which they were seen, up to the moment when the rest were ended.
+        endings: endings in the order in which they were seen, up to the moment when the rest were stopped.
     """
     failed = [ending for ending in endings if ending.status != 0]
     own = [ending for ending in failed if ending.status not in (EXIT_PEER, INTERRUPTED)]
@@ -78,10 +80,10 @@ def status_of(endings: Sequence[Ending]) -> Ending | None:
 
 
 class Lines(Protocol):
-    """Where output goes."""
+    """A destination for output."""
 
     def __call__(self, text: str, *, error: bool) -> None:
-        """One line, with its end. ``OSError`` where nobody reads any longer."""
+        """Write one line, with its newline. Raises OSError if the reader has gone."""
 
 
 class _Process:
@@ -102,10 +104,10 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the ranks through us alone
+                start_new_session=True,  # so that Ctrl-C in the terminal reaches the ranks only through us
             )
         except OSError as error:
-            raise RequestError(f"{command.argv[0]} does not start: {error.strerror}") from error
+            raise RequestError(f"cannot start {command.argv[0]}: {error.strerror}") from error
         self._forward = forward
         self._ended = ended
         streams = [(self._popen.stdout, False), (self._popen.stderr, True)]
@@ -119,7 +121,7 @@ class _Process:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def ask_to_end(self, number: int) -> None:
-        """Signal ``number``; over ssh, the end of its input, which the script at the other end heeds."""
+        """Send signal ``number``, or close the input of ssh, on which the remote script stops its rank."""
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
@@ -127,14 +129,14 @@ class _Process:
             self._signal(number)
 
     def kill(self) -> None:
-        """At once."""
+        """Kill the process at once."""
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self._popen.returncode is None:  # the group is there as long as its leader was not waited for
+        if self._popen.returncode is None:  # the process group exists until its leader has been waited for
             with suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, number)
 
@@ -155,17 +157,18 @@ class _Process:
 
 
 class Supervisor:
-    """Runs the ranks to their common end.
+    """Runs all ranks until they have exited or one has failed.
 
     Args:
-        commands: of all ranks.
-        environment: of the launcher; what a command sets and this has not is added.
-        lines: where output goes.
-        say: called with a line of the launcher's own.
-        mark: what stands before a line of a rank.
-        program: whose messages, which begin with its name, are shown once if several ranks print the same.
-        settle_s: how long the others may take to end by themselves after one has failed.
-        grace_s: how long they may take after they were asked to.
+        commands: commands of all ranks.
+        environment: environment of the launcher; variables that a command sets are added if it lacks them.
+        lines: destination of the output.
+        say: called with each line of the launcher's own.
+        mark: returns the prefix of a rank's lines.
+        program: name of the program whose messages, which begin with it, are shown once if several ranks
+            print the same one.
+        settle_s: seconds that the others may take to exit by themselves after one has failed.
+        grace_s: seconds that they may take to exit after they were signalled.
     """
 
     def __init__(
@@ -186,7 +189,7 @@ class Supervisor:
         self._say = say
         self._mark = mark
         self._message = None if program is None else f"{program}: "
-        self._told_by: dict[str, int] = {}
+        self._reported_by: dict[str, int] = {}
         self._settle_s = settle_s
         self._grace_s = grace_s
         self._events: queue.Queue[Ending | None] = queue.Queue()
@@ -195,10 +198,10 @@ class Supervisor:
         self._alive: dict[int, _Process] = {}
 
     def run(self) -> int:
-        """Start all, wait for all, return the exit status. ``KeyboardInterrupt`` ends all quietly.
+        """Start all ranks, wait for them, and return the exit status; Ctrl-C stops them quietly.
 
         Raises:
-            RequestError: a command that does not start.
+            RequestError: a command does not start.
         """
         try:
             try:
@@ -213,7 +216,7 @@ class Supervisor:
                 self._end(signal.SIGINT)
                 return INTERRUPTED
         finally:
-            # A second Ctrl-C, or a command that did not start: no rank outlives this function.
+            # No rank outlives this function, even after a second Ctrl-C or a command that did not start.
             for process in self._alive.values():
                 process.kill()
 
@@ -235,7 +238,7 @@ class Supervisor:
         return decisive.status
 
     def _end(self, number: int) -> None:
-        """Ask who is left to end, and make them."""
+        """Signal the remaining ranks to exit, and kill those that do not."""
         for process in self._alive.values():
             process.ask_to_end(number)
         deadline = time.monotonic() + self._grace_s
@@ -248,7 +251,7 @@ class Supervisor:
             pass
 
     def _next(self, deadline: float | None) -> Ending | None:
-        """The next rank that ends; None after ``deadline``."""
+        """Return the ending of the next rank that exits, or None at ``deadline``."""
         try:
             ending = self._events.get(
                 timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -262,16 +265,16 @@ class Supervisor:
 
     def _forward(self, rank: int, text: str, is_error: bool) -> None:
         with self._write:
-            if self._quiet or (is_error and self._was_told(rank, text)):
+            if self._quiet or (is_error and self._was_reported(rank, text)):
                 return
             try:
                 self._lines(f"{self._mark(rank)}{text}", error=is_error)
-            except OSError:  # whoever read our output has gone: as good as Ctrl-C
+            except OSError:  # the reader of our output has gone, so stop as on Ctrl-C
                 self._quiet = True
                 self._events.put(None)
 
-    def _was_told(self, rank: int, text: str) -> bool:
-        """Whether another rank has printed this message: one mistake in the options is made on all ranks."""
+    def _was_reported(self, rank: int, text: str) -> bool:
+        """Return whether another rank printed this message: a mistake in the options appears on all ranks."""
         if self._message is None or not text.startswith(self._message):
             return False
-        return self._told_by.setdefault(text, rank) != rank
+        return self._reported_by.setdefault(text, rank) != rank

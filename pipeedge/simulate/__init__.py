@@ -1,4 +1,4 @@
-"""``pipeedge-simulate``: a run on a cluster that need not be there.
+"""``pipeedge-simulate``: predict a run on a cluster that need not exist.
 
     YAML files ──┬── sched-pipeline ──> schedule ─┐
                  └── or a schedule file ──────────┤
@@ -6,7 +6,7 @@
     models, device types, devices, neighbours ────┘
 
 options   the command line as a request
-cluster   what each stage and link costs, by the profiles (pure)
-session   the order of all that, and the report of the run that did not take place
+cluster   the cost of each stage and link according to the profiles (pure)
+session   the steps of a simulation, and the report of the simulated run
 main      the console script; ``python -m pipeedge.simulate`` is the same
 """

@@ -1,10 +1,10 @@
-"""From profiles and a schedule to what each stage and link costs. Pure.
+"""Compute the cost of each stage and link from profiles and a schedule. Pure.
 
     time_s of the layers, receive_s before the first, send_s after the last    -> a stage
     elements of a cut x bytes a value / bandwidth(a, b), latency(a, b)         -> a link
 
-The bandwidth between two hosts is what the neighbours file says of the pair, in either direction, else
-the smaller of their types' bandwidths: as ``sched-pipeline`` counts it.
+The bandwidth between two hosts is the one that the neighbours file gives for the pair, in either direction,
+or else the smaller of their types' bandwidths, as in ``sched-pipeline``.
 """
 
 from __future__ import annotations
@@ -31,55 +31,61 @@ from pipeedge.plan.specs import (
 __all__ = ["Cluster", "StageMemory", "Workload"]
 
 STREAM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 2}
-"""Of a value that leaves a stage of that type: with int8 weights, values are bfloat16 between the layers."""
+"""Bytes of a value on the way between stages; with int8 weights, activations are bfloat16."""
 BUFFERS = 2
-"""Microbatches that a stage keeps before it, and as many behind it."""
+"""Number of microbatches that a stage buffers at its input, and as many at its output."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run."""
+    """The model and input of a run."""
 
     model_name: str
     model: ModelSpec
     ubatch_size: int
+    """Number of items in a microbatch."""
     items: int
+    """Number of items in the whole run."""
     tokens: int | None = None
-    """Tokens of the longest sentence, for which ``model`` is; None: as profiled."""
+    """Tokens of the longest sentence, to which ``model`` is scaled, or None for the profiled length."""
     codec_bytes_per_s: float | None = None
+    """Uncompressed bytes encoded, or decoded, per second, or None if that takes no time."""
     input_bytes: int | None = None
-    """Bytes of one item of input; None: elements of the model in the number type of the first stage."""
+    """Bytes of one item of input, or None to count the model's elements in the first stage's dtype."""
     read_s: float = 0.0
+    """Seconds to read a microbatch of input."""
     write_s: float = 0.0
+    """Seconds to write the results of a microbatch."""
 
     @property
     def microbatches(self) -> int:
-        """All of them."""
+        """Number of microbatches in the whole run."""
         return -(-self.items // self.ubatch_size)
 
     def cut_bytes(self, layer: int, dtype: str, bits: int = 0) -> int:
-        """Of a microbatch behind ``layer`` layers; the ranges of compressed values, a percent of them, are
-        not counted.
+        """Return the bytes of a microbatch after ``layer`` layers.
+
+        The ranges of compressed values, about one percent, are not counted.
 
         Args:
-            layer: 0: the input.
-            dtype: of the stage that sends it; of the input, that of the first stage.
-            bits: of a value; 0: as it is.
+            layer: number of layers before the cut, 0 for the input.
+            dtype: dtype of the stage that sends it; for the input, that of the first stage.
+            bits: bits per value, 0 for uncompressed values.
         """
         if layer == 0 and self.input_bytes is not None:
             return self.input_bytes * self.ubatch_size
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
-        # Stages of any type give the outputs of the model as float32.
+        # Stages of every dtype return the outputs of the model as float32.
         size = STREAM_BYTES["float32" if layer == self.model.layers else dtype]
         return -(-values * bits // 8) if bits else values * size
 
     def sent_bytes(self, stage: StagePlan) -> int:
-        """Of a microbatch that leaves ``stage``."""
+        """Return the bytes of a microbatch that ``stage`` sends."""
         return self.cut_bytes(stage.layers.stop, stage.dtype, stage.quant_bits)
 
     def codec_s(self, sender: StagePlan) -> float:
-        """Encoding, or decoding, what ``sender`` sends."""
+        """Return the seconds to encode, or decode, a microbatch that ``sender`` sends."""
         if not sender.quant_bits or self.codec_bytes_per_s is None:
             return 0.0
         return self.cut_bytes(sender.layers.stop, sender.dtype) / self.codec_bytes_per_s
@@ -87,58 +93,65 @@ class Workload:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What a stage needs, bytes."""
+    """Memory that a stage needs, in bytes."""
 
     weights: float
+    """Bytes of the weights."""
     buffers: float
-    """Microbatches that wait, before it and behind it."""
+    """Bytes of the microbatches buffered at its input and output."""
     working: float
-    """Activations of its largest layer and the process itself, where the profile says it."""
+    """Bytes of the process itself and the activations of its largest layer, if the profile has them."""
     available: float
-    """For weights and buffers."""
+    """Bytes available for weights and buffers."""
 
     @property
     def peak(self) -> float:
-        """All of it."""
+        """Peak memory of the stage in bytes."""
         return self.weights + self.buffers + self.working
 
     @property
     def missing(self) -> float:
-        """More than there is; 0 where it fits."""
+        """Bytes that the host lacks for weights and buffers, 0 if they fit."""
         return max(0.0, self.weights + self.buffers - self.available)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts, by the scheduler's files."""
+    """Hosts and links as the scheduler's files describe them."""
 
     types: Mapping[str, DeviceType]
+    """Device types by name."""
     devices: Mapping[str, Sequence[str]]
+    """Hosts of each device type."""
     neighbors: Mapping[str, Mapping[str, Link]]
+    """Links by source and destination host, where they are known."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All of them, in the order of the files."""
+        """All hosts, in the order of the file."""
         return tuple(host for hosts in self.devices.values() for host in hosts)
 
     def type_of(self, host: str) -> tuple[str, DeviceType]:
-        """The kind of device that ``host`` is, with its name.
+        """Return the device type of ``host``, with its name.
 
         Raises:
-            SpecError: the files do not say it.
+            SpecError: the files do not give it.
         """
         for name, hosts in self.devices.items():
             if host in hosts:
                 if name not in self.types:
-                    raise SpecError(f"the host {host} is of the type {name}, which has no device type entry")
+                    raise SpecError(
+                        f"host {host} has the device type {name}, which the device types file does not "
+                        "describe; profile it or correct the devices file"
+                    )
                 return name, self.types[name]
-        raise SpecError(f"the host {host} is under no type of the devices file; list it there")
+        raise SpecError(f"host {host} is not in the devices file; list it there under its device type")
 
     def profile(self, stage: StagePlan, load: Workload) -> ModelProfile:
-        """Of the model on the host of ``stage``, under the conditions of the run.
+        """Return the profile of the model on the host of ``stage``, under the conditions of the run.
 
         Raises:
-            SpecError: it was not profiled so.
+            SpecError: the model was not profiled under these conditions.
         """
         host = host_of(stage)
         name, device = self.type_of(host)
@@ -148,24 +161,24 @@ class Cluster:
                 if len(profile.time_s) != load.model.layers:
                     raise SpecError(
                         f"the profile of {load.model_name} on {name} has "
-                        f"{count(len(profile.time_s), 'layer')}, the "
-                        f"model has {load.model.layers}"
+                        f"{count(len(profile.time_s), 'layer')}, but the model has {load.model.layers}; "
+                        "profile it again"
                     )
                 return profile if load.tokens is None else profile.at_tokens(load.tokens)
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
-            f"{name} (host {host}) has no profile of {load.model_name} for microbatches of "
-            f"{load.ubatch_size} and {stage.dtype}; "
-            + (f"it has them of {has}: change -u or --dtype, or profile it" if has else "profile it")
+            f"{name} (host {host}) has no profile of {load.model_name} with microbatches of "
+            f"{load.ubatch_size} and dtype {stage.dtype}; "
+            + (f"it has {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
     def data_work(self, data_host: str, dtype: str, load: Workload) -> tuple[float, float]:
-        """Return the seconds in which the data rank feeds a microbatch and collects one; 0 where unknown.
+        """Return the seconds that the data rank takes to feed a microbatch and to collect one, 0 if unknown.
 
         Args:
             data_host: host of the data rank.
-            dtype: number type whose profile is asked.
-            load: what is run.
+            dtype: dtype of the profile to use.
+            load: the model and input.
         """
         _, device = self.type_of(data_host)
         for profile in find_named(device.profiles, load.model_name) or ():
@@ -174,37 +187,37 @@ class Cluster:
         return 0.0, 0.0
 
     def link(self, source: str, destination: str) -> Link:
-        """What joins two hosts.
+        """Return the link between two hosts.
 
         Raises:
-            ScheduleError: nothing does.
+            ScheduleError: there is none.
         """
         named = self.neighbors.get(source, {}).get(destination)
         named = named or self.neighbors.get(destination, {}).get(source)
         link = named or Link(min(self.type_of(host)[1].bw_bytes_per_s for host in (source, destination)))
         if link.bw_bytes_per_s <= 0:
             raise ScheduleError(
-                f"there is no link between {source} and {destination}: their bandwidth is 0; raise bw_Mbps "
-                "or choose another schedule"
+                f"{source} cannot reach {destination}, because the bandwidth between them is 0; raise "
+                "bw_Mbps or choose another schedule"
             )
         return link
 
     def pipeline(self, schedule: Schedule, data_host: str, load: Workload) -> PipelineModel:
-        """``schedule`` as stages and links with their costs.
+        """Return the stages and links of ``schedule`` with their costs.
 
         Args:
-            schedule: with a host for each stage.
-            data_host: reads the input and collects the results.
-            load: what is run.
+            schedule: schedule that names a host for each stage.
+            data_host: host that reads the input and collects the results.
+            load: the model and input.
 
         Raises:
             SpecError: a host or profile is missing.
-            ScheduleError: hosts that no link joins.
+            ScheduleError: no link connects the hosts of two successive stages.
         """
         hosts = (data_host, *(host_of(stage) for stage in schedule.stages), data_host)
         sent = [load.cut_bytes(0, schedule.stages[0].dtype), *map(load.sent_bytes, schedule.stages)]
         links = tuple(self._link_costs(*given) for given in zip(pairwise(hosts), sent, strict=True))
-        # Nothing encodes what the data rank sends.
+        # The data rank sends its input uncompressed.
         codecs = [0.0, *map(load.codec_s, schedule.stages)]
         stages = []
         feed_s, collect_s = self.data_work(data_host, schedule.stages[0].dtype, load)
@@ -214,7 +227,7 @@ class Cluster:
             receive = 0.0 if incoming.in_memory else number_at(profile.extra.get("receive_s"), layers.first)
             stages.append(
                 SimulatedStage(
-                    # What the data rank does beside its stage takes the stage's processor.
+                    # Feeding and collecting use the processor of the data rank's own stage.
                     compute_s=sum(profile.time_s[layers.start : layers.stop])
                     + (feed_s + collect_s if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
@@ -232,14 +245,14 @@ class Cluster:
             last / load.ubatch_size,
         )
 
-    def _link_costs(self, ends: tuple[str, str], amount: int) -> SimulatedLink:
+    def _link_costs(self, ends: tuple[str, str], size_bytes: int) -> SimulatedLink:
         if ends[0] == ends[1]:
             return SimulatedLink(in_memory=True)
         link = self.link(*ends)
-        return SimulatedLink(amount / link.bw_bytes_per_s, link.latency_s)
+        return SimulatedLink(size_bytes / link.bw_bytes_per_s, link.latency_s)
 
     def memory(self, stage: StagePlan, load: Workload) -> StageMemory:
-        """What ``stage`` needs, as ``sched-pipeline`` counts weights and buffers."""
+        """Return the memory that ``stage`` needs, counting weights and buffers as ``sched-pipeline`` does."""
         _, device = self.type_of(host_of(stage))
         extra = self.profile(stage, load).extra
         layers = stage.layers
@@ -253,7 +266,7 @@ class Cluster:
         )
 
     def threads(self, stage: StagePlan, load: Workload) -> int:
-        """That the profile of the stage's host was made with; 1 where it does not say."""
+        """Return the number of threads that the stage's host was profiled with, 1 if unknown."""
         threads = self.profile(stage, load).extra.get("threads")
         return threads if isinstance(threads, int) else 1
 
@@ -267,16 +280,16 @@ def _numbers(stage: StagePlan) -> range:
 
 
 def host_of(stage: StagePlan) -> str:
-    """The host of a stage; one that is called by its rank has no other name."""
+    """Return the host of a stage, or its rank as text if the schedule names no host."""
     return str(stage.rank) if stage.host is None else stage.host
 
 
 def number(value: Any) -> float:
-    """A figure that a profile may have; 0 where another tool has put something else there."""
+    """Return an optional figure of a profile, 0 if it is missing or not a usable number."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     return float(value) if usable else 0.0
 
 
 def number_at(values: Any, layer: int) -> float:
-    """The figure of a layer, from 1."""
+    """Return the figure of ``layer``, counted from 1, in a list of a profile, 0 if it is missing."""
     return number(values[layer - 1]) if isinstance(values, list) and layer <= len(values) else 0.0

@@ -22,7 +22,7 @@ def main() -> NoReturn:
 
 def _simulate() -> None:
     request = parse_simulate(sys.argv[1:])
-    # Only now: what it takes to print takes long to import, and a mistake is to be answered at once.
+    # Printing needs imports that take long, so they wait until the command line has proved valid.
     from pipeedge.base.console import StandardOutput
     from pipeedge.simulate.session import run
 

@@ -1,4 +1,4 @@
-"""The command line of ``pipeedge-simulate`` as a request. Imports nothing heavy."""
+"""Parse the command line of ``pipeedge-simulate`` into a request. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAX_MICROBATCHES = 1_000_000
 
 @dataclass(frozen=True)
 class SimulationRequest:
-    """What is to be simulated. Validated on creation.
+    """The simulation to run, validated on creation.
 
     Raises:
-        RequestError: a number outside its range, or names that contradict each other.
+        RequestError: a number is out of range, or options contradict each other.
     """
 
     models_file: Path = Path("models.yml")
@@ -34,26 +34,30 @@ class SimulationRequest:
     dev_file: Path = Path("devices.yml")
     dev_neighbors_file: Path | None = None
     schedule_file: Path | None = None
-    """What ``sched-pipeline`` printed; None: it is asked."""
+    """Schedule that ``sched-pipeline`` printed, or None to compute the best one."""
     model_name: str = ModelRequest.name
     items: int = DEFAULT_BATCH_SIZE
+    """Number of items in the whole run."""
     ubatch_size: int = 8
+    """Number of items in a microbatch."""
     tokens: int | None = None
-    """Tokens of the longest sentence; None: as profiled."""
+    """Tokens of the longest sentence, or None for the profiled length."""
     dtypes: tuple[str, ...] | None = None
-    """Number type of all stages, or of each; None: as the schedule file says, else float32."""
+    """One dtype for all stages or one for each, or None for those of the schedule file, else float32."""
     quant_bits: tuple[int, ...] | None = None
-    """Of each stage's outgoing link; None: as the schedule file says, else 0."""
+    """Bits per value on each stage's outgoing link, or None for those of the schedule file, else 0."""
     hosts: tuple[str, ...] | None = None
-    """The host of each rank; None: in the order of the devices file, or called by their ranks."""
+    """Host of each rank, or None for the order of the devices file (or hosts named by their ranks)."""
     data_host: str | None = None
-    """Reads the input and collects the results; None: the host of the first stage."""
+    """Host that reads the input and collects the results, or None for the host of the first stage."""
     codec_bytes_per_s: float | None = None
-    """Uncompressed bytes that a stage encodes, or decodes, in a second; None: in no time."""
+    """Uncompressed bytes that a stage encodes, or decodes, per second, or None if that takes no time."""
     read_s: float = 0.0
-    """Reading a microbatch on the data rank."""
+    """Seconds to read a microbatch on the data rank."""
     write_s: float = 0.0
+    """Seconds to write the results of a microbatch on the data rank."""
     report: Path | None = None
+    """File to write the report to, or None for no report."""
 
     def __post_init__(self) -> None:
         if self.items < 1:
@@ -64,18 +68,18 @@ class SimulationRequest:
             raise RequestError(f"--tokens {self.tokens}: a sentence has at least 1 token")
         if self.microbatches > MAX_MICROBATCHES:
             raise RequestError(
-                f"-b/--batch-size {self.items}: that is {count(self.microbatches, 'microbatch')}; up to "
-                f"{MAX_MICROBATCHES} are simulated, and long before that the throughput stands still"
+                f"-b/--batch-size {self.items}: that makes {count(self.microbatches, 'microbatch')}, and at "
+                f"most {MAX_MICROBATCHES} can be simulated; give fewer, the throughput settles long before"
             )
         for dtype in self.dtypes or ():
             check_dtype(dtype, "--dtype")
         if self.schedule_file is None and len(self.dtypes or ()) > 1:
-            raise RequestError("--dtype with a type for each stage goes with --schedule-file")
+            raise RequestError("--dtype with a type for each stage needs --schedule-file")
         for bits in self.quant_bits or ():
             check_bits(bits, "-q")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
             twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
-            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank is one host")
+            raise ScheduleError(f"-H/--hosts names {twice} twice; give each rank a host of its own")
         if self.codec_bytes_per_s is not None and not 0 < self.codec_bytes_per_s < math.inf:
             raise RequestError("--codec-MBps: must be above 0")
         for name in ("read_s", "write_s"):
@@ -86,15 +90,15 @@ class SimulationRequest:
 
     @property
     def microbatches(self) -> int:
-        """That the items make."""
+        """Number of microbatches that the items make."""
         return -(-self.items // self.ubatch_size)
 
 
 def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
-    """The command line of ``pipeedge-simulate``.
+    """Parse the command line of ``pipeedge-simulate``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help`` or ``--version``.
     """
     arguments = simulate_parser().parse_args(argv)
@@ -128,12 +132,12 @@ def simulate_parser() -> argparse.ArgumentParser:
     """Return the parser of ``pipeedge-simulate``."""
     parser = OneLineParser(
         prog=program_name("pipeedge-simulate"),
-        description="Say how a run would go on hosts that need not be there: throughput, latency, memory, "
-        "where each stage would wait, from what the scheduler's files say. Without --schedule-file, "
-        f"{program_name('sched-pipeline')} is asked for the best schedule first.",
+        description="Predict a run on hosts that need not exist, from the scheduler's files: throughput, "
+        "latency, memory, and where each stage would wait. Without --schedule-file, "
+        f"{program_name('sched-pipeline')} computes the best schedule first.",
         epilog=f"Example: '{program_name('pipeedge-simulate')} -sm models.yml -sdt device_types.yml "
-        "-sd devices.yml --report what-if.html'. Exit status: 0 done, "
-        "2 the request is wrong, 3 no feasible schedule, 1 a "
+        "-sd devices.yml --report what-if.html'. Exit status: 0 done, 2 the request is wrong, 3 no feasible "
+        "schedule, 1 a "
         "fault of this program.",
         allow_abbrev=False,
     )
@@ -141,10 +145,10 @@ def simulate_parser() -> argparse.ArgumentParser:
 
     cluster = parser.add_argument_group("cluster")
     for option, name, default, what in (
-        ("-sm", "models", SimulationRequest.models_file, "what the layers of models need"),
-        ("-sdt", "dev-types", SimulationRequest.dev_types_file, "kinds of devices and their profiles"),
-        ("-sd", "dev", SimulationRequest.dev_file, "the hosts of each kind"),
-        ("-sdn", "dev-neighbors", None, "what single links carry"),
+        ("-sm", "models", SimulationRequest.models_file, "layers of the models, with their sizes"),
+        ("-sdt", "dev-types", SimulationRequest.dev_types_file, "device types with their profiles"),
+        ("-sd", "dev", SimulationRequest.dev_file, "hosts of each device type"),
+        ("-sdn", "dev-neighbors", None, "bandwidth and latency of individual links"),
     ):
         shown = "" if default is None else f" ({default})"
         cluster.add_argument(
@@ -157,18 +161,29 @@ def simulate_parser() -> argparse.ArgumentParser:
         help=f"a schedule that {program_name('sched-pipeline')} printed",
     )
     cluster.add_argument(
-        "-H", "--hosts", type=names, metavar="LIST", help="the host of each rank (in the order of -sd)"
+        "-H", "--hosts", type=names, metavar="LIST", help="host of each rank (in the order of -sd)"
     )
     cluster.add_argument(
-        "--data-host", metavar="HOST", help="reads the input, collects the results (that of stage 0)"
+        "--data-host",
+        metavar="HOST",
+        help="host that reads the input and collects the results (that of stage 0)",
     )
 
     run = parser.add_argument_group("run")
     run.add_argument(
-        "-m", "--model-name", metavar="NAME", default=ModelRequest.name, help="as in -sm (%(default)s)"
+        "-m",
+        "--model-name",
+        metavar="NAME",
+        default=ModelRequest.name,
+        help="name of the model in -sm (%(default)s)",
     )
     run.add_argument(
-        "-b", "--batch-size", type=int, default=DEFAULT_BATCH_SIZE, metavar="N", help="items in all (64)"
+        "-b",
+        "--batch-size",
+        type=int,
+        default=DEFAULT_BATCH_SIZE,
+        metavar="N",
+        help="items in the whole run (64)",
     )
     run.add_argument(
         "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items that travel together (8)"
@@ -177,37 +192,41 @@ def simulate_parser() -> argparse.ArgumentParser:
         "--tokens",
         type=int,
         metavar="N",
-        help="tokens of the longest sentence, for models of text (as profiled)",
+        help="tokens of the longest sentence, for text models (as profiled)",
     )
     run.add_argument(
         "--dtype",
         type=_dtypes,
         metavar="TYPE[,TYPE...]",
-        help="number type of all stages, or of each (what the schedule file says, else float32)",
+        help="number type of all stages, or of each (that of the schedule file, else float32)",
     )
     run.add_argument(
         "-q",
         "--quant",
         type=integers,
         metavar="LIST",
-        help="bits a value on each stage's outgoing link, 0 for values as they are (what the schedule file "
-        "says, else 0)",
+        help="bits per value on each stage's outgoing link, 0 for no compression (those of the schedule "
+        "file, else 0)",
     )
     run.add_argument(
         "--codec-MBps",
         type=float,
         metavar="N",
-        help="MB of values that a stage encodes, or decodes, in a second (in no time)",
+        help="MB of uncompressed values that a stage encodes, or decodes, per second (takes no time)",
     )
     run.add_argument(
-        "--read-s", type=float, default=0.0, metavar="S", help="to read a microbatch of input (0)"
+        "--read-s", type=float, default=0.0, metavar="S", help="seconds to read a microbatch of input (0)"
     )
     run.add_argument(
-        "--write-s", type=float, default=0.0, metavar="S", help="to write the results of one (0)"
+        "--write-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds to write the results of a microbatch (0)",
     )
 
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--report", type=Path, metavar="FILE", help="the same as of a run: .json, or .html for a page"
+        "--report", type=Path, metavar="FILE", help="write a report as of a run: .json, or .html for a page"
     )
     return parser

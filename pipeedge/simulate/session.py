@@ -1,4 +1,4 @@
-"""Files in, a simulated run out: the same table and report as of a run."""
+"""Simulate a run from files, with the same table and report as for a real run."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ from pipeedge.simulate.options import SimulationRequest
 __all__ = ["Simulated", "run", "simulate_request"]
 
 _SERIES, _POINTS = 16, 100
-"""Stages whose pace is told over time, and moments of each."""
+"""Number of stages whose throughput is reported over time, and number of points for each."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A request, and what came of it."""
+    """A finished simulation."""
 
     cluster: Cluster
     load: Workload
     schedule: Schedule
     data_rank: int
+    """Rank that reads the input and collects the results."""
     outcome: SimulatedRun
     notes: tuple[str, ...]
-    """What the user should know, a line each."""
+    """Warnings for the user, one line each."""
 
     @property
     def memory(self) -> list[StageMemory]:
-        """Of each stage."""
+        """Memory that each stage needs."""
         return [self.cluster.memory(stage, self.load) for stage in self.schedule.stages]
 
     def report(self) -> RunReport:
-        """As of a run."""
+        """Return the report in the form of a real run's."""
         run, load = self.outcome, self.load
         return RunReport(
             model=load.model_name,
@@ -98,11 +99,11 @@ class Simulated:
         )
 
     def to_body(self, command: Sequence[str]) -> dict[str, Any]:
-        """The report as JSON has it, and what only a simulation knows."""
+        """Return the report as it is saved, with the fields that only a simulation has."""
         run, ranks = self.outcome, self.schedule.ranks
         body = self.report().to_body()
         for stage, (entry, memory) in enumerate(zip(body["stages"], self.memory, strict=True)):
-            entry["seconds"] = {doing.value: seconds for doing, seconds in run.seconds(stage).items()}
+            entry["seconds"] = {activity.value: seconds for activity, seconds in run.seconds(stage).items()}
             entry["memory_mb"] = {
                 "weights": memory.weights / BYTES_PER_MB,
                 "buffers": memory.buffers / BYTES_PER_MB,
@@ -121,7 +122,7 @@ class Simulated:
         }
 
     def _series(self, stage: int) -> dict[str, Any]:
-        """Of one stage, over time: as of a run."""
+        """Return the throughput of one stage over time, in the form of a real run's."""
         plan, link = self.schedule.stages[stage], self.outcome.model.links[stage + 1]
         size = 0 if link.in_memory else self.load.sent_bytes(plan)
         busy_s = link.wire_s + link.latency_s
@@ -138,17 +139,17 @@ class Simulated:
 
 
 def _steady(run: SimulatedRun, load: Workload) -> float | None:
-    """Items a second from the first result to the last; None of one microbatch."""
+    """Return the items per second from the first result to the last, or None for a single microbatch."""
     seconds = float(run.result_at[-1] - run.result_at[0])
     return (load.items - load.ubatch_size) / seconds if seconds > 0 else None
 
 
 def simulate_request(request: SimulationRequest) -> Simulated:
-    """Read the files, schedule where there is no schedule, simulate.
+    """Read the files, compute a schedule unless one is given, and simulate it.
 
     Raises:
-        SpecError: a file cannot be read, or does not say what it must.
-        ScheduleError: the schedule cannot be on these hosts.
+        SpecError: a file cannot be read, or lacks something.
+        ScheduleError: the schedule does not fit these hosts.
         InfeasibleError: no schedule is feasible.
     """
     neighbors = request.dev_neighbors_file
@@ -181,7 +182,8 @@ def _workload(request: SimulationRequest) -> Workload:
     model = find_named(models, request.model_name)
     if model is None:
         raise RequestError(
-            f"{request.models_file} does not have the model {request.model_name}; it has {', '.join(models)}"
+            f"{request.models_file} does not list the model {request.model_name}; it lists "
+            f"{', '.join(models)}"
         )
     return Workload(
         model_name=request.model_name,
@@ -197,7 +199,7 @@ def _workload(request: SimulationRequest) -> Workload:
 
 
 def _input_bytes(name: str, tokens: int | None) -> int | None:
-    """Return the bytes of one item as the runtime sends it; None for a model that only the files know."""
+    """Return the bytes of one item as the runtime sends it, or None for a model that only the files know."""
     try:
         return find_model(name).input_bytes(tokens)
     except PipeEdgeError:
@@ -207,7 +209,7 @@ def _input_bytes(name: str, tokens: int | None) -> int | None:
 def _schedule(
     request: SimulationRequest, cluster: Cluster, load: Workload
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """From the file, or of ``sched-pipeline``; with its warnings."""
+    """Return the schedule of the file, or one from ``sched-pipeline`` with its warnings."""
     known = cluster.hosts
     by_rank = request.hosts is None and all(host.isascii() and host.isdecimal() for host in known)
     hosts = None if by_rank else request.hosts or known
@@ -241,7 +243,7 @@ def _rank_of(host: str, schedule: Schedule, cluster: Cluster, hosts: tuple[str, 
             return stage.rank
     order = hosts or cluster.hosts
     if host not in order:
-        raise ScheduleError(f"--data-host {host} has no rank; the hosts that have one are {', '.join(order)}")
+        raise ScheduleError(f"--data-host {host} has no rank; choose one of {', '.join(order)}")
     return order.index(host)
 
 
@@ -250,7 +252,7 @@ def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -
         if memory.missing:
             yield (
                 f"stage {stage} needs {(memory.weights + memory.buffers) / BYTES_PER_MB:.0f} MB for weights "
-                f"and buffers, {host_of(found.schedule.stages[stage])} has "
+                f"and buffers, but {host_of(found.schedule.stages[stage])} has only "
                 f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
             )
     if request.tokens is not None and request.schedule_file is not None:  # else the scheduler says it
@@ -259,15 +261,15 @@ def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -
             if not profile.fits_tokens(request.tokens):
                 known = profile.tokens or "an unknown number of"
                 yield (
-                    f"stage {stage}: {host_of(plan)} was profiled with {known} tokens only; its times are "
+                    f"stage {stage}: {host_of(plan)} was profiled only with {known} tokens, so its times are "
                     f"not scaled to {request.tokens}"
                 )
     compressed = any(stage.quant_bits for stage in found.schedule.stages)
     if compressed and request.codec_bytes_per_s is None:
-        yield "encoding and decoding are counted as free; --codec-MBps says how fast the devices are at it"
+        yield "encoding and decoding are assumed to take no time; give their speed with --codec-MBps"
     drawn = len(found.outcome.drawn)
     if drawn < len(model.stages):
-        yield f"the Gantt chart shows {drawn} of {len(model.stages)} stages; the figures are of all"
+        yield f"the Gantt chart shows {drawn} of {len(model.stages)} stages; the figures cover all stages"
 
 
 def _inputs(request: SimulationRequest) -> Iterator[InputPath]:
@@ -285,16 +287,16 @@ def _inputs(request: SimulationRequest) -> Iterator[InputPath]:
 def run(
     request: SimulationRequest, command: Sequence[str], console: Console, warn: Callable[[str], None]
 ) -> None:
-    """Simulate ``request``, print the table, write the report.
+    """Simulate ``request``, print the table, and write the report.
 
     Args:
-        request: what to simulate.
-        command: how it was asked for, for the report.
-        console: where the table goes.
-        warn: called with a line for the user that ends nothing.
+        request: simulation to run.
+        command: command line, for the report.
+        console: console to print the table on.
+        warn: called with each warning for the user.
 
     Raises:
-        PipeEdgeError: as ``simulate_request``; or the report cannot be written.
+        PipeEdgeError: the simulation failed as in ``simulate_request``, or the report cannot be written.
     """
     replaced: frozenset[Path] = frozenset()
     if request.report is not None:

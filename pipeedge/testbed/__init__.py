@@ -1,4 +1,4 @@
-"""A cluster on one machine: several hosts of different speed, memory and bandwidth, as Linux sees them.
+"""Emulate a cluster on one Linux machine: several hosts of different speed, memory and bandwidth.
 
     namespace NAME-switch                         namespace NAME-pi1          control groups NAME/pi1
     ┌──────────────────────────────┐              ┌────────────────────┐     ┌──────────────────────┐
@@ -8,12 +8,12 @@
     └──────────────────────────────┘              └────────────────────┘     └──────────────────────┘
 
 cluster    what is to be emulated, from CLUSTER.yml (pure)
-journal    what was made, written down before it is made; so that all of it can be taken away again
+journal    what is created, written down beforehand so that all of it can be removed again
 groups     control groups, version 1 or 2
-network    namespaces, cables, rates
-bed        all of it, up and down; how a command gets into a host
+network    namespaces, virtual cables, rates
+bed        building and removing a whole test bed; running a command in a host
 main       tools/testbed.py
 
-The switch has a namespace of its own, so that the machine's own network shows nothing of it and no address
-of it can be in the way.
+The switch has a namespace of its own, so that it does not show up in the machine's own network and its
+addresses cannot collide with others.
 """

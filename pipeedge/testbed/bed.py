@@ -1,11 +1,11 @@
-"""A test bed goes up and down; commands run in its hosts.
+"""Build and remove test beds, and run commands in their hosts.
 
-    up    look whether all is there and nothing in the way -> journal -> groups -> network -> journal "whole"
-    down  journal -> processes -> namespaces -> groups -> journal gone
+    up    check requirements and name conflicts -> journal -> groups -> network -> journal "whole"
+    down  journal -> processes -> namespaces -> groups -> journal removed
 
-``down`` takes away whatever of the journal is there, so it also ends an ``up`` that was interrupted. A bed
-that is up for as long as a process lives (``lent``) and lost it is taken away by the next ``up``, ``down``
-or ``status``.
+``down`` removes whatever part of the journal exists, so it also cleans up after an interrupted ``up``. A
+test bed that belongs to a process (``lent``) and outlived it is removed by the next ``up``, ``down`` or
+``status``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_NAME = "testbed"
 _SHELF = Path("/run/pipeedge-testbed")
 _ENTERING = ("nsenter", "unshare", "mount", "sh")
 
-# $1: hosts file, $2: host name; the rest is the command. Its own mount and UTS namespace, for these two.
+# $1: hosts file, $2: host name; the rest is the command. Both need a mount and UTS namespace of their own.
 _SETTLE = (
     'mount --bind "$1" /etc/hosts && echo "$2" > /proc/sys/kernel/hostname || exit 126; shift 2; exec "$@"'
 )
@@ -45,13 +45,15 @@ class TestBed:
     """A test bed that is up."""
 
     __test__ = False
-    """pytest is not to take it for a test."""
+    """Tells pytest that this class is not a test."""
     journal: Journal
     directory: Path
+    """Directory of the test bed's files."""
     hierarchies: tuple[Hierarchy, ...]
+    """Control group trees that limit the hosts."""
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """What runs ``command`` in ``host``: in its groups, network and under its name.
+        """Return the command line that runs ``command`` in the groups, network and name of ``host``.
 
         Raises:
             RequestError: there is no such host.
@@ -69,7 +71,7 @@ class TestBed:
         ]
 
     def usage(self, host: str) -> HostUsage:
-        """What a host has taken so far."""
+        """Return the resources that a host has used so far."""
         group = self.journal.group(self.journal.host(host).name)
         found = [tree.usage(group) for tree in self.hierarchies]
         return HostUsage(
@@ -84,8 +86,8 @@ class TestBeds:
     """All test beds of this machine.
 
     Args:
-        shelf: where their journals are.
-        mounts: what is mounted, a file in the form of ``/proc/mounts``.
+        shelf: place of their journals.
+        mounts: list of mounted file systems in the form of ``/proc/mounts``.
     """
 
     __test__ = False
@@ -96,12 +98,12 @@ class TestBeds:
         """Build a test bed.
 
         Args:
-            name: tells it from others.
+            name: name that tells it from other test beds.
             cluster: its hosts.
-            owner: the process that it goes down with; None: it stays until ``down``.
+            owner: process whose end removes the test bed, or None to keep it until ``down``.
 
         Raises:
-            RequestError: it is up already, or this machine cannot be it; nothing is left behind.
+            RequestError: it is up already, or this machine cannot emulate it; nothing is left behind.
         """
         _check_name(name)
         trees = self._features()
@@ -110,7 +112,7 @@ class TestBeds:
             known = self.shelf.find(name)
             if known is not None and not known.left_over:
                 raise RequestError(
-                    f"the test bed {name} is up already; take it down first, or use another --name"
+                    f"test bed {name} is up already; take it down first, or use another --name"
                 )
             if known is not None:
                 self._remove(known, trees)
@@ -128,7 +130,7 @@ class TestBeds:
 
     @contextlib.contextmanager
     def lent(self, name: str, cluster: Cluster) -> Iterator[TestBed]:
-        """A test bed for as long as the block runs, and no longer than this process lives."""
+        """Build a test bed and remove it when the block, or this process, ends."""
         bed = self.up(name, cluster, owner=Owner.of(os.getpid()))
         try:
             yield bed
@@ -136,7 +138,7 @@ class TestBeds:
             self.down(name)
 
     def down(self, name: str) -> bool:
-        """Take a test bed away, with all processes in it; False where there is none."""
+        """Remove a test bed with all processes in it; return False if there is none."""
         _check_name(name)
         trees = self._features()
         with self.shelf.locked():
@@ -147,19 +149,19 @@ class TestBeds:
         return True
 
     def find(self, name: str) -> TestBed:
-        """A test bed that is up.
+        """Return a test bed that is up.
 
         Raises:
-            RequestError: there is none of that name.
+            RequestError: no test bed of that name is up.
         """
         _check_name(name)
         journal = self.shelf.find(name)
         if journal is None or not journal.whole:
-            raise RequestError(f"no test bed {name} is up; testbed.py up CLUSTER.yml builds one")
+            raise RequestError(f"no test bed {name} is up; build one with 'testbed.py up CLUSTER.yml'")
         return TestBed(journal, self.shelf.place(name), self._features())
 
     def all(self) -> list[TestBed]:
-        """Those that are up; what crashes have left behind is taken away."""
+        """Return the test beds that are up, after removing what crashes have left behind."""
         trees = self._features()
         beds = []
         with self.shelf.locked():
@@ -174,7 +176,7 @@ class TestBeds:
         return beds
 
     def _features(self) -> tuple[Hierarchy, ...]:
-        """What this machine has for it.
+        """Check that this machine has what a test bed needs, and return its control group trees.
 
         Raises:
             RequestError: something is missing; the message says what.
@@ -183,7 +185,7 @@ class TestBeds:
             raise RequestError("the test bed needs Linux: network namespaces and control groups")
         if os.geteuid() != 0:
             raise RequestError(
-                "the test bed needs root: network namespaces, rates and control groups are root's"
+                "the test bed needs root, because only root can set up network namespaces and control groups"
             )
         network.check_programs()
         for program in _ENTERING:
@@ -199,7 +201,7 @@ class TestBeds:
             for host in journal.hosts:
                 tree.create(journal.group(host.name))
                 tree.limit(journal.group(host.name), GroupSettings(host.cpu_fraction, host.mem_bytes))
-            # A host without a quota would keep the machine from all else.
+            # A preferred host without a quota would starve everything else on the machine.
             if all(host.cpu_fraction is not None for host in journal.hosts):
                 tree.prefer(str(Path(journal.groups[0]).parent))
         network.make_network(
@@ -223,7 +225,7 @@ class TestBeds:
             for group in journal.groups:
                 tree.remove(group)
             tree.remove(str(Path(journal.groups[0]).parent))
-            # Not while another test bed has groups in it.
+            # The common parent cannot be removed while another test bed has groups in it.
             with contextlib.suppress(OSError):
                 tree.remove(str(Path(journal.groups[0]).parent.parent))
         self.shelf.forget(journal.name)
@@ -231,18 +233,19 @@ class TestBeds:
 
 def _check_name(name: str) -> None:
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_]{0,63}", name, re.ASCII):
-        raise RequestError(f"--name {name}: a test bed is called by letters, digits and _, 64 at most")
+        raise RequestError(f"--name {name}: use up to 64 letters, digits and _, not beginning with _")
 
 
 def _check_nothing_in_the_way(journal: Journal, trees: Sequence[Hierarchy]) -> None:
-    """What has our names and is not ours is not touched."""
+    """Raise if something exists under one of our names that no test bed created, rather than touch it."""
     for namespace in sorted(network.existing_namespaces() & set(journal.namespaces)):
         raise RequestError(
-            f"a network namespace {namespace} is there that no test bed has made; use another --name"
+            f"network namespace {namespace} exists, but no test bed created it; use another --name"
         )
     for tree in trees:
         for group in journal.groups:
             if (tree.mount / group).exists():
                 raise RequestError(
-                    f"{tree.mount / group} is there, and no test bed has made it; use another --name"
+                    f"control group {tree.mount / group} exists, but no test bed created it; use another "
+                    "--name"
                 )

@@ -1,12 +1,12 @@
-"""What a test bed emulates: CLUSTER.yml. Pure but for reading the file.
+"""Read the description of the cluster that a test bed emulates, CLUSTER.yml.
 
-    device_types: device_types.yml      # the name of such a file, or what it holds
+    device_types: device_types.yml      # the name of such a file, or its contents
     devices: devices.yml                # likewise
     cpu_fraction: {MB-D10: 0.25}        # processors of each host, by its type or its name
-    process_MB: 512                     # memory of a program, beside what a stage may hold
+    process_MB: 512                     # memory of a program, in addition to what a stage may hold
 
 Device types and devices are those that the scheduler reads, so that both see the same cluster.
-``cpu_fraction`` may as well stand in the device type, where the scheduler passes over it.
+``cpu_fraction`` may also be given in the device type, where the scheduler ignores it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pipeedge.plan.specs import (
 __all__ = ["Cluster", "EmulatedHost", "check_host_name", "load_cluster"]
 
 _NETWORK = ipaddress.ip_network("10.213.0.0/16")
-"""Nothing outside the test bed sees it."""
+"""Network of the hosts; nothing outside the test bed sees it."""
 _LONGEST_INTERFACE = 15
-"""Characters in the name of an interface, Linux' IFNAMSIZ without its end."""
+"""Maximum length of an interface name: Linux's IFNAMSIZ without the terminating zero."""
 _DEFAULT_PROCESS_MB = 512
 _LEAST_FRACTION = 0.01
 _Read = TypeVar("_Read")
@@ -50,20 +50,18 @@ class EmulatedHost:
     type_name: str
     address: str
     bw_bytes_per_s: float
-    """Of either direction, as a connection sees it."""
+    """Bandwidth of a TCP connection in each direction, bytes per second."""
     cpu_fraction: float | None
-    """Processors that it has; None: whatever it gets."""
+    """Number of processors that the host may use, or None for no limit."""
     mem_bytes: int
-    """That its processes may take together."""
+    """Memory that the host's processes may use together, in bytes."""
 
     def __post_init__(self) -> None:
         problem = check_host_name(self.name)
         if problem:
-            raise SpecError(f"the host {self.name} {problem}")
+            raise SpecError(f"host {self.name} {problem}")
         if not self.bw_bytes_per_s > 0:
-            raise SpecError(
-                f"the host {self.name} has no bandwidth; a host without a network can take no part"
-            )
+            raise SpecError(f"host {self.name} has a bandwidth of 0, so no other host can reach it")
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,11 @@ class Cluster:
 
     @property
     def prefix_length(self) -> int:
-        """Of the hosts' addresses."""
+        """Length of the network prefix in the hosts' addresses, in bits."""
         return _NETWORK.prefixlen
 
     def check(self, *, processors: int, mem_bytes: int) -> None:
-        """Whether this machine can be such a cluster.
+        """Check that this machine can emulate the cluster.
 
         Raises:
             SpecError: it lacks processors or memory.
@@ -86,39 +84,39 @@ class Cluster:
         wanted = sum(host.cpu_fraction or 0.0 for host in self.hosts)
         if wanted > processors * (1 + 1e-9):
             raise SpecError(
-                f"the hosts have {figure(wanted)} processors together and this machine {processors}: "
-                "they would take them from one another; lower cpu_fraction"
+                f"the hosts need {figure(wanted)} processors together, but this machine has {processors}, so "
+                "they would slow each other down; lower cpu_fraction"
             )
         for host in self.hosts:
             if host.mem_bytes > mem_bytes:
                 raise SpecError(
-                    f"the host {host.name} has {host.mem_bytes >> 20} MB of memory, more than this machine "
-                    f"with {mem_bytes >> 20}; lower mem_MB of {host.type_name}"
+                    f"host {host.name} needs {host.mem_bytes >> 20} MB of memory, but this machine has "
+                    f"{mem_bytes >> 20} MB; lower mem_MB of {host.type_name}"
                 )
 
 
 def check_host_name(name: str) -> str | None:
-    """What keeps ``name`` from being the name of a host and of its interface, in words; None: nothing."""
+    """Describe why ``name`` cannot name a host and its interface, or return None if it can."""
     if len(name) > _LONGEST_INTERFACE:
-        return f"has {len(name)} characters; the name of an interface has {_LONGEST_INTERFACE} at most"
+        return f"has a name of {len(name)} characters; interface names have at most {_LONGEST_INTERFACE}"
     if not re.fullmatch("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name, re.ASCII):
-        return "is no host name: letters, digits, and -._ between them"
+        return "has an invalid name: use letters and digits, and -._ between them"
     if name in ("br0", "lo", "localhost"):
-        return "is a name of the system's own"
+        return "has a name that the system uses itself"
     return None
 
 
 def load_cluster(path: Path | str) -> Cluster:
-    """The cluster of a file.
+    """Read the cluster that a file describes.
 
     Raises:
-        SpecError: with file, line and key; unknown hosts or types, impossible numbers, names that are no
-            names of interfaces.
+        SpecError: the file has unknown hosts or types, impossible numbers, or names that cannot name an
+            interface; the message gives file, line and key.
     """
     document = read_document(path)
     for key, entry in document.entries().items():
         if key not in _KEYS:
-            entry.fail(f"is no key of a cluster file; there are {', '.join(_KEYS)}")
+            entry.fail(f"unknown key; a cluster file has {', '.join(_KEYS)}")
     types_at, devices_at = document.at("device_types"), document.at("devices")
     types = _inline_or_file(types_at, path, load_device_types, device_types_of)
     devices = _inline_or_file(devices_at, path, load_devices, devices_of)
@@ -144,14 +142,14 @@ def load_cluster(path: Path | str) -> Cluster:
                 )
             )
     if not hosts:
-        devices_at.fail("names no host")
+        devices_at.fail("lists no hosts")
     return Cluster(tuple(hosts))
 
 
 def _inline_or_file(
     entry: Field, cluster_file: Path | str, load: Callable[[Path], _Read], read: Callable[[Field], _Read]
 ) -> _Read:
-    """What ``entry`` holds, or what the file holds that it names, beside the cluster file."""
+    """Read ``entry`` itself, or the file that it names, relative to the cluster file."""
     if entry.is_name:
         return load(Path(cluster_file).parent / entry.text())
     return read(entry)
@@ -163,38 +161,38 @@ def _check_devices(
     hosts = 0
     for type_name, names in devices.items():
         if type_name not in types:
-            entry.fail(f"{type_name} is no device type; there are {', '.join(types)}")
+            entry.fail(f"{type_name} is not a device type; the known types are {', '.join(types)}")
         if names and not types[type_name].bw_bytes_per_s > 0:
-            entry.fail(f"{type_name} has a bandwidth of 0: a host without a network can take no part")
+            entry.fail(f"{type_name} has a bandwidth of 0, so no other host can reach its hosts")
         for name in names:
             hosts += 1
             problem = check_host_name(name)
             if problem:
-                entry.fail(f"{type_name}: the host {name} {problem}")
+                entry.fail(f"{type_name}: host {name} {problem}")
     if hosts > _NETWORK.num_addresses - 2:
-        entry.fail(f"names {figure(hosts)} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
+        entry.fail(f"lists {figure(hosts)} hosts; a test bed has addresses for {_NETWORK.num_addresses - 2}")
 
 
 def _fractions(entry: Field | None, devices: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """By type or host."""
+    """Return the processor fractions by device type or host."""
     if entry is None:
         return {}
     known = {*devices, *(name for names in devices.values() for name in names)}
     fractions = {}
     for name, value in entry.entries().items():
         if name not in known:
-            value.fail("no host and no device type of this cluster has that name")
+            value.fail("no host or device type of this cluster has that name")
         fractions[name] = value.number(least=_LEAST_FRACTION)
     return fractions
 
 
 def _own_fraction(entry: Field, type_name: str, types: Mapping[str, DeviceType]) -> float | None:
-    """What the device type says itself."""
+    """Return the processor fraction that the device type gives, if any."""
     value = types[type_name].extra.get("cpu_fraction")
     if value is None:
         return None
     if not isinstance(value, int | float) or not _LEAST_FRACTION <= value < float("inf"):
         entry.fail(
-            f"{type_name}: cpu_fraction is {value}; a number of processors from {_LEAST_FRACTION} is due"
+            f"{type_name}: cpu_fraction is {value}; give a number of processors of at least {_LEAST_FRACTION}"
         )
     return float(value)

@@ -1,16 +1,16 @@
-"""Control groups: how much processor time and memory the processes of a host get.
+"""Limit the processor time and memory of a host's processes by control groups.
 
     version 1   MOUNT/cpu/pipeedge-testbed/NAME/HOST    MOUNT/memory/pipeedge-testbed/NAME/HOST
     version 2   MOUNT/pipeedge-testbed/NAME/HOST
 
-Each controller is taken from wherever it is mounted, so that a mixture of both versions works too.
+Each controller is used wherever it is mounted, so a mixture of both versions works too.
 
-A quota is ``fraction * period`` of processor time in each period. The kernel's own period is 100 ms: a host
-of a quarter of a processor would run 25 ms and then stand still for 75, as long as several layers take, and
-what arrives meanwhile waits. A real slow host is slow all the time. With 10 ms it stands still for 8 to 16
-ms at most (the kernel looks at every tick, of 1 to 10 ms, and balances what was too much in the next
-period), and still the mean is exact within a percent. Shorter periods stand still no shorter, and cost
-more.
+A quota is ``fraction * period`` of processor time in each period. With the kernel's default period of 100
+ms, a host with a quarter of a processor would run for 25 ms and then pause for 75, as long as several
+layers take, while its input waits. A real slow host is slow all the time. With a period of 10 ms a pause
+lasts 8 to 16 ms at most (the kernel checks at every tick, of 1 to 10 ms, and deducts any excess from the
+next period), and the mean is still exact to within one percent. Shorter periods do not shorten the pauses,
+and cost more.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ __all__ = ["GroupSettings", "Hierarchy", "HostUsage", "find_hierarchies", "kill_
 
 PERIOD_US = 10_000
 _LEAST_QUOTA_US = 1_000
-"""The kernel takes no smaller one."""
+"""Smallest quota that the kernel accepts, in microseconds."""
 _PREFERENCE = 16
-"""How much weightier than others a preferred group is; far from the most: the kernel has threads too."""
+"""Factor by which a preferred group outweighs others; well below the limit, for the kernel's threads."""
 _CONTROLLERS = ("cpu", "memory")
 _DEATH_S = 10.0
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """What a host may take."""
+    """Limits of a host's control group."""
 
     cpu_fraction: float | None
+    """Number of processors, or None for no limit."""
     mem_bytes: int
+    """Memory in bytes."""
 
     def quota_us(self) -> tuple[int, int]:
-        """Quota and period, microseconds; -1: no quota."""
+        """Return quota and period in microseconds; a quota of -1 means no limit."""
         if self.cpu_fraction is None:
             return -1, PERIOD_US
         period = max(PERIOD_US, round(_LEAST_QUOTA_US / self.cpu_fraction))
@@ -54,12 +56,14 @@ class GroupSettings:
 
 @dataclass(frozen=True)
 class HostUsage:
-    """What the processes of a host have taken so far."""
+    """Resources that the processes of a host have used so far."""
 
     processes: int
+    """Number of running processes."""
     mem_bytes: int
+    """Memory in use, in bytes."""
     throttled_s: float
-    """That its processes together were kept from a processor."""
+    """Seconds for which the quota kept its processes, taken together, from running."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Hierarchy:
     controllers: tuple[str, ...]
 
     def create(self, group: str) -> None:
-        """Make the group, and those around it that are not there."""
+        """Create the group and its missing parents."""
         path = self.mount
         for part in Path(group).parts:
             if self.version == 2 and path != self.mount:
@@ -80,7 +84,7 @@ class Hierarchy:
             path.mkdir(exist_ok=True)
 
     def limit(self, group: str, settings: GroupSettings) -> None:
-        """Set what the processes of a group may take."""
+        """Set the limits of a group."""
         path = self.mount / group
         quota, period = settings.quota_us()
         if "cpu" in self.controllers and self.version == 1:
@@ -93,7 +97,7 @@ class Hierarchy:
             _write(path / name, str(settings.mem_bytes))
 
     def prefer(self, group: str) -> None:
-        """Let a group and those around it have what they may take before other work of the machine has it."""
+        """Give a group and its parents precedence over other work on the machine, up to their quota."""
         for part in [Path(group), *Path(group).parents][:-1]:
             if "cpu" in self.controllers and self.version == 1:
                 _write(self.mount / part / "cpu.shares", str(1024 * _PREFERENCE))
@@ -101,19 +105,19 @@ class Hierarchy:
                 _write(self.mount / part / "cpu.weight", str(100 * _PREFERENCE))
 
     def processes(self, group: str) -> list[int]:
-        """Ids of the processes in a group; none where it is not there."""
+        """Return the ids of the processes in a group, none if it does not exist."""
         try:
             return [int(line) for line in (self.mount / group / "cgroup.procs").read_text().split()]
         except OSError:
             return []
 
     def remove(self, group: str) -> None:
-        """Take away a group that is empty."""
+        """Remove an empty group."""
         with contextlib.suppress(FileNotFoundError):
             (self.mount / group).rmdir()
 
     def usage(self, group: str) -> HostUsage:
-        """What this tree knows of a group; 0 for what it does not."""
+        """Return the usage that this tree records for a group, with 0 for what it does not record."""
         path = self.mount / group
         memory = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         name, unit = ("throttled_time", 1e-9) if self.version == 1 else ("throttled_usec", 1e-6)
@@ -126,13 +130,13 @@ class Hierarchy:
 
 
 def find_hierarchies(mounts: str) -> tuple[Hierarchy, ...]:
-    """Where the controllers for processor time and memory are.
+    """Find the mounted controllers of processor time and memory.
 
     Args:
-        mounts: what ``/proc/mounts`` says.
+        mounts: contents of ``/proc/mounts``.
 
     Raises:
-        RequestError: a controller is not to be had; the message says which and why.
+        RequestError: a controller is unavailable; the message says which and why.
     """
     found: dict[Path, tuple[int, list[str]]] = {}
     unified: list[Path] = []
@@ -155,28 +159,28 @@ def find_hierarchies(mounts: str) -> tuple[Hierarchy, ...]:
     if missing:
         which = " and ".join(sorted(missing))
         raise RequestError(
-            f"the test bed needs the control group controller {which}, which is mounted nowhere here "
+            f"the test bed needs the control group controller {which}, which is not mounted on this machine "
             "(see /proc/cgroups and /proc/mounts)"
         )
     return tuple(Hierarchy(mount, version, tuple(names)) for mount, (version, names) in found.items())
 
 
 def _check_passed_on(mount: Path, controllers: Iterable[str]) -> None:
-    """In version 2, groups have only what the one around them passes on."""
+    """Check that the root group passes the controllers on, without which version 2 groups lack them."""
     passed_on = _words(mount / "cgroup.subtree_control")
     for name in sorted(controllers):
         if name not in passed_on:
             raise RequestError(
-                f"the test bed needs the control group controller {name} in {mount}: "
-                f"echo +{name} > {mount}/cgroup.subtree_control"
+                f"the test bed needs the control group controller {name} in {mount}; enable it with "
+                f"'echo +{name} > {mount}/cgroup.subtree_control'"
             )
 
 
 def kill_all(hierarchies: Sequence[Hierarchy], group: str) -> None:
-    """End every process in a group, and wait until it has ended.
+    """Kill every process in a group, and wait until it has exited.
 
     Raises:
-        PipeEdgeError: one does not end.
+        PipeEdgeError: a process does not exit.
     """
     while pids := sorted({pid for tree in hierarchies for pid in tree.processes(group)} - {os.getpid()}):
         for pid in pids:
@@ -193,7 +197,7 @@ def _kill_and_wait(pid: int) -> None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not select.select([handle], [], [], _DEATH_S)[0]:
             raise PipeEdgeError(
-                f"the process {pid} in the test bed does not end, {figure(_DEATH_S)} s after SIGKILL"
+                f"process {pid} in the test bed still runs {figure(_DEATH_S)} s after SIGKILL"
             )
     finally:
         os.close(handle)
@@ -204,7 +208,7 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise RequestError(
-            f"the test bed needs {path}, which cannot be set to {text}: {error.strerror}"
+            f"the test bed must write {text} to {path}, which fails: {error.strerror}"
         ) from error
 
 

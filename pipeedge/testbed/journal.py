@@ -1,7 +1,8 @@
-"""What a test bed consists of, written down before it is made.
+"""Record what a test bed consists of before it is created.
 
-A crash at any moment leaves a journal that names at least all that was made, and nothing that was there
-before: names are looked up before they are written down. So whoever comes next can take away what is left.
+A crash at any moment leaves a journal that names at least everything that was created, and nothing that
+existed before, because conflicts are checked before the journal is written. So the next command can remove
+what is left.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ __all__ = ["Journal", "Owner", "Shelf"]
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that a test bed goes down with; its start tells it from a later one of the same number."""
+    """The process whose end removes a test bed."""
 
     pid: int
     started: str
+    """Start time of the process, which tells it from a later one with the same pid; empty if it is gone."""
 
     @classmethod
     def of(cls, pid: int) -> Owner:
-        """Of a process that lives; ``started`` is empty for one that does not."""
+        """Identify the process ``pid``."""
         return cls(pid, _start_of(pid))
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return bool(self.started) and _start_of(self.pid) == self.started
 
 
 def _start_of(pid: int) -> str:
     try:
-        # The name of the program stands in parentheses, and may hold anything.
+        # The program's name is in parentheses and may contain anything, even parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -55,40 +57,40 @@ class Journal:
     name: str
     hosts: tuple[EmulatedHost, ...]
     owner: Owner | None
-    """Goes down with it; None: stays until somebody takes it down."""
+    """Process whose end removes the test bed, or None to keep it until it is taken down."""
     whole: bool = False
-    """Everything was made."""
+    """Whether everything has been created."""
 
     @property
     def left_over(self) -> bool:
-        """Whether nobody will take it down who should have."""
+        """Whether the process that should have removed the test bed, or finished it, is gone."""
         return not self.owner.alive if self.owner is not None else not self.whole
 
     @property
     def switch(self) -> str:
-        """The namespace of the switch."""
+        """Name of the switch's network namespace."""
         return f"{self.name}-switch"
 
     def namespace(self, host: str) -> str:
-        """The network namespace of a host."""
+        """Return the name of a host's network namespace."""
         return f"{self.name}-{host}"
 
     def group(self, host: str) -> str:
-        """The control group of a host."""
+        """Return the path of a host's control group."""
         return f"pipeedge-testbed/{self.name}/{host}"
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All of them."""
+        """All network namespaces."""
         return (self.switch, *(self.namespace(host.name) for host in self.hosts))
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """All control groups that hold processes."""
+        """Control groups of all hosts."""
         return tuple(self.group(host.name) for host in self.hosts)
 
     def host(self, name: str) -> EmulatedHost:
-        """A host by name.
+        """Return the host of that name.
 
         Raises:
             RequestError: there is none.
@@ -97,19 +99,19 @@ class Journal:
             if host.name == name:
                 return host
         known = ", ".join(host.name for host in self.hosts)
-        raise RequestError(f"the test bed {self.name} has no host {name}; its hosts are {known}")
+        raise RequestError(f"test bed {self.name} has no host {name}; its hosts are {known}")
 
     def finished(self, owner: Owner | None) -> Journal:
-        """Everything was made, and is ``owner``'s."""
+        """Return the journal of the finished test bed, which belongs to ``owner``."""
         return replace(self, whole=True, owner=owner)
 
     def to_json(self) -> str:
-        """For the shelf."""
+        """Return the journal as JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Journal:
-        """From the shelf."""
+        """Read the journal from JSON text."""
         body: dict[str, Any] = json.loads(text)
         hosts = tuple(EmulatedHost(**host) for host in body["hosts"])
         owner = None if body["owner"] is None else Owner(**body["owner"])
@@ -123,37 +125,37 @@ class Shelf:
         self._directory = directory
 
     def place(self, name: str) -> Path:
-        """The directory of a test bed."""
+        """Return the directory of a test bed."""
         return self._directory / name
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else makes or takes down test beds meanwhile."""
+        """Keep other processes from building or removing test beds while the block runs."""
         self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         with (self._directory / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def names(self) -> list[str]:
-        """Of all test beds."""
+        """Return the names of all test beds."""
         return sorted(path.parent.name for path in self._directory.glob("*/journal.json"))
 
     def find(self, name: str) -> Journal | None:
-        """A test bed's journal, if there is one."""
+        """Return a test bed's journal, or None if there is none."""
         try:
             return Journal.from_json((self.place(name) / "journal.json").read_text())
         except FileNotFoundError:
             return None
 
     def write(self, journal: Journal) -> None:
-        """Keep ``journal``, in place of what stood there."""
+        """Store ``journal``, replacing an earlier one of the same name."""
         self.place(journal.name).mkdir(exist_ok=True)
         write_text(self.place(journal.name) / "journal.json", journal.to_json())
 
     def forget(self, name: str) -> None:
-        """A test bed is gone."""
+        """Remove the files of a test bed."""
         for path in (*self.place(name).glob("*"), *self.place(name).glob(".journal*")):
             path.unlink()
         with contextlib.suppress(FileNotFoundError):
             self.place(name).rmdir()
-        # The lock stays: whoever waits for it holds it open.
+        # The lock file stays, because a process that waits for it holds it open.

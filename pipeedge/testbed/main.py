@@ -1,10 +1,10 @@
-"""``tools/testbed.py``: a cluster on one machine.
+"""``tools/testbed.py``: emulate a cluster on one machine.
 
-testbed.py up CLUSTER.yml            build it
-testbed.py status                    what is up, and what its hosts take
+testbed.py up CLUSTER.yml            build a test bed
+testbed.py status                    show the test beds that are up, and what their hosts use
 testbed.py exec HOST -- COMMAND      run a command in a host
 testbed.py ssh [OPTIONS] HOST LINE   the same for pipeedge-launch --ssh 'tools/testbed.py ssh'
-testbed.py down                      take it away, with all that runs in it
+testbed.py down                      remove a test bed with everything that runs in it
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["main", "parse_testbed"]
 PROGRAM = "testbed.py"
 
 _SSH_WITH_VALUE = frozenset("bcDeFiIlLmoOpPQRsSwW")
-"""Options of ssh that are followed by a value."""
+"""Options of ssh that take a value."""
 
 
 def main() -> NoReturn:
-    """Do what the command line says, and end the process."""
+    """Run the command line's action, and end the process."""
     signal.signal(signal.SIGTERM, _terminated)
     end(PROGRAM, guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
 
@@ -70,10 +70,10 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def parse_testbed(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line of ``tools/testbed.py``, but for its action ``ssh``.
+    """Parse the command line of ``tools/testbed.py``, for actions other than ``ssh``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help`` or ``--version``.
     """
     return _parser().parse_args(argv)
@@ -82,10 +82,10 @@ def parse_testbed(argv: Sequence[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=PROGRAM,
-        description="Emulate a cluster on this machine: a network namespace, a bandwidth, a share of the "
-        "processor and a limit of memory for each host. Needs root, on Linux.",
-        epilog="Exit status: 0 done, 2 the request is wrong or the machine lacks something, 1 a fault; "
-        "exec ends as the command does.",
+        description="Emulate a cluster on this machine: each host has a network namespace, a bandwidth, a "
+        "share of the processors and a memory limit. Needs root, on Linux.",
+        epilog="Exit status: 0 done, 2 the request is wrong or the machine lacks something, 1 a fault of "
+        "this program; exec exits as the command does.",
         allow_abbrev=False,
     )
     add_common(parser)
@@ -94,19 +94,25 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "cluster", metavar="CLUSTER.yml", help="device types, devices, cpu_fraction: docs/testbed.md"
     )
-    down = actions.add_parser("down", help="take it away, with all that runs in it", allow_abbrev=False)
-    actions.add_parser("status", help="what is up, and what its hosts take", allow_abbrev=False)
+    down = actions.add_parser(
+        "down", help="remove a test bed with everything that runs in it", allow_abbrev=False
+    )
+    actions.add_parser(
+        "status", help="show the test beds that are up, and what their hosts use", allow_abbrev=False
+    )
     execute = actions.add_parser("exec", help="run a command in a host", allow_abbrev=False)
     for action in (up, down, execute):
-        action.add_argument("--name", default=DEFAULT_NAME, help="of the test bed (%(default)s)")
-    execute.add_argument("host", metavar="HOST", help="as devices.yml calls it")
-    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
-    actions.add_parser("ssh", help="as ssh, into a host: for pipeedge-launch --ssh", add_help=False)
+        action.add_argument("--name", default=DEFAULT_NAME, help="name of the test bed (%(default)s)")
+    execute.add_argument("host", metavar="HOST", help="name of the host in devices.yml")
+    execute.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command with its arguments"
+    )
+    actions.add_parser("ssh", help="stand in for ssh, for pipeedge-launch --ssh", add_help=False)
     return parser
 
 
 def _ssh(argv: Sequence[str]) -> NoReturn:
-    """``[options of ssh] HOST LINE``: the line goes to a shell in the host, as ssh does it."""
+    """Run ``[options of ssh] HOST LINE``: hand the line to a shell in the host, as ssh does."""
     rest = list(argv)
     name = DEFAULT_NAME
     while rest and rest[0].startswith("-"):
@@ -121,7 +127,7 @@ def _ssh(argv: Sequence[str]) -> NoReturn:
 
 
 def _become(bed: TestBed, host: str, command: Sequence[str]) -> NoReturn:
-    """This process goes into the host and becomes the command."""
+    """Replace this process by the command, running in the host."""
     inside = bed.command(host, command)
     os.execvp(inside[0], inside)  # noqa: S606
 

@@ -1,20 +1,20 @@
-"""Namespaces, cables and rates, by iproute2.
+"""Set up network namespaces, virtual cables and rates with iproute2.
 
-A host sends into ``eth0``, shaped by htb in its own namespace; the switch sends into the cable's other end,
-shaped there, so that both directions have the host's bandwidth and neither disturbs the other. The queue in
-front of each is as long as a switch's: 50 ms of the rate, but at least eight of the kernel's own packets,
-which are of up to 64 KiB between namespaces. Where only three find room TCP loses so many at once that it
-has to wait for its timer (0.7 s for a frame that needs 0.46).
+A host sends through ``eth0``, shaped by htb in its own namespace; the switch sends into the other end of
+the cable, shaped there, so both directions have the host's bandwidth independently. The queue in front of
+each is as long as a switch's: 50 ms at the rate, but at least eight of the kernel's own packets, which have
+up to 64 KiB between namespaces. If the queue holds only three, TCP loses so many packets at once that it
+waits for its retransmission timer (0.7 s for a frame that needs 0.46).
 
     eth0 ── htb, the rate ──┬── 1:11  small packets, first     ── queue
                             └── 1:12  the rest                 ── queue
 
-Small packets go first, as with the fair queues that Linux has on real hosts: acknowledgements of what comes
-in do not wait behind what goes out. In one queue a slow host that passes on what it gets would receive at
-two thirds of its rate.
+Small packets go first, as with the fair queues of Linux on real hosts, so that acknowledgements of incoming
+data do not wait behind outgoing data. With a single queue, a slow host that forwards what it receives would
+receive at two thirds of its rate.
 
-Rates are those of the data in a TCP connection, as profiles and ``pipeedge-doctor`` give them. On the cable
-there are headers too, 66 bytes with each 1448.
+Rates count the data of a TCP connection, as profiles and ``pipeedge-doctor`` do. The cable also carries
+headers, 66 bytes for each 1448.
 """
 
 from __future__ import annotations
@@ -48,26 +48,27 @@ _QUEUE_S = 0.05
 _LEAST_QUEUE = 8 * (64 << 10)
 _SMALL_SHARE = 0.1
 _LONGER_THAN_SMALL = "0xff80"
-"""Bits of an IP packet's length that a small one, of up to 127 bytes, does not have."""
+"""Bits of an IP packet's length that are zero in a small packet, of up to 127 bytes."""
 _BURST_S = 0.001
 _LEAST_BURST = 16 << 10
 
 
 @dataclass(frozen=True)
 class Port:
-    """A host at the switch."""
+    """A switch port with the host that is connected to it."""
 
     namespace: str
+    """Network namespace of the host."""
     interface: str
-    """The cable's end at the switch; at the host it is ``eth0``."""
+    """Name of the cable's end at the switch; at the host it is ``eth0``."""
     address: str
-    """With the length of the prefix, ``10.213.0.1/16``."""
+    """Address of the host with its prefix length, ``10.213.0.1/16``."""
     bw_bytes_per_s: float | None
-    """Of each direction; None: as fast as it goes."""
+    """Bandwidth of each direction in bytes per second, or None for no limit."""
 
 
 def check_programs() -> None:
-    """Whether iproute2 is there.
+    """Check that iproute2 is installed.
 
     Raises:
         RequestError: it is not.
@@ -78,15 +79,17 @@ def check_programs() -> None:
 
 
 def existing_namespaces() -> set[str]:
-    """Names of all network namespaces that have one."""
+    """Return the names of all named network namespaces."""
     return {line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()}
 
 
 def make_network(switch: str, ports: Sequence[Port]) -> None:
-    """Namespaces of the switch and of each host, joined and shaped. Who calls it takes away what was made.
+    """Create the namespaces of the switch and of each host, connect them and set their rates.
+
+    The caller removes what was created, also after an error.
 
     Raises:
-        RequestError: the kernel cannot do it; the message says what.
+        RequestError: the kernel lacks a feature; the message says which.
         PipeEdgeError: a cable stays down.
     """
     for namespace in (switch, *(port.namespace for port in ports)):
@@ -120,7 +123,7 @@ def make_network(switch: str, ports: Sequence[Port]) -> None:
 
 
 def remove_namespaces(namespaces: Sequence[str]) -> None:
-    """Take away those that are there; cables, bridge and rates go with them."""
+    """Remove those namespaces that exist, and with them their cables, bridge and rates."""
     there = existing_namespaces()
     for namespace in namespaces:
         if namespace in there:
@@ -128,7 +131,7 @@ def remove_namespaces(namespaces: Sequence[str]) -> None:
 
 
 def cut(switch: str, interface: str) -> None:
-    """Pull the cable of a host out of the switch."""
+    """Unplug the cable of a host from the switch."""
     _run(["ip", "-n", switch, "link", "set", "dev", interface, "down"])
 
 
@@ -156,11 +159,11 @@ def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
 
 
 def _wait_for_carrier(namespace: str) -> None:
-    """The kernel takes up to a second until a fresh cable carries; what is sent before is lost."""
+    """Wait until a new cable carries data, up to a second; what is sent before is lost."""
     deadline = time.monotonic() + _CARRIER_S
     while _run(["ip", "-n", namespace, "-br", "link", "show", "eth0"]).split()[1] != "UP":
         if time.monotonic() > deadline:
-            raise PipeEdgeError(f"eth0 in {namespace} does not come up within {figure(_CARRIER_S)} s")
+            raise PipeEdgeError(f"eth0 in {namespace} did not come up within {figure(_CARRIER_S)} s")
         time.sleep(_LOOK_AGAIN_S)
 
 
@@ -168,7 +171,9 @@ def _need(feature: str, command: Sequence[str]) -> None:
     try:
         _run(command)
     except PipeEdgeError as error:
-        raise RequestError(f"the test bed needs {feature}, which this machine refuses: {error}") from error
+        raise RequestError(
+            f"the test bed needs {feature}, which this machine does not allow: {error}"
+        ) from error
 
 
 def _run(command: Sequence[str]) -> str:
