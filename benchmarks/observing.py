@@ -32,16 +32,16 @@ from rich.console import Console
 from throughput import MODEL, PARTITION, RANKS, ROOT, prepare
 
 from pipeedge.control.liveness import StageWork
+from pipeedge.observe.lanes import STAGE, Lane
 from pipeedge.observe.live import Display, Progress
-from pipeedge.observe.recording import STAGE, Lane
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import Doing, LaneId
 
 LIMIT_S = 300
 
 
 def row_cost_s(count: int = 100_000) -> float:
     """Seconds of one microbatch on a lane, clock readings included."""
-    lane = Lane("stage 0", STAGE, time.perf_counter)
+    lane = Lane(LaneId.stage(0), STAGE, time.perf_counter)
     began = time.perf_counter()
     lane.begin()
     for number in range(count):

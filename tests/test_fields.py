@@ -19,21 +19,15 @@ from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.compress.policies import Decided
 from pipeedge.doctor.checks import check_facts
 from pipeedge.doctor.findings import Finding, exit_status, problem
+from pipeedge.observe.assembly import assemble, series
+from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.metrics import EnergyUse, StageStats
-from pipeedge.observe.recording import (
-    STAGE,
-    LaneRecord,
-    LinkRecord,
-    Recording,
-    Row,
-    Transfer,
-    assemble,
-    series,
-)
+from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, Work, WorkRecord
+from pipeedge.observe.timeline import Doing, LaneId
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.request.config import CompressionRequest
-from pipeedge.train.recording import WorkerRecord, to_timeline
+from pipeedge.train.recording import BatchResult, WorkerRecord, to_timeline
 
 
 @pytest.mark.parametrize("value", [None, True, "1", -1, 2**63, 10**400, 1.0, [1], {}])
@@ -117,19 +111,21 @@ PLAN = Plan(
 RECORDING = Recording(
     rank=1,
     host="pi",
-    lanes=(LaneRecord("stage 1", STAGE, 0.5, (Row(0, 1, 2, 100, 32.0, 1.0, (0.1,) * 5),)),),
-    links=(LinkRecord("stage 1 link", 0, (Transfer(0, 100, 1.0, 2.0),)),),
+    lanes=(LaneRecord(LaneId.stage(1), STAGE, 0.5, (Row(0, 1, 2, 100, 32.0, 1.0, (0.1,) * 5),)),),
+    links=(LinkRecord(LaneId.link(1), 0, (Transfer(0, 100, 1.0, 2.0),)),),
     clock_error_s=0.001,
     decided=(Decided(0, 1.0, 8, None, "x"),),
     energy=EnergyUse("rapl", 1.0, 2.0, ("no energymon",)),
 )
-WORKER = WorkerRecord(
+WORK = WorkRecord(
+    LaneId.stage(0, 1),
     0.0,
     5.0,
-    works=[("forward", 0.0, 1.0, 0)],
-    batches=[(0, 2.3, 1.0)],
-    seconds=[(0, "forward", 1.0)],
-    extra={"peak_rss_mb": 300.0},
+    works=(Work(Doing.FORWARD, 0.0, 1.0, 0),),
+    seconds=((0, Doing.FORWARD, 1.0),),
+)
+WORKER = WorkerRecord(
+    Recording(0, "pi", works=(WORK,)), batches=(BatchResult(0, 2.3, 1.0),), extra={"peak_rss_mb": 300.0}
 )
 FACTS = {
     "free_bytes": 1,
@@ -155,7 +151,7 @@ READERS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = 
     ),
     "worker": (
         json.loads(WORKER.to_text()),
-        lambda body: to_timeline({0: WorkerRecord.from_text(json.dumps(body))}, {0: "stage 0"}),
+        lambda body: to_timeline({0: WorkerRecord.from_text(0, json.dumps(body))}),
     ),
     "finding": (
         json.loads(problem("memory", "too little").of(1).to_text()),

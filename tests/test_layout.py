@@ -25,7 +25,7 @@ models     activations dtypes int8 progress weights.reading architecture weights
 compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
 control    clocks messages failures liveness hub member session
-observe    metrics live timeline energy recording trace monitoring
+observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       specs prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
            text imagenet cola defaults opening protected_files
@@ -87,7 +87,9 @@ PURE = (
     "plan.planning",
     "plan.prediction",
     "profile.results",
-    "observe.recording",
+    "observe.assembly",
+    "observe.lanes",
+    "observe.records",
     "compress.clamping",
     "compress.codec",
     "compress.link",

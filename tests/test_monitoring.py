@@ -13,6 +13,7 @@ import pytest
 
 from pipeedge.base.errors import RequestError
 from pipeedge.observe.energy import EnergyMeter, Source
+from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, Measured, energy_body
 from pipeedge.observe.monitoring import (
     CsvFiles,
@@ -23,7 +24,7 @@ from pipeedge.observe.monitoring import (
     send_beats,
     stage_beats,
 )
-from pipeedge.observe.recording import STAGE, Row
+from pipeedge.observe.records import Row
 
 
 def row(seconds: tuple[float, ...] = (1.0, 0.25, 2.0, 0.5, 0.0), bits: float = 8) -> Row:

@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.observe.recording import (
-    FEED,
-    STAGE,
-    Lane,
-    LaneRecord,
-    LinkLane,
-    Recording,
-    assemble,
-    series,
-)
-from pipeedge.observe.timeline import Doing, Timeline
+from pipeedge.observe.assembly import assemble, series
+from pipeedge.observe.lanes import FEED, STAGE, Lane, LinkLane, WorkLane
+from pipeedge.observe.records import LaneRecord, Recording
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
 
 
 class Clock:
@@ -36,13 +29,11 @@ Cycle = Sequence[int]
 cycles = st.lists(st.lists(st.integers(0, 5000), min_size=5, max_size=5), max_size=70)
 
 
-def played(
-    todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000, name: str = "stage 0"
-) -> tuple[Lane, Clock]:
+def played(todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000) -> tuple[Lane, Clock]:
     """A stage that took so long for each thing."""
     clock = Clock()
     clock.now = began_us * 1e-6
-    lane = Lane(name, STAGE, clock, capacity)
+    lane = Lane(LaneId.stage(0), STAGE, clock, capacity)
     lane.begin()
     for number, cycle in enumerate(todo):
         for phase, spent in zip(STAGE, cycle, strict=True):
@@ -115,7 +106,7 @@ def test_fill_drain_and_waits_have_their_names() -> None:
 
 def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
     clock = Clock()
-    lane = Lane("feed", FEED, clock)
+    lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
     lane.begin()
     clock.now = 0.75
     lane.enter(Doing.WAIT_INPUT)
@@ -135,7 +126,7 @@ def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
 
 def test_what_is_under_way_counts_in_the_totals() -> None:
     clock = Clock()
-    lane = Lane("stage 0", STAGE, clock)
+    lane = Lane(LaneId.stage(0), STAGE, clock)
     assert set(lane.totals().values()) == {0.0}
     clock.now = 5.0
     lane.begin()
@@ -148,7 +139,7 @@ def test_what_is_under_way_counts_in_the_totals() -> None:
 
 
 def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
-    link = LinkLane("stage 0 link", 1, capacity=8)
+    link = LinkLane(LaneId.link(0), 1, capacity=8)
     for number in range(1000):
         link.add(number, 10, number, number + 0.5)
     kept = link.record(lambda ours: ours + 7).transfers
@@ -160,7 +151,7 @@ def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
 
 def test_a_series_says_how_fast_each_stage_went() -> None:
     lane, _ = played([[0, 0, 1000, 0, 0]] * 10, capacity=16, began_us=0)
-    link = LinkLane("stage 0 link", 1)
+    link = LinkLane(LaneId.link(0), 1)
     link.add(3, 1000, 0.0031, 0.0033)
     told = Recording(2, "host", (lane.record(float),), (link.record(float),))
     (found,) = series([told], 0.0, window=4)
@@ -185,15 +176,15 @@ def test_a_series_is_bounded() -> None:
         "[]",
         "null",
         "{}",
-        '{"host":1,"lanes":[],"links":[],"clock_error_s":null}',
-        '{"host":"h","lanes":[{"name":"x","phases":["sleep"],"fill_us":0,"rows":[]}],"links":[],"clock_error_s":null}',
-        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5]]}],"links":[],'
+        '{"host":1,"lanes":[],"links":[],"works":[],"clock_error_s":null}',
+        '{"host":"h","lanes":[{"lane":{"kind":"feed","stages":[],"thread":null},"phases":["sleep"],"fill_us":0,"rows":[]}],"links":[],"works":[],"clock_error_s":null}',
+        '{"host":"h","lanes":[{"lane":{"kind":"feed","stages":[],"thread":null},"phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5]]}],"links":[],'
         '"clock_error_s":null}',
-        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,-1]]}],"links":[],'
+        '{"host":"h","lanes":[{"lane":{"kind":"feed","stages":[],"thread":null},"phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,-1]]}],"links":[],'
         '"clock_error_s":null}',
-        '{"host":"h","lanes":[{"name":"x","phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,1e300]]}],"links":[],'
+        '{"host":"h","lanes":[{"lane":{"kind":"feed","stages":[],"thread":null},"phases":["read"],"fill_us":0,"rows":[[0,1,1,0,8,5,1e300]]}],"links":[],'
         '"clock_error_s":null}',
-        '{"host":"h","lanes":[],"links":[{"name":"x","destination":null,"rows":[[0,0,true,0]]}],"clock_error_s":null}',
+        '{"host":"h","lanes":[],"links":[{"lane":{"kind":"feed","stages":[],"thread":null},"destination":null,"rows":[[0,0,true,0]]}],"clock_error_s":null}',
         "[" * 100_000,
     ],
     ids=lambda text: text[-40:],
@@ -205,4 +196,62 @@ def test_what_is_no_recording_is_refused(text: str) -> None:
 
 def test_a_lane_of_an_odd_number_of_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="even"):
-        Lane("x", STAGE, Clock(), 3)
+        Lane(LaneId.stage(0), STAGE, Clock(), 3)
+
+
+def test_lane_is_known_by_its_kind_and_stages() -> None:
+    labels = {
+        LaneId.stage(3): "stage 3",
+        LaneId.stage(0, 1, 2): "stages 0-2",
+        LaneId.stage(0, 2): "stages 0, 2",
+        LaneId.link(3): "stage 3 link",
+        LaneId.link(): "feed link",
+        LaneId(LaneKind.READ, thread=1): "read 1",
+        LaneId(LaneKind.FEED): "feed",
+        LaneId(LaneKind.COLLECT): "collect",
+    }
+    assert {lane.label for lane in labels} == set(labels.values())
+    for lane, label in labels.items():
+        assert lane.label == label
+        assert LaneId.from_body(json.loads(json.dumps(lane.to_body()))) == lane
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "thread"),
+    [
+        (LaneKind.STAGE, (), None),
+        (LaneKind.LINK, (0, 1), None),
+        (LaneKind.FEED, (0,), None),
+        (LaneKind.READ, (), None),
+        (LaneKind.COLLECT, (), 1),
+    ],
+)
+def test_lane_without_its_numbers_is_refused(
+    kind: LaneKind, stages: tuple[int, ...], thread: int | None
+) -> None:
+    with pytest.raises(ValueError, match=kind.value):
+        LaneId(kind, stages, thread)
+
+
+def test_operations_in_any_order_are_kept_with_the_waits_between_them() -> None:
+    clock = Clock()
+    lane = WorkLane(clock, capacity=3)
+    lane.begin()
+    clock.now = 1.0
+    for what, number in ((Doing.FORWARD, 0), (Doing.BACKWARD, 0)):
+        with lane.doing(what, 2, number):
+            clock.now += 2.0
+        clock.now += 0.5
+    told = lane.record(LaneId.stage(2), lambda ours: ours + 10)
+    assert not told.is_complete
+    assert [one.doing for one in told.works] == [Doing.FORWARD, Doing.WAIT_INPUT, Doing.BACKWARD]
+    assert told.seconds == ((2, Doing.BACKWARD, 2.0), (2, Doing.FORWARD, 2.0))
+    assert (told.begun_s, told.until_s, told.work_s) == (10.0, 15.5, 4.0)
+    kept = Recording.from_text(0, Recording(0, "host", works=(told,)).to_text())
+    timeline = assemble([kept], 11.0, 5.0)
+    assert [(span.lane, span.doing, span.start_s, span.end_s) for span in timeline.spans] == [
+        ("stage 2", Doing.FORWARD, 0.0, 2.0),
+        ("stage 2", Doing.WAIT_INPUT, 2.0, 2.5),
+        ("stage 2", Doing.BACKWARD, 2.5, 4.5),
+        ("stage 2", Doing.DRAIN, 4.5, 5.0),
+    ]

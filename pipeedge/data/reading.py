@@ -20,8 +20,8 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.data.source import InputSource, Reading
-from pipeedge.observe.recording import DEFAULT_ROWS, READ_AHEAD, Lane
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.transport.channel import Closed
 
 __all__ = ["ReadAhead", "read_threads"]
@@ -64,7 +64,8 @@ class ReadAhead:
         self._read: dict[int, Reading] = {}
         self._closed = False
         self.lanes = tuple(
-            Lane(f"read {number}", READ_AHEAD, clock, rows) for number in range(min(threads, len(source)))
+            Lane(LaneId(LaneKind.READ, thread=number), READ_AHEAD, clock, rows)
+            for number in range(min(threads, len(source)))
         )
         """What each thread was at. An item counts to the microbatch it belongs to where none is skipped."""
 
@@ -72,7 +73,7 @@ class ReadAhead:
         """Begin to read, in threads of ``crew``."""
         crew.on_stop(self.close)
         for lane in self.lanes:
-            crew.start(lane.name, functools.partial(self.run, lane))
+            crew.start(lane.lane.label, functools.partial(self.run, lane))
 
     def readings(self) -> Iterator[Reading]:
         """Every item, or why it cannot be read; in order. Waits for the next one to be read.

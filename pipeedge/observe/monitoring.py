@@ -32,7 +32,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.files import OutputFile, check_writable_directory, make_writable_directory
 from pipeedge.observe.energy import EnergyMeter
 from pipeedge.observe.metrics import CSV_COLUMNS, Beat, EnergyUse, Measured, Windows, csv_row
-from pipeedge.observe.recording import Row
+from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import Doing
 
 __all__ = [

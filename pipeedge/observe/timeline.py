@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Doing", "Span", "Timeline"]
+from pipeedge.base.fields import whole_number
+
+__all__ = ["Doing", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
 
 
 class Doing(str, Enum):
@@ -48,13 +50,88 @@ class Doing(str, Enum):
         return self in (Doing.FILL, Doing.DRAIN, Doing.WAIT_INPUT, Doing.WAIT_LINK)
 
 
+class LaneKind(str, Enum):
+    """A kind of thread or link."""
+
+    FEED = "feed"
+    READ = "read"
+    COLLECT = "collect"
+    STAGE = "stage"
+    LINK = "link"
+    """The outgoing link of a stage, or of the feeder."""
+
+
+@dataclass(frozen=True)
+class LaneId:
+    """Identity of a lane on its rank. Validated on creation.
+
+    Raises:
+        ValueError: a stage without a number, or numbers that the kind does not have.
+    """
+
+    kind: LaneKind
+    stages: tuple[int, ...] = ()
+    """Stages that the thread computes, or the one that sends on the link; none for a link of the feeder."""
+    thread: int | None = None
+    """Number of the thread, for kinds that have several."""
+
+    def __post_init__(self) -> None:
+        most = {LaneKind.STAGE: _MAX_STAGES, LaneKind.LINK: 1}.get(self.kind, 0)
+        if not int(self.kind is LaneKind.STAGE) <= len(self.stages) <= most:
+            raise ValueError(f"a lane of kind {self.kind.value} with {len(self.stages)} stages")
+        if (self.thread is not None) != (self.kind is LaneKind.READ):
+            raise ValueError(f"a lane of kind {self.kind.value} with thread {self.thread}")
+
+    @classmethod
+    def stage(cls, *stages: int) -> LaneId:
+        """Return the lane of the thread that computes ``stages``."""
+        return cls(LaneKind.STAGE, stages)
+
+    @classmethod
+    def link(cls, stage: int | None = None) -> LaneId:
+        """Return the outgoing link of ``stage``, or of the feeder."""
+        return cls(LaneKind.LINK, () if stage is None else (stage,))
+
+    @property
+    def label(self) -> str:
+        """Name for people: ``stage 3``, ``stages 0-3``, ``stage 3 link``, ``read 1``, ``feed``."""
+        if self.kind is LaneKind.STAGE:
+            return stages_label(self.stages)
+        if self.kind is LaneKind.LINK:
+            return f"{stages_label(self.stages) if self.stages else LaneKind.FEED.value} link"
+        return self.kind.value if self.thread is None else f"{self.kind.value} {self.thread}"
+
+    def to_body(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"kind": self.kind.value, "stages": list(self.stages), "thread": self.thread}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> LaneId:
+        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
+        thread = body["thread"]
+        return cls(
+            LaneKind(body["kind"]),
+            tuple(whole_number(stage) for stage in body["stages"]),
+            None if thread is None else whole_number(thread),
+        )
+
+
+def stages_label(stages: Sequence[int]) -> str:
+    """Return ``stage 3``, ``stages 0-3`` or ``stages 0, 2``."""
+    if len(stages) == 1:
+        return f"stage {stages[0]}"
+    if len(stages) == stages[-1] - stages[0] + 1:
+        return f"stages {stages[0]}-{stages[-1]}"
+    return f"stages {', '.join(map(str, stages))}"
+
+
 @dataclass(frozen=True)
 class Span:
-    """One thread at one thing."""
+    """One thread in one phase."""
 
     rank: int
     lane: str
-    """Thread: ``stage 0``, ``stage 0 link``, ``feed``, ``collect``, ..."""
+    """Label of the lane, as pages and traces show it: see ``LaneId.label``."""
     doing: Doing
     start_s: float
     end_s: float
@@ -114,6 +191,7 @@ class Timeline:
 
 
 _US = 1e-6
+_MAX_STAGES = 1024
 
 
 def _columns(rank: int, lane: str, spans: Sequence[Span]) -> dict[str, Any]:

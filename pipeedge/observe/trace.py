@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeedge.base.schedule import Schedule
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Doing, LaneId, Span, Timeline
 
 __all__ = ["timeline_events", "trace_events"]
 
@@ -57,10 +57,10 @@ def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, A
 def _destinations(schedule: Schedule, data_rank: int) -> Mapping[str, tuple[int, str]]:
     """Of each link's lane: the rank it leads to, and what that rank calls its receiving end."""
     ranks = schedule.ranks
-    found = {"feed link": (ranks[0], "from the data rank")}
+    found = {LaneId.link().label: (ranks[0], "from the data rank")}
     for stage in range(len(ranks)):
         after = ranks[stage + 1] if stage + 1 < len(ranks) else data_rank
-        found[f"stage {stage} link"] = (after, f"from stage {stage}")
+        found[LaneId.link(stage).label] = (after, f"from stage {stage}")
     return found
 
 

@@ -26,7 +26,7 @@ from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.observe.recording import DEFAULT_ROWS
+from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.plan import scheduler
 from pipeedge.plan.dtype_choice import choose_dtype, plan_for_dtype
 from pipeedge.plan.prediction import Prediction, StagePrediction

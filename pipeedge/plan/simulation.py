@@ -30,11 +30,17 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.assembly import assemble
+from pipeedge.observe.lanes import STAGE
+from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer
+from pipeedge.observe.timeline import Doing, LaneId, Timeline
 
 __all__ = ["PipelineModel", "SimulatedLink", "SimulatedRun", "SimulatedStage", "simulate"]
 
 _Seconds = NDArray[np.float64]
+
+_PHASES = (*STAGE, Doing.ENCODE)
+"""Phases of a simulated microbatch. Copying it into a frame, when the link has room, counts as encoding."""
 
 KEPT_MOMENTS = 40_000
 """Microbatches times stages whose every moment is kept for a picture."""
@@ -195,12 +201,11 @@ class SimulatedRun:
         Args:
             ranks: of all stages.
         """
-        spans: list[Span] = []
+        recordings = []
         for stage in self.drawn:
-            spans += self._stage_spans(stage, ranks[stage])
-            if not self.model.links[stage + 1].in_memory:
-                spans += self._link_spans(stage, ranks[stage])
-        return Timeline(self.length_s, tuple(spans))
+            link = () if self.model.links[stage + 1].in_memory else (self._link_record(stage),)
+            recordings.append(Recording(ranks[stage], "", (self._lane_record(stage),), link))
+        return assemble(recordings, 0.0, self.length_s)
 
     def windows(self, stage: int, points: int) -> Iterator[tuple[float, float, float]]:
         """What a stage in ``drawn`` handed on in the course of time: beginning and end of a window, seconds,
@@ -221,42 +226,29 @@ class SimulatedRun:
                 yield since, until, stop - first - (1 - self.model.last_fraction) * (stop == count)
             since = until
 
-    def _stage_spans(self, stage: int, rank: int) -> Iterator[Span]:
-        costs, lane = self.model.stages[stage], f"stage {stage}"
+    def _lane_record(self, stage: int) -> LaneRecord:
+        costs = self.model.stages[stage]
         row = self._moments.nodes.index(stage + 1)
-        free = 0.0
         moments = zip(self._moments.taken[row].tolist(), self._moments.room[row].tolist(), strict=True)
+        rows, free = [], float(self._moments.taken[row, 0])
         for number, (taken, room) in enumerate(moments):
             share = self.model.last_fraction if number == self.model.microbatches - 1 else 1.0
-            if taken > free:
-                yield Span(rank, lane, Doing.WAIT_INPUT if number else Doing.FILL, free, taken)
-            at = taken
-            for doing, seconds in (
-                (Doing.DECODE, costs.decode_s),
-                (Doing.COMPUTE, costs.compute_s),
-                (Doing.ENCODE, costs.encode_s),
-            ):
-                if seconds:
-                    yield Span(rank, lane, doing, at, at + seconds * share, number)
-                    at += seconds * share
-            if room > at:
-                yield Span(rank, lane, Doing.WAIT_LINK, at, room, number)
-                at = room
-            if costs.send_s:
-                yield Span(rank, lane, Doing.ENCODE, at, at + costs.send_s * share, number)
-            free = at + costs.send_s * share
-        if self.length_s > free:
-            yield Span(rank, lane, Doing.DRAIN, free, self.length_s)
+            work = tuple(seconds * share for seconds in (costs.decode_s, costs.compute_s, costs.encode_s))
+            done, send = taken + sum(work), costs.send_s * share
+            seconds = (max(0.0, taken - free), *work, max(0.0, room - done), send)
+            rows.append(Row(number, 1, 0, 0, 0.0, free, seconds))
+            free = max(room, done) + send
+        return LaneRecord(LaneId.stage(stage), _PHASES, 0.0, tuple(rows))
 
-    def _link_spans(self, stage: int, rank: int) -> Iterator[Span]:
+    def _link_record(self, stage: int) -> LinkRecord:
         row = self._moments.nodes.index(stage + 1)
         posted = self._moments.room[row] + self.model.stages[stage].send_s
-        free = 0.0
-        for number, (start, end) in enumerate(
-            zip(posted.tolist(), self._moments.arrived[row].tolist(), strict=True)
-        ):
-            yield Span(rank, f"stage {stage} link", Doing.SEND, min(max(start, free), end), end, number)
+        transfers, free = [], 0.0
+        moments = zip(posted.tolist(), self._moments.arrived[row].tolist(), strict=True)
+        for number, (start, end) in enumerate(moments):
+            transfers.append(Transfer(number, 0, min(max(start, free), end), end))
             free = end
+        return LinkRecord(LaneId.link(stage), None, tuple(transfers))
 
 
 def simulate(model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS) -> SimulatedRun:

@@ -54,7 +54,7 @@ class RunReport:
     timeline: Timeline | None = None
     """What each thread of each rank was at."""
     series: Sequence[Mapping[str, Any]] = ()
-    """Of each stage, over time: as ``pipeedge.observe.recording.series`` makes them."""
+    """Of each stage, over time: as ``pipeedge.observe.assembly.series`` makes them."""
     command: Sequence[str] = ()
     """The data rank's command line, program first."""
     energy: Mapping[str, Any] | None = None

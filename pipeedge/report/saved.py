@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pipeedge.base.errors import RequestError
-from pipeedge.observe.timeline import Doing, Timeline
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
 
 __all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
 
@@ -300,8 +300,8 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
     )
 
 
-_FEED = "feed"
-"""The lane of the thread that feeds the pipeline."""
+_FEED = LaneId(LaneKind.FEED).label
+"""Label of the thread that feeds the pipeline."""
 
 
 def _data_rank(root: _Value, timeline: Timeline | None) -> int | None:
@@ -326,7 +326,7 @@ def _seconds(
     said = None if stats is None else _optional_amounts(stats.find("seconds"))
     if said is not None or timeline is None:
         return said
-    drawn = timeline.seconds(rank, f"stage {stage}")
+    drawn = timeline.seconds(rank, LaneId.stage(stage).label)
     return {doing.value: seconds for doing, seconds in drawn.items()} or None
 
 

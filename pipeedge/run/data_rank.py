@@ -13,8 +13,8 @@ import torch
 from pipeedge.base.payload import TensorSpec
 from pipeedge.data import Group, InputSource, Microbatch, Reading
 from pipeedge.data.results import Accuracy, ResultWriter
-from pipeedge.observe.recording import COLLECT, FEED, Lane
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.lanes import COLLECT, FEED, Lane
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.run.worker import Activity, Outgoing, receive
 from pipeedge.transport.base import Packet, Receiver
 
@@ -48,7 +48,7 @@ class Feeder:
         dtype: torch.dtype = torch.float32,
         readings: Iterable[Reading] | None = None,
     ) -> None:
-        self.lane = lane or Lane("feed", FEED, clock)
+        self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, clock)
         self._dtype = dtype
         self._groups = source.groups(ubatch_size, readings)
         self._fetching = Doing.READ if readings is None else Doing.WAIT_INPUT
@@ -118,7 +118,7 @@ class Collector:
         lane: Lane | None = None,
         keep_items: int = 0,
     ) -> None:
-        self.lane = lane or Lane("collect", COLLECT, clock)
+        self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
         self._keep_items = keep_items
         self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
         """Places in the input and outputs of the microbatches with the first ``keep_items`` items."""

@@ -57,7 +57,9 @@ from pipeedge.data.results import ResultWriter
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.models.progress import ByteBar
+from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.energy import EnergyMeter, open_source
+from pipeedge.observe.lanes import COLLECT, FEED, STAGE, Lane, LinkLane
 from pipeedge.observe.live import Display, Progress
 from pipeedge.observe.metrics import EnergyUse, Latency, StageStats, energy_body
 from pipeedge.observe.monitoring import (
@@ -74,18 +76,8 @@ from pipeedge.observe.monitoring import (
     send_beats,
     stage_beats,
 )
-from pipeedge.observe.recording import (
-    COLLECT,
-    FEED,
-    STAGE,
-    Lane,
-    LinkLane,
-    Recording,
-    Row,
-    assemble,
-    series,
-)
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.records import Recording, Row
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.observe.trace import trace_events
 from pipeedge.plan.planning import Plan, checked_table, disagreement, plan_schedule, rank_facts
 from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
@@ -671,7 +663,7 @@ class _StageLoops:
 
         sender, peer = ends.sender(number + 1)
         self.link = LinkLane(
-            f"stage {number} link", peer, plan.record_rows, sent if monitor.wants_beats else None
+            LaneId.link(number), peer, plan.record_rows, sent if monitor.wants_beats else None
         )
         receipts = plan.measures(number)
         if isinstance(bits, AdaptiveBits):
@@ -698,7 +690,7 @@ class _StageLoops:
             ),
             bits=lambda: (bits.latest if bits is not None else 0) or plain_bits,
             lane=Lane(
-                f"stage {number}",
+                LaneId.stage(number),
                 STAGE,
                 time.perf_counter,
                 plan.record_rows,
@@ -811,7 +803,7 @@ class _DataEnd:
             monitor.tell(output_beats(since, last_at, row.items, right))
 
         sender, peer = ends.sender(0)
-        self.link = LinkLane("feed link", peer, plan.record_rows)
+        self.link = LinkLane(LaneId.link(), peer, plan.record_rows)
         self._outgoing = Outgoing(sender, peer, activity, lane=self.link)
         crew.on_stop(self._outgoing.close)
         if not self.source.in_memory:
@@ -823,7 +815,7 @@ class _DataEnd:
             plan.ubatch_size,
             self._outgoing,
             activity,
-            lane=Lane("feed", FEED, time.perf_counter, plan.record_rows),
+            lane=Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows),
             dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
             readings=None if self._reading is None else self._reading.readings(),
         )
@@ -835,7 +827,7 @@ class _DataEnd:
             counts_accuracy=self._model.output_kind == "logits",
             decode=_decode(plan, -1),
             lane=Lane(
-                "collect",
+                LaneId(LaneKind.COLLECT),
                 COLLECT,
                 time.perf_counter,
                 plan.record_rows,

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import Tally
-from pipeedge.observe.recording import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import Doing, LaneId
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel
 
@@ -293,7 +293,7 @@ class StageLoop:
         bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS,
         lane: Lane | None = None,
     ) -> None:
-        self.lane = lane or Lane("stage", STAGE, clock)
+        self.lane = lane or Lane(LaneId.stage(0), STAGE, clock)
         self.compute_cpu_seconds = Tally()
         """That this thread had a processor while it computed."""
         self._bits = bits

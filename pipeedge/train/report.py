@@ -7,6 +7,7 @@ The JSON has the form of an inference run's (``schedule``, ``stages``, ``timelin
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from rich.table import Table
 
 from pipeedge.base.files import named_output
 from pipeedge.base.schedule import LayerRange
-from pipeedge.observe.timeline import Doing, Timeline
-from pipeedge.train.recording import WorkerRecord, lane_name, to_timeline
+from pipeedge.observe.timeline import Doing, Timeline, stages_label
+from pipeedge.train.recording import BatchResult, WorkerRecord, to_timeline
 
 __all__ = ["TrainingReport", "print_report"]
 
@@ -52,14 +53,14 @@ class TrainingReport:
         return len(self.records)
 
     @property
-    def batches(self) -> Sequence[tuple[int, float, float]]:
-        """Step, loss, end of each; of very long runs, of the last ones."""
+    def batches(self) -> Sequence[BatchResult]:
+        """Results of the batches; of very long runs, of the last ones."""
         return self.records[self.placement[-1]].batches
 
     @property
     def batch_seconds(self) -> tuple[float, ...]:
         """From the end of one batch to the end of the next; the first from the beginning of the run."""
-        ends = [self.begun_s, *(end for _, _, end in self.batches)]
+        ends = [self.begun_s, *(batch.end_s for batch in self.batches)]
         if self.batches and len(self.batches) < self._steps:
             ends = ends[1:]
         return tuple(after - before for before, after in itertools.pairwise(ends))
@@ -71,17 +72,17 @@ class TrainingReport:
     @property
     def begun_s(self) -> float:
         """On the hub's clock."""
-        return min(record.begun_s for record in self.records.values())
+        return min(record.work.begun_s for record in self.records.values())
 
     @property
     def elapsed_s(self) -> float:
         """From the beginning of the first batch to the end of the last update."""
-        return max(record.until_s for record in self.records.values()) - self.begun_s
+        return max(record.work.until_s for record in self.records.values()) - self.begun_s
 
     @property
     def bubble(self) -> float:
         """The part of all workers' time that they waited for one another."""
-        work = sum(record.work_s for record in self.records.values())
+        work = sum(record.work.work_s for record in self.records.values())
         return max(0.0, 1.0 - work / (self.elapsed_s * self.workers)) if self.elapsed_s else 0.0
 
     @property
@@ -105,9 +106,7 @@ class TrainingReport:
     @property
     def timeline(self) -> Timeline:
         """What each worker was at; of very long runs, at the end."""
-        return to_timeline(
-            self.records, {worker: lane_name(self.stages_of(worker)) for worker in self.records}
-        )
+        return to_timeline(self.records)
 
     def to_body(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -143,7 +142,8 @@ class TrainingReport:
                 "threads": self.threads,
                 "batch_size": self.batch_size,
                 "batches": [
-                    {"batch": step, "loss": loss if loss == loss else None} for step, loss, _ in self.batches
+                    {"batch": one.step, "loss": one.loss if math.isfinite(one.loss) else None}
+                    for one in self.batches
                 ],
                 "batch_s": list(self.batch_seconds),
                 "bubble": self.bubble,
@@ -158,7 +158,9 @@ class TrainingReport:
 
     def _stage_body(self, stage: int) -> dict[str, Any]:
         worker = self.placement[stage]
-        seconds = {doing: spent for at, doing, spent in self.records[worker].seconds if at == stage}
+        seconds = {
+            doing.value: spent for at, doing, spent in self.records[worker].work.seconds if at == stage
+        }
         busy = sum(seconds.values())
         return {
             "stage": stage,
@@ -181,15 +183,15 @@ def print_report(
         )
     for worker, record in sorted(report.records.items()):
         stages = report.stages_of(worker)
-        of: dict[str, float] = {}
-        for _, doing, seconds in record.seconds:
+        of: dict[Doing, float] = {}
+        for _, doing, seconds in record.work.seconds:
             of[doing] = of.get(doing, 0.0) + seconds
-        waiting = max(0.0, report.elapsed_s - record.work_s)
+        waiting = max(0.0, report.elapsed_s - record.work.work_s)
         table.add_row(
             str(worker),
-            lane_name(stages).partition(" ")[2],
+            stages_label(stages).partition(" ")[2],
             " ".join(str(report.layers[stage]) for stage in stages),
-            *(f"{of.get(d.value, 0.0):.2f} s" for d in (Doing.FORWARD, Doing.BACKWARD, Doing.UPDATE)),
+            *(f"{of.get(d, 0.0):.2f} s" for d in (Doing.FORWARD, Doing.BACKWARD, Doing.UPDATE)),
             f"{waiting / report.elapsed_s:.1%}" if report.elapsed_s else "",
             f"{report.peak_mb(worker):.0f} MB",
         )

@@ -10,12 +10,14 @@ thread of their own, so that a worker that waits for gloo can still be told that
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
 import platform
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.session import Announcement, Forms, Refusal, Session, report_early_failure
 from pipeedge.data.images import is_image
 from pipeedge.data.protected_files import model_paths
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.lanes import WorkLane
+from pipeedge.observe.records import Recording
+from pipeedge.observe.timeline import Doing, LaneId, stages_label
 from pipeedge.observe.trace import timeline_events
 from pipeedge.report.run_report import save_body
 from pipeedge.run.pipeline import peak_rss_mb
@@ -50,7 +54,7 @@ from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.networks import Network, Transformer, find_network
 from pipeedge.train.orders import Order, bubble, make_order
 from pipeedge.train.partition import check_partition, check_stages, find_partition
-from pipeedge.train.recording import WorkerLane, WorkerRecord, lane_name
+from pipeedge.train.recording import BatchResult, WorkerRecord
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import DIGITS, RANDOM, TrainingRequest
 from pipeedge.train.samples import Samples, open_samples
@@ -63,6 +67,7 @@ _MB = 1 << 20
 _FLOAT_BYTES = 4
 _PORTS = 1 << 16
 _START = "batches done"
+_KEPT_BATCHES = 20_000
 """Among the facts: where a worker would go on from."""
 
 
@@ -174,7 +179,7 @@ def _check_outputs(request: TrainingRequest, network: Network) -> frozenset[Path
 class _Watch(Watch):
     """What the engine does goes into the lane and into the beats."""
 
-    def __init__(self, lane: WorkerLane, activity: Activity) -> None:
+    def __init__(self, lane: WorkLane, activity: Activity) -> None:
         self._lane = lane
         self._activity = activity
 
@@ -231,8 +236,9 @@ class _Worker:
             self._writer = CheckpointWriter(request.checkpoint_dir, self._description())
             self._writer.make_directory()
         self._crew = Crew()
-        self._lane = WorkerLane(time.perf_counter)
+        self._lane = WorkLane(time.perf_counter)
         self._watch = _Watch(self._lane, self.activity)
+        self._batches: deque[BatchResult] = deque(maxlen=_KEPT_BATCHES)
         self._extra: dict[str, Any] = {}
         self._store: Any = None
 
@@ -258,9 +264,14 @@ class _Worker:
         startup_s = time.time() - psutil.Process().create_time()
         self._crew.start("train", training.run)
         self._crew.wait()
-        self._extra |= {"peak_rss_mb": peak_rss_mb(), "host": socket.gethostname()}
-        record = self._lane.record(member.hub_clock)
-        member.record(_with_extra(record, self._extra).to_text())
+        self._extra |= {"peak_rss_mb": peak_rss_mb()}
+        lane = LaneId.stage(*self._order.stages_of(self._rank))
+        works = (self._lane.record(lane, member.hub_clock),)
+        batches = tuple(
+            dataclasses.replace(batch, end_s=member.hub_clock(batch.end_s)) for batch in self._batches
+        )
+        recording = Recording(self._rank, socket.gethostname(), works=works)
+        member.record(WorkerRecord(recording, batches, self._extra).to_text())
         session.finish({})
         if not session.serves_hub:
             return None
@@ -306,8 +317,12 @@ class _Worker:
         """Of checkpoints, where they are wanted."""
         return self._writer
 
+    def keep(self, result: BatchResult) -> None:
+        """Keep the result of a batch for the report."""
+        self._batches.append(result)
+
     @property
-    def lane(self) -> WorkerLane:
+    def lane(self) -> WorkLane:
         """What this worker was at."""
         return self._lane
 
@@ -369,7 +384,7 @@ class _Worker:
 
     def _name(self, rank: int, layers: Sequence[LayerRange]) -> str:
         stages = self._order.stages_of(rank)
-        return f"{lane_name(stages)}, layers {' '.join(str(layers[stage]) for stage in stages)}"
+        return f"{stages_label(stages)}, layers {' '.join(str(layers[stage]) for stage in stages)}"
 
     def _connect(self, store_port: int) -> None:
         world = self._request.world
@@ -398,7 +413,7 @@ class _Worker:
             bubble_in_theory=bubble(self._order),
             records=records,
             startup_s=startup_s,
-            hosts={rank: str(record.extra.get("host", "")) for rank, record in records.items()},
+            hosts={rank: record.recording.host for rank, record in records.items()},
             command=request.command,
             versions={
                 "pipeedge": pipeedge.__version__,
@@ -453,7 +468,8 @@ class _Training:
         for step in range(self._start, request.batches):
             loss = self._batch(step)
             if loss is not None:
-                result = lane.result(step, loss)
+                result = BatchResult(step, loss, time.perf_counter())
+                self._worker.keep(result)
                 self._worker.print(f"batch {step + 1}: loss {loss:.6f}, {result.end_s - began:.2f} s")
                 began = result.end_s
                 if not math.isfinite(loss) and not told:
@@ -473,7 +489,7 @@ class _Training:
     def _batch(self, step: int) -> float | None:
         request, engine, samples = self._request, self._engine, self._worker.samples
         stage = worker_stage(self._worker.order, self._rank)
-        self._worker.lane.batch()
+        self._worker.lane.refill()
         images = labels = None
         if engine.has_first or engine.has_last:
             with self._worker.watch.doing(Doing.READ, stage, None):
@@ -532,11 +548,5 @@ def _records(member: Member) -> dict[int, WorkerRecord]:
     found = {}
     for rank, text in member.records().items():
         with decoding(f"what rank {rank} recorded", peer=rank):
-            found[rank] = WorkerRecord.from_text(text)
+            found[rank] = WorkerRecord.from_text(rank, text)
     return found
-
-
-def _with_extra(record: WorkerRecord, extra: Mapping[str, Any]) -> WorkerRecord:
-    return WorkerRecord(
-        record.begun_s, record.until_s, record.works, record.batches, record.seconds, dict(extra)
-    )

@@ -1,0 +1,288 @@
+"""Lanes: threads write down what they do while they run. Pure: the clock is passed in.
+
+    a thread ──enter, finish──> Lane ───┐
+    watching ──────add────────> LinkLane┼─> Recording of a rank ──text──> data rank ──assemble──> Timeline
+    a worker ─────doing───────> WorkLane┘   (on the hub's clock)                     └─series───> report
+
+A ``Lane`` repeats the same phases for every microbatch, in the same order and without a gap, so one row
+holds when a microbatch began and how long each phase took. No lock is taken, and the clock is read once per
+phase. A lane keeps at most ``capacity`` rows: when there are more, neighbours are merged two by two, and each
+row then stands for twice as many microbatches. Sums stay exact; only the order within a row is lost.
+
+A ``WorkLane`` takes its operations in any order. It keeps the last ones, and exact sums of all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from pipeedge.observe.metrics import Tally
+from pipeedge.observe.records import LaneRecord, LinkRecord, Row, Transfer, Work, WorkRecord
+from pipeedge.observe.timeline import Doing, LaneId
+
+__all__ = [
+    "AS_THEY_ARE_BITS",
+    "COLLECT",
+    "DEFAULT_ROWS",
+    "FEED",
+    "READ_AHEAD",
+    "STAGE",
+    "Lane",
+    "LinkLane",
+    "WorkLane",
+]
+
+STAGE = (Doing.WAIT_INPUT, Doing.DECODE, Doing.COMPUTE, Doing.ENCODE, Doing.WAIT_LINK)
+FEED = (Doing.READ, Doing.WAIT_INPUT, Doing.WAIT_LINK)
+READ_AHEAD = (Doing.WAIT_LINK, Doing.READ)
+COLLECT = (Doing.WAIT_INPUT, Doing.DECODE, Doing.WRITE)
+"""Phases of a microbatch on each kind of lane, in order."""
+
+DEFAULT_ROWS = 400
+"""Rows that a lane keeps."""
+AS_THEY_ARE_BITS = 32
+"""Bits per value on a link that carries float32 without compression."""
+_KEPT_WORKS = 20_000
+"""Operations that a ``WorkLane`` keeps."""
+
+
+class Lane:
+    """A thread with the same phases for every microbatch. It alone writes; any thread may ask for ``totals``.
+
+    Args:
+        lane: identity of the thread.
+        phases: phases of a microbatch, in order.
+        clock: clock in seconds.
+        capacity: number of rows to keep.
+        observer: called by the thread with the row of each microbatch and its note.
+    """
+
+    def __init__(
+        self,
+        lane: LaneId,
+        phases: Sequence[Doing],
+        clock: Callable[[], float],
+        capacity: int = DEFAULT_ROWS,
+        observer: Callable[[Row, float], None] | None = None,
+    ) -> None:
+        if capacity < 2 or capacity % 2:
+            raise ValueError(f"a lane keeps an even number of rows, not {capacity}")
+        self.lane = lane
+        self.phases = tuple(phases)
+        self.fill_s = 0.0
+        """Seconds spent waiting before the first microbatch."""
+        self.microbatches = 0
+        self._clock = clock
+        self._capacity = capacity
+        self._observer = observer
+        self._rows: list[Row] = []
+        self._pending: Row | None = None
+        self._stride = 1
+        self._places = {phase: place for place, phase in enumerate(self.phases)}
+        # One tuple, replaced whole, so that whoever reads it while it is written sees one or the other:
+        # what the lane is at, since when, and the seconds of each phase before that.
+        self._state = (0, 0.0, (0.0,) * len(self.phases))
+        self._began_at = 0.0
+        self._finished = self._state[2]
+        """Seconds of each phase when the last microbatch was finished."""
+
+    def begin(self) -> None:
+        """Begin with the first phase."""
+        self._began_at = self._clock()
+        self._state = (0, self._began_at, self._state[2])
+
+    def enter(self, phase: Doing) -> float:
+        """Begin ``phase`` and return the time."""
+        now = self._clock()
+        place, since, totals = self._state
+        spent = totals[place] + now - since
+        self._state = (self._places[phase], now, (*totals[:place], spent, *totals[place + 1 :]))
+        return now
+
+    def finish(
+        self, number: int, items: int, size: int = 0, bits: float = AS_THEY_ARE_BITS, note: float = 0.0
+    ) -> float:
+        """Finish a microbatch that put ``size`` bytes of ``bits`` bits a value on the link; return the time.
+
+        ``note`` is for the observer: bytes received or right answers, depending on the lane.
+        """
+        now = self.enter(self.phases[0])
+        totals = self._state[2]
+        seconds = tuple(after - before for after, before in zip(totals, self._finished, strict=True))
+        start = now - sum(seconds)
+        if not self.microbatches and self.phases[0].is_wait:
+            self.fill_s = seconds[0]
+            start += seconds[0]
+            seconds = (0.0, *seconds[1:])
+        self._finished = totals
+        self.microbatches += 1
+        row = Row(number, 1, items, size, bits, start, seconds)
+        if self._observer is not None:
+            self._observer(row, note)
+        self._keep(row)
+        return now
+
+    @property
+    def observed(self) -> bool:
+        """Whether an observer hears of each microbatch."""
+        return self._observer is not None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Finished microbatches, in order."""
+        return (*self._rows, *([self._pending] if self._pending is not None else []))
+
+    @property
+    def run_s(self) -> float:
+        """Seconds from the beginning to the end of the last microbatch."""
+        return sum(self._finished)
+
+    def tally(self, phase: Doing) -> Tally:
+        """Return how often and how long the lane was in ``phase``, up to the last finished microbatch."""
+        return Tally(self.microbatches, self._finished[self._places[phase]])
+
+    def totals(self) -> dict[Doing, float]:
+        """Return the seconds of each phase until now, including the current one."""
+        place, since, totals = self._state
+        if not self._began_at:
+            return dict.fromkeys(self.phases, 0.0)
+        spent = dict(zip(self.phases, totals, strict=True))
+        spent[self.phases[place]] += max(0.0, self._clock() - since)
+        return spent
+
+    def record(self, hub_clock: Callable[[float], float]) -> LaneRecord:
+        """Return the record of this lane, on the hub's clock."""
+        rows = tuple(replace(row, start_s=hub_clock(row.start_s)) for row in self.rows)
+        return LaneRecord(self.lane, self.phases, self.fill_s, rows)
+
+    def _keep(self, row: Row) -> None:
+        if self._pending is not None:
+            row = self._pending.with_next(row)
+        if row.microbatches < self._stride:
+            self._pending = row
+            return
+        self._pending = None
+        self._rows.append(row)
+        if len(self._rows) == self._capacity:
+            self._rows = [a.with_next(b) for a, b in zip(self._rows[::2], self._rows[1::2], strict=True)]
+            self._stride *= 2
+
+
+class LinkLane:
+    """Transfers on a link, as far as they were watched. When there are too many, every other one is dropped.
+
+    Args:
+        lane: identity of the link.
+        destination: rank at the other end.
+        capacity: number of transfers to keep.
+        observer: called with bytes, start and end of each transfer.
+    """
+
+    def __init__(
+        self,
+        lane: LaneId,
+        destination: int | None,
+        capacity: int = DEFAULT_ROWS,
+        observer: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        self.lane = lane
+        self._observer = observer
+        self._destination = destination
+        self._capacity = capacity
+        self._transfers: list[Transfer] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, number: int, size: int, start_s: float, end_s: float) -> None:
+        """Add a transfer: ``size`` bytes occupied the link."""
+        if self._observer is not None:
+            self._observer(size, start_s, end_s)
+        if self._seen % self._stride == 0:
+            self._transfers.append(Transfer(number, size, start_s, end_s))
+            if len(self._transfers) == self._capacity:
+                self._transfers = self._transfers[::2]
+                self._stride *= 2
+        self._seen += 1
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether to watch every transfer, even short ones of which a sample would do."""
+        return self._observer is not None
+
+    def record(self, hub_clock: Callable[[float], float]) -> LinkRecord:
+        """Return the record of this link, on the hub's clock."""
+        transfers = tuple(
+            replace(one, start_s=hub_clock(one.start_s), end_s=hub_clock(one.end_s))
+            for one in self._transfers
+        )
+        return LinkRecord(self.lane, self._destination, transfers)
+
+
+class WorkLane:
+    """A thread that takes its operations in any order, such as a worker in training.
+
+        |-fill-|F0|F1|--wait input--|B0|F2|B1|...|update|-fill-|F0|...
+
+    An operation is noted when it ends; the time between two operations is a wait: ``fill`` after ``refill``,
+    else ``wait input``.
+
+    Args:
+        clock: clock in seconds.
+        capacity: number of operations to keep.
+    """
+
+    def __init__(self, clock: Callable[[], float], capacity: int = _KEPT_WORKS) -> None:
+        self._clock = clock
+        self._works: deque[Work] = deque(maxlen=capacity)
+        self._seconds: dict[tuple[int, Doing], float] = {}
+        self._begun_s = 0.0
+        self._until_s = 0.0
+        self._wait = Doing.FILL
+        self._noted = 0
+
+    def begin(self) -> None:
+        """Begin the run: waiting counts from now on."""
+        self._begun_s = self._until_s = self._clock()
+
+    def refill(self) -> None:
+        """Note that the pipeline is empty: it fills until the next operation."""
+        self._wait = Doing.FILL
+
+    @contextmanager
+    def doing(self, what: Doing, stage: int, microbatch: int | None = None) -> Iterator[None]:
+        """Note the body as operation ``what`` of ``stage``."""
+        start = self._clock()
+        yield
+        end = self._clock()
+        if start > self._until_s:
+            self._note(Work(self._wait, self._until_s, start))
+        self._note(Work(what, start, end, microbatch))
+        self._seconds[stage, what] = self._seconds.get((stage, what), 0.0) + end - start
+        self._until_s = end
+        self._wait = Doing.WAIT_INPUT
+
+    def record(self, lane: LaneId, hub_clock: Callable[[float], float]) -> WorkRecord:
+        """Return the record of this lane, on the hub's clock.
+
+        Args:
+            lane: identity of the thread.
+            hub_clock: converts times to the hub's clock.
+        """
+        works = (
+            replace(one, start_s=hub_clock(one.start_s), end_s=hub_clock(one.end_s)) for one in self._works
+        )
+        return WorkRecord(
+            lane,
+            begun_s=hub_clock(self._begun_s),
+            until_s=hub_clock(self._until_s),
+            works=tuple(works),
+            seconds=tuple((stage, doing, spent) for (stage, doing), spent in sorted(self._seconds.items())),
+            is_complete=self._noted == len(self._works),
+        )
+
+    def _note(self, work: Work) -> None:
+        self._works.append(work)
+        self._noted += 1
