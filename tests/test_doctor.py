@@ -1,4 +1,4 @@
-"""pipeedge-doctor: pure findings by table, injected faults in process, links and firewalls for real."""
+"""pipeedge-doctor: pure findings in tables, injected faults in process, real links and firewalls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from pipeedge.request.options import parse_doctor
 from pipeedge.transport.loopback import LoopbackTransport
 
 WITHIN_S = 60.0
-"""Each diagnosis is to be there by then."""
+"""Deadline of each diagnosis, in seconds."""
 WEIGHTS = find_model(DIGITS).default_weights
 
 
@@ -67,7 +67,7 @@ def test_a_finding_is_one_line_with_level_check_and_rank() -> None:
 
 @given(st.text(max_size=50), st.integers(0, 4), st.none() | st.integers(0, 9), st.sampled_from(Level))
 @settings(max_examples=50, deadline=None)
-def test_findings_survive_the_journey(what: str, code: int, rank: int | None, level: Level) -> None:
+def test_findings_survive_encoding(what: str, code: int, rank: int | None, level: Level) -> None:
     finding = Finding(level, "check", what, code, rank)
     shown = dataclasses.replace(finding, what=fields.text(what))
     assert Finding.from_text(finding.to_text()) == shown
@@ -85,7 +85,7 @@ def test_findings_survive_the_journey(what: str, code: int, rank: int | None, le
         ([problem("a", "", 1)], 1),
     ],
 )
-def test_the_status_is_that_of_what_must_be_solved_first(findings: list[Finding], status: int) -> None:
+def test_the_status_is_that_of_the_problem_to_solve_first(findings: list[Finding], status: int) -> None:
     assert exit_status(findings) == status
 
 
@@ -99,7 +99,7 @@ OWN = ["10.0.0.1", "127.0.0.1", "fe80::1"]
     [
         ("10.0.0.1", "10.0.0.1", 0, 2, Level.OK, "--addr 10.0.0.1"),
         ("pi1", "10.0.0.1", 0, 2, Level.OK, "--addr pi1 is 10.0.0.1"),
-        ("10.0.0.9", "10.0.0.9", 0, 2, Level.PROBLEM, "no address of this machine"),
+        ("10.0.0.9", "10.0.0.9", 0, 2, Level.PROBLEM, "not an address of this machine"),
         ("10.0.0.9", "10.0.0.9", 1, 2, Level.OK, ""),
         ("127.0.0.1", "127.0.0.1", 0, 2, Level.OK, ""),
         ("localhost", "127.0.0.1", 1, 2, Level.OK, ""),
@@ -107,7 +107,7 @@ OWN = ["10.0.0.1", "127.0.0.1", "fe80::1"]
         ("pi1", "127.0.1.1", 0, 1, Level.OK, ""),
     ],
 )
-def test_what_addr_stands_for(
+def test_addr_is_resolved_and_judged(
     addr: str, resolved: str, rank: int, world: int, level: Level, said: str
 ) -> None:
     finding = checks.check_addr(addr, resolved, rank=rank, world_size=world, own=OWN)
@@ -129,14 +129,14 @@ def test_what_addr_stands_for(
         (None, "10.0.0.2", "check --addr"),
     ],
 )
-def test_why_rank_0_cannot_be_reached(cause: OSError | None, resolved: str, said: str) -> None:
+def test_a_failed_dial_is_diagnosed(cause: OSError | None, resolved: str, said: str) -> None:
     finding = checks.diagnose_dial("pi1", 29500, cause, resolved=resolved, timeout_s=6, own=OWN)
     assert said in finding.what
     assert (finding.level, finding.code) == (Level.PROBLEM, 4)
     assert ("firewall" in finding.what) == isinstance(cause, TimeoutError)
 
 
-def test_links_beside_the_route_are_a_warning() -> None:
+def test_links_off_the_route_are_a_warning() -> None:
     assert checks.check_interface("eth0", "eth0", "pi1").level is Level.OK
     finding = checks.check_interface("wlan0", "eth0", "pi1")
     assert finding.level is Level.WARNING
@@ -174,7 +174,7 @@ def rank_facts(**changes: Any) -> dict[str, Any]:
         ({0: rank_facts(device="cuda:0", device_free_bytes=9 * GB)}, {0: Need(8 * GB, 0)}, None),
     ],
 )
-def test_memory_against_the_plan(
+def test_memory_is_compared_with_the_plan(
     facts: Mapping[int, dict[str, Any]], needs: Mapping[int, Need], who: int | None
 ) -> None:
     found = checks.check_memory(facts, needs)
@@ -183,7 +183,7 @@ def test_memory_against_the_plan(
     assert len(found) == 1
 
 
-def test_the_planned_memory_is_the_weights_and_the_frames_of_the_shard() -> None:
+def test_planned_memory_counts_weights_and_frames_of_the_shard() -> None:
     model = find_model(DIGITS)
     plan = Plan(Schedule.from_partition([1, 8, 9, 16]), 0, 64, 8, None, None, None)
     needs = planned_needs(plan, model)
@@ -206,7 +206,7 @@ def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
 @pytest.mark.parametrize(
     ("clocks", "late"), [({0: 5.0}, []), ({0: 5.0, 1: 5.2}, []), ({0: 5.0, 1: 9.0, 2: 4.0}, [1, 2])]
 )
-def test_clocks(clocks: dict[int, float], late: list[int]) -> None:
+def test_clock_offsets_are_reported(clocks: dict[int, float], late: list[int]) -> None:
     found = checks.check_clocks(clocks)
     assert [finding.rank for finding in found if finding.level is Level.WARNING] == late
     assert exit_status(found) == 0
@@ -229,21 +229,21 @@ def files(
 @pytest.mark.parametrize(
     ("given_files", "hosts", "model", "levels", "said"),
     [
-        (files({"board": ["a", "b"]}), ["a", "b"], "m", [], "fit each other"),
-        (files({"board": ["0", "1"]}), None, "m", [], "fit each other"),
-        (files({"board": ["a", "b"]}), None, "m", [2], "say with -H"),
+        (files({"board": ["a", "b"]}), ["a", "b"], "m", [], "and -H match"),
+        (files({"board": ["0", "1"]}), None, "m", [], "and -H match"),
+        (files({"board": ["a", "b"]}), None, "m", [2], "with -H"),
         (files({"board": ["a", "b"], "bord": ["c"]}), ["a", "b", "c"], "m", [1], "did you mean board?"),
         (files({"bord": ["a"]}), ["a"], "m", [1, 2], "no host of the devices file has a profile"),
         (files({"board": ["a"]}), ["a", "bee"], "m", [1], "rank 1 will have nothing to do"),
         (files({"board": ["a", "b"]}), ["a"], "m", [], "-H does not name them: b"),
         (files({"board": ["a"]}, batch=4), ["a"], "m", [1, 2], "it has -u 4 float32"),
         (files({"board": ["a"]}, times=12), ["a"], "m", [2, 2], "12 times for 16 layers"),
-        (files({"board": ["a"]}, layers=12), ["a"], "m", [2], "gives m 12 layers, the model has 16"),
+        (files({"board": ["a"]}, layers=12), ["a"], "m", [2], "gives m 12 layers, but the model has 16"),
         (files({"board": ["a"]}), ["a"], "n", [2, 1, 2], "has no n"),
-        (files({"board": ["a"], "unused": []}), ["a"], "m", [], "fit each other"),
+        (files({"board": ["a"], "unused": []}), ["a"], "m", [], "and -H match"),
     ],
 )
-def test_names_and_numbers_of_the_files_against_each_other(
+def test_names_and_numbers_of_the_files_are_compared(
     given_files: SchedulerFiles, hosts: list[str] | None, model: str, levels: list[int], said: str
 ) -> None:
     found = checks.check_files(
@@ -263,7 +263,7 @@ def test_names_and_numbers_of_the_files_against_each_other(
 
 
 def rounds_of(*bytes_per_s: float, latency_s: float = 0.0005) -> list[Round]:
-    """Rounds on a link of these bandwidths, one after another."""
+    """Return successive rounds on a link with these bandwidths."""
 
     def trip(size: int, bandwidth: float) -> Trip:
         return Trip(size, 2 * latency_s + size / bandwidth)
@@ -273,7 +273,7 @@ def rounds_of(*bytes_per_s: float, latency_s: float = 0.0005) -> list[Round]:
 
 @given(bandwidth=st.floats(1e4, 1e10), latency=st.floats(0, 0.2), burst=st.integers(0, 1 << 17))
 @settings(max_examples=60, deadline=None)
-def test_a_burst_that_passes_at_full_speed_does_not_count(
+def test_a_burst_at_full_speed_does_not_raise_the_estimate(
     bandwidth: float, latency: float, burst: int
 ) -> None:
     part, whole = (Trip(size, 2 * latency + (size - burst) / bandwidth) for size in (1 << 18, 1 << 20))
@@ -287,14 +287,14 @@ def test_a_burst_that_passes_at_full_speed_does_not_count(
     ("mbps", "median", "steady"),
     [
         ([105] * 3, 105, True),
-        ([105, 338, 104, 105, 106, 105, 30], 105, True),  # single outliers, either way
+        ([105, 338, 104, 105, 106, 105, 30], 105, True),  # single outliers in both directions
         ([105, 106, 107], 106, True),
-        ([105, 338, 104, 338, 106, 338, 105], 106, False),  # now this, now that
+        ([105, 338, 104, 338, 106, 338, 105], 106, False),  # alternating between two values
         ([105, 105], 105, False),  # two rounds do not show whether they agree
         ([105, 400, 30], 105, False),
     ],
 )
-def test_only_rounds_that_agree_are_kept(mbps: list[float], median: float, steady: bool) -> None:
+def test_only_rounds_that_agree_are_steady(mbps: list[float], median: float, steady: bool) -> None:
     estimate = estimate_link(rounds_of(*(1e6 * one for one in mbps)))
     assert estimate.link.bw_bytes_per_s == pytest.approx(1e6 * median)
     assert estimate.steady == steady
@@ -304,14 +304,14 @@ def test_only_rounds_that_agree_are_kept(mbps: list[float], median: float, stead
     assert f"in {len(mbps)} rounds" in finding.what
 
 
-def test_a_part_that_took_longer_than_the_whole_still_gives_a_bandwidth() -> None:
+def test_a_delayed_part_still_gives_a_bandwidth() -> None:
     held_up = Round(Trip(1600, 0.001), Trip(1 << 18, 0.5), Trip(1 << 20, 0.1))
     assert held_up.bw_bytes_per_s == pytest.approx((1 << 20) / 0.1)
     with pytest.raises(ValueError, match="at least one round"):
         estimate_link([])
 
 
-def test_a_link_is_measured_through_the_transport_at_least_once_a_pass() -> None:
+def test_each_pass_measures_a_link_at_least_once() -> None:
     transport = LoopbackTransport()
     meter = LinkMeter(0, 1)
     for number, budget_s in enumerate((0.0, 60.0)):
@@ -321,7 +321,7 @@ def test_a_link_is_measured_through_the_transport_at_least_once_a_pass() -> None
         answering.join(5)
         assert not answering.is_alive()
         assert len(meter.rounds) == (1, 6)[number]
-        transport = LoopbackTransport()  # one in memory ends with its last packet
+        transport = LoopbackTransport()  # a link in memory ends with its last packet
     assert all(one.small.seconds >= 0 and one.whole.seconds > 0 for one in meter.rounds)
 
 
@@ -329,7 +329,7 @@ def estimated(bytes_per_s: float) -> Estimate:
     return estimate_link(rounds_of(*[bytes_per_s] * 3))
 
 
-def test_the_first_link_without_a_figure_is_the_one_that_is_named() -> None:
+def test_the_first_unmeasured_link_is_named() -> None:
     pairs = [(0, 1), (1, 2), (2, 0)]
     found = checks.check_links(pairs, {0: estimated(1e6)}, "it broke")
     assert [finding.level for finding in found] == [Level.OK, Level.PROBLEM]
@@ -338,7 +338,7 @@ def test_the_first_link_without_a_figure_is_the_one_that_is_named() -> None:
     assert exit_status(found) == 4
 
 
-def test_a_link_far_below_its_promise_is_a_warning() -> None:
+def test_a_link_far_below_its_promised_bandwidth_is_a_warning() -> None:
     promised = files({"board": ["a", "b"]})
     pairs = [(0, 1), (1, 0)]
     measured = {number: estimated(mbps * BYTES_PER_SECOND_PER_MBPS) for number, mbps in ((0, 100), (1, 900))}
@@ -382,7 +382,7 @@ def test_this_machine_has_memory_and_a_name() -> None:
 
 
 class FakeProbe(Probe):
-    """A machine with faults of its own."""
+    """A machine with injected faults."""
 
     def __init__(
         self, *, offset_s: float = 0.0, free_bytes: int | None = None, software: Mapping[str, Any] = {}
@@ -409,7 +409,7 @@ class FakeProbe(Probe):
 
 @dataclasses.dataclass
 class Examined:
-    """What one rank's doctor said."""
+    """Findings of one rank's doctor."""
 
     lines: list[str]
     status: int = -1
@@ -421,7 +421,7 @@ class Examined:
 def examine_all(
     *ranks: Sequence[object], probes: Mapping[int, Probe] | None = None, timeout: float = 3.0
 ) -> list[Examined]:
-    """Each rank's examination in a thread; all over within the limit."""
+    """Examine each rank in a thread, and check that all finish within the limit."""
     port = free_port()
     examined = [Examined([]) for _ in ranks]
 
@@ -453,7 +453,7 @@ def only_problem(examined: Examined, check: str, *said: str) -> None:
     assert "\n" not in problems[0]
 
 
-def test_alone_and_well() -> None:
+def test_a_single_healthy_rank_is_fit() -> None:
     (alone,) = examine_all((0, 1))
     assert alone.status == 0
     assert alone.lines[-1] == "fit to run"
@@ -474,7 +474,7 @@ def test_fault_a_name_that_does_not_resolve() -> None:
 
 def test_fault_addr_of_another_machine() -> None:
     (alone,) = examine_all((0, 2, "--addr", "198.51.100.7"))
-    only_problem(alone, "name", "198.51.100.7", "no address of this machine")
+    only_problem(alone, "name", "198.51.100.7", "not an address of this machine")
     assert alone.status == 2
 
 
@@ -491,7 +491,7 @@ def test_fault_port_in_use() -> None:
 
 def test_fault_rank_0_absent() -> None:
     (alone,) = examine_all((1, 2), timeout=0.6)
-    only_problem(alone, "port", "rank 1", "rank 0 does not listen there", "start it")
+    only_problem(alone, "port", "rank 1", "rank 0 did not listen there", "start it")
     assert alone.status == 4
 
 
@@ -574,13 +574,13 @@ def test_fault_missing_weights(tmp_path: Path) -> None:
 
 
 def test_fault_clock_offset_is_a_warning() -> None:
-    # Two stages on one rank need no link, so gloo, of which a process has one, is not needed.
+    # Two stages on one rank need no link, and so no gloo, of which a process can have only one.
     first, second = examine_all(
         (0, 2, "-pt", "1,16"), (1, 2, "-pt", "1,16"), probes={1: FakeProbe(offset_s=30)}
     )
     for examined in (first, second):
         (line,) = examined.found("warning", "clock")
-        assert "rank 1: is 30.0 s ahead of rank 0's" in line
+        assert "rank 1: its clock is 30.0 s ahead of rank 0's" in line
         assert examined.status == 0
 
 
@@ -625,14 +625,14 @@ def scheduler_files(tmp_path: Path) -> list[object]:
     return ["-sm", tmp_path / "m.yml", "-sdt", tmp_path / "t.yml", "-sd", tmp_path / "d.yml"]
 
 
-def test_fault_a_device_without_type(scheduler_files: list[object]) -> None:
+def test_fault_a_host_of_unknown_type(scheduler_files: list[object]) -> None:
     (alone,) = examine_all((0, 1, "-H", "a", *scheduler_files))
     assert any("oddity" in line and "will not be used" in line for line in alone.found("warning", "files"))
     assert alone.status == 0
     assert alone.found("ok", "schedule")
 
 
-def test_fault_a_host_that_the_devices_lack(scheduler_files: list[object]) -> None:
+def test_fault_a_host_missing_from_the_devices_file(scheduler_files: list[object]) -> None:
     (alone,) = examine_all((0, 1, "-H", "elsewhere", *scheduler_files))
     assert any("-H names elsewhere" in line for line in alone.found("warning", "files"))
     assert alone.found("problem", "schedule")
@@ -697,7 +697,7 @@ def test_adaptive_links_are_sized_for_their_compressed_form() -> None:
     assert reviewed.links(model) != plain.links(model)
 
 
-def test_it_takes_the_options_of_the_runtime_and_refuses_others() -> None:
+def test_only_options_of_the_runtime_are_accepted() -> None:
     command = parse_doctor(["1", "3", "-pt", "1,8,9,16", "--neighbors-file", "n.yml"], Environment())
     assert (command.request.world.rank, command.request.schedule.partition) == (1, (1, 8, 9, 16))
     assert command.neighbors_file == Path("n.yml")
@@ -734,7 +734,7 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
     ranks = [doctor(rank, 3, *arguments) for rank in range(3)]
     answers = [outcome(rank) for rank in ranks]
     assert [status for _, status in answers] == [0, 0, 0], answers
-    # On a busy machine rounds may be too far apart to be kept; every link is measured all the same.
+    # On a busy machine the rounds may be too unsteady to be kept, but every link is measured.
     lines = [line for line in answers[0][0].splitlines() if line.split()[1:2] == ["link"]]
     assert len(lines) == 3, answers[0][0]
     steady = [
@@ -747,7 +747,7 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
     measured = {("x", "y"), *steady}
     assert {(host, name) for host, near in links.items() for name in near} == measured | {("a", "b")}
     for host, name in steady:
-        # At least 100 Mbit/s: it is the memory of this machine.
+        # At least 100 Mbit/s, because the link is this machine's memory.
         assert links[host][name].bw_bytes_per_s > 1e7
         assert 0 <= links[host][name].latency_s < 0.1
     assert links["x"]["y"] == Link(1e6)
@@ -755,7 +755,7 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cable() -> Iterator[tuple[str, str]]:
-    """Two network namespaces that reach each other: 10.213.7.1 and 10.213.7.2."""
+    """Create two network namespaces that reach each other: 10.213.7.1 and 10.213.7.2."""
     with contextlib.ExitStack() as stack:
         network = make_network("pedoc", 2, stack)
         yield network.space(0), network.space(1)
@@ -766,7 +766,7 @@ def inside(name: str) -> list[str]:
 
 
 def drop(name: str, *rule: str) -> None:
-    """Let the namespace ``name`` drop what ``rule`` matches."""
+    """Make the namespace ``name`` drop packets that ``rule`` matches."""
     if shutil.which("iptables") is None:
         pytest.skip("a firewall needs the program iptables")
     done = subprocess.run(
@@ -806,7 +806,7 @@ def test_fault_interface_down(cable: tuple[str, str]) -> None:
 
 
 def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
-    # Rank 0's port alone is open; the links, which use any port, are not.
+    # Only rank 0's port is open; the ports of the links are not.
     drop(cable[0], "-p", "tcp", "!", "--dport", "29500", "--syn")
     drop(cable[1], "-p", "tcp", "--syn")
     began = time.monotonic()
@@ -815,13 +815,13 @@ def test_fault_firewalled_links(cable: tuple[str, str]) -> None:
     answers = [outcome(rank) for rank in ranks]
     assert time.monotonic() - began < WITHIN_S
     for out, status in answers:
-        assert "problem  link      rank 0 -> rank 1 carries nothing" in out, answers
+        assert "problem  link      rank 0 -> rank 1 carries no data" in out, answers
         assert "firewall" in out
         assert status == 4
 
 
 def slow_down(name: str, rate: str) -> bool:
-    """Limit what leaves the namespace ``name``; False where the kernel cannot."""
+    """Limit the rate at which the namespace ``name`` sends; return False if the kernel cannot."""
     if shutil.which("tc") is None:
         return False
     for arguments in (
@@ -836,7 +836,7 @@ def slow_down(name: str, rate: str) -> bool:
     return True
 
 
-def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
+def test_links_over_a_cable_use_its_interface_and_show_its_rate(
     cable: tuple[str, str], tmp_path: Path
 ) -> None:
     limited = slow_down(cable[0], "100mbit")
@@ -846,7 +846,7 @@ def test_over_a_cable_the_links_use_its_interface_and_show_its_rate(
     assert [status for _, status in answers] == [0, 0], answers
     assert all("links go over eth0" in out for out, _ in answers)
     links = load_neighbors(tmp_path / "n.yml") if (tmp_path / "n.yml").exists() else {}
-    if limited:  # within 2 % on an idle machine; what is kept on a busy one is not far off
+    if limited:  # within 2 % on an idle machine, and not far off on a busy one
         forward, back = (links.get(source, {}).get(target) for source, target in (("0", "1"), ("1", "0")))
         assert forward is None or 0.6e8 < 8 * forward.bw_bytes_per_s < 1.5e8, answers[0][0]
         assert back is None or 8 * back.bw_bytes_per_s > 5e8

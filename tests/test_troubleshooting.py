@@ -696,8 +696,8 @@ def sentences_are_shorter(patch: Patch) -> str:
 
 
 @says(
-    "rank 0 -> rank 1: 105 to 338 Mbps in 15 rounds, too far apart to plan with, so --neighbors-file gets no "
-    "figure: ask again when the machines and the network are idle"
+    "rank 0 -> rank 1: 105 to 338 Mbps in 15 rounds, too unsteady to plan with, so --neighbors-file gets no "
+    "figure: measure again when the machines and the network are idle"
 )
 def rounds_differ(patch: Patch) -> str:
     estimate = Estimate(LinkSpec(200 * MBPS, 0.001), 105 * MBPS, 338 * MBPS, 15)

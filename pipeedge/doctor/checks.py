@@ -1,4 +1,4 @@
-"""What was seen in, findings out. Pure: no function here looks at anything itself."""
+"""Judge observations: facts in, findings out. Pure: no function here looks at the machine itself."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 Facts = Mapping[int, Mapping[str, Any]]
-"""What each rank says of itself."""
+"""Facts that each rank reports about itself."""
 
 _CLOCK_WARNING_S = 0.5
-"""Offsets are seen through a network and two threads; smaller ones mean little."""
+"""Smallest clock offset to report; smaller ones may come from the network and the threads in between."""
 _SLOWER = 0.5
-"""A link below this part of its promised bandwidth makes the schedule a wrong one."""
+"""Fraction of its promised bandwidth below which a link makes the schedule wrong."""
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
@@ -52,13 +52,13 @@ def _mb(size: float) -> str:
 
 
 def check_addr(addr: str, resolved: str, *, rank: int, world_size: int, own: Sequence[str]) -> Finding:
-    """Whether ``--addr`` names what it is meant to.
+    """Check that ``--addr`` names rank 0's machine.
 
     Args:
-        addr: as it was given.
-        resolved: the IP address that it stands for on this rank.
+        addr: address as the user gave it.
+        resolved: IP address to which this rank resolves it.
         rank: this rank.
-        world_size: how many there are.
+        world_size: number of ranks.
         own: IP addresses of this machine.
     """
     is_loopback = ipaddress.ip_address(resolved).is_loopback
@@ -67,36 +67,37 @@ def check_addr(addr: str, resolved: str, *, rank: int, world_size: int, own: Seq
     if is_loopback and world_size > 1 and by_name:
         return warning(
             "name",
-            f"--addr {said} here, this machine alone; others cannot reach that: "
+            f"--addr {said} here, an address that other machines cannot reach: "
             "give rank 0's network address, or correct /etc/hosts",
         )
     if rank == 0 and resolved not in own and not is_loopback:
         return problem(
             "name",
-            f"--addr {said}, which is no address of this machine, where rank 0 must listen; "
+            f"--addr {said}, which is not an address of this machine, where rank 0 must listen; "
             f"its addresses: {', '.join(address for address in own if _is_reachable(address)) or 'none'}",
         )
     return ok("name", f"--addr {said}")
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether other machines may reach ``address`` without naming an interface."""
+    """Return whether other machines may reach ``address`` without naming an interface."""
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def check_interface(chosen: str, routed: str | None, addr: str) -> Finding:
-    """Whether the links go where ``--addr`` is.
+    """Check that the links use the interface that leads to ``--addr``.
 
     Args:
-        chosen: the interface of the links.
-        routed: the one that routes to ``--addr``; None if there is none.
-        addr: as given.
+        chosen: interface of the links.
+        routed: interface that routes to ``--addr``, or None if there is none.
+        addr: address as the user gave it.
     """
     if routed is not None and routed != chosen:
         return warning(
             "interface",
-            f"links go over {chosen}, but {routed} leads to --addr {addr}: leave out -s, unless you mean it",
+            f"links go over {chosen}, but {routed} leads to --addr {addr}: leave out -s unless this is "
+            "intended",
         )
     return ok("interface", f"links go over {chosen}, which leads to --addr {addr}")
 
@@ -104,14 +105,14 @@ def check_interface(chosen: str, routed: str | None, addr: str) -> Finding:
 def diagnose_dial(
     addr: str, port: int, cause: OSError | None, *, resolved: str, timeout_s: float, own: Sequence[str]
 ) -> Finding:
-    """Why rank 0 could not be reached.
+    """Explain why rank 0 could not be reached.
 
     Args:
-        addr: as given.
-        port: where rank 0 should listen.
-        cause: how the last attempt to connect failed; None if what listens is not rank 0.
-        resolved: the IP address of ``addr``.
-        timeout_s: how long it was tried.
+        addr: address as the user gave it.
+        port: port on which rank 0 should listen.
+        cause: error of the last attempt to connect, or None if another program listens there.
+        resolved: IP address of ``addr``.
+        timeout_s: seconds for which connecting was retried.
         own: IP addresses of this machine.
     """
     where = f"{addr}:{port}" if addr == resolved else f"{addr}:{port} ({resolved})"
@@ -119,25 +120,25 @@ def diagnose_dial(
         if ipaddress.ip_address(resolved).is_loopback or resolved in own:
             hint = "start it; if it runs on another machine, give that machine's address as --addr"
         else:
-            hint = "start it there, with the same --addr and --port; if it is, read what it says"
+            hint = "start it there, with the same --addr and --port; if it runs, read its output"
         return problem(
             "port",
-            f"the machine at {where} is up, but rank 0 does not listen there (for {figure(timeout_s)} "
-            f"s): {hint}",
+            f"the machine at {where} is up, but rank 0 did not listen there for {figure(timeout_s)} "
+            f"s: {hint}",
             EXIT_PEER,
         )
     if isinstance(cause, TimeoutError):
         return problem(
             "port",
-            f"nothing answers at {where}, neither yes nor no: a firewall drops the packets (open TCP port "
-            f"{port} on rank 0's machine), or no machine has this address",
+            f"no answer from {where}: a firewall drops the packets (open TCP port {port} on rank 0's "
+            "machine), or no machine has this address",
             EXIT_PEER,
         )
     if cause is not None and cause.errno in _UNREACHABLE:
         return problem(
             "port",
-            f"{where} cannot be reached ({cause.strerror}): the machine is off, or on a network that this "
-            "one has no way to; try ping",
+            f"{where} cannot be reached ({cause.strerror}): the machine is off, or there is no route to its "
+            "network; try ping",
             EXIT_PEER,
         )
     why = "" if cause is None else f" ({cause.strerror or cause})"
@@ -147,20 +148,20 @@ def diagnose_dial(
 # --- the ranks --------------------------------------------------------------------------------------
 
 
-def check_agreement(quarrels: Iterable[str], world_size: int) -> list[Finding]:
-    """Findings of what ``pipeedge.plan.planning.disagreements`` says."""
-    found = [problem("agreement", quarrel) for quarrel in quarrels]
+def check_agreement(mismatches: Iterable[str], world_size: int) -> list[Finding]:
+    """Turn the mismatches that ``pipeedge.plan.planning.disagreements`` found into findings."""
+    found = [problem("agreement", mismatch) for mismatch in mismatches]
     if found or world_size == 1:
         return found
     return [ok("agreement", f"all {world_size} ranks have the same versions, model, weights and sizes")]
 
 
 def check_weights(facts: Facts, stages: Mapping[int, str]) -> list[Finding]:
-    """Whether each rank with a stage has weights.
+    """Check that each rank with a stage has weights.
 
     Args:
-        facts: of each rank; ``weights_error`` says why it has none.
-        stages: rank -> its layers, in words.
+        facts: facts of each rank, in which ``weights_error`` says why it has none.
+        stages: layers of each rank with a stage, as text.
     """
     found = []
     for rank, layers in stages.items():
@@ -172,20 +173,21 @@ def check_weights(facts: Facts, stages: Mapping[int, str]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Need:
-    """What one rank's part of the plan takes."""
+    """Memory that one rank's part of the plan needs."""
 
     weights_bytes: int
+    """Bytes of the weights."""
     buffers_bytes: int
-    """Frames under way, and values between layers."""
+    """Bytes of frames in flight and of activations between layers."""
 
     @property
     def bytes(self) -> int:
-        """Together."""
+        """Bytes of weights and buffers together."""
         return self.weights_bytes + self.buffers_bytes
 
 
 def check_facts(known: Mapping[str, Any]) -> None:
-    """Check what a rank says of its machine and its input. Raises one of ``fields.MALFORMED``."""
+    """Check the facts that a rank reports about its machine and input. Raises one of ``fields.MALFORMED``."""
     for name in ("free_bytes", "process_bytes"):
         whole_number(known[name])
     for name in ("limit_free_bytes", "device_free_bytes", "items", "max_tokens"):
@@ -196,20 +198,20 @@ def check_facts(known: Mapping[str, Any]) -> None:
 
 
 def check_memory(facts: Facts, needs: Mapping[int, Need]) -> list[Finding]:
-    """Free memory against the plan. Ranks of one machine share it.
+    """Compare free memory with the plan's needs. Ranks on one machine share its memory.
 
     Args:
-        facts: of each rank: ``machine`` (the same for ranks of one machine), ``process_bytes`` (what its
-            process takes now, libraries loaded), ``free_bytes`` of the machine, ``limit_free_bytes`` (what
-            the limit of its control group leaves, or None), ``device`` and ``device_free_bytes`` (or None).
-        needs: of the ranks that take part.
+        facts: facts of each rank: ``machine`` (the same for ranks on one machine), ``process_bytes`` (current
+            size of its process, libraries loaded), ``free_bytes`` of the machine, ``limit_free_bytes`` (free
+            under the limit of its control group, or None), ``device`` and ``device_free_bytes`` (or None).
+        needs: needs of the ranks that take part.
     """
     found = []
     machines: dict[Any, list[int]] = {}
     for rank in needs:
         machines.setdefault(facts[rank]["machine"], []).append(rank)
     for ranks in machines.values():
-        # The doctor's own processes will have made room for those of the run.
+        # The doctor's own processes will have exited before those of the run start.
         free = min(facts[rank]["free_bytes"] for rank in ranks)
         free += sum(facts[rank]["process_bytes"] for rank in ranks)
         found += _short_of(ranks, {rank: _host_bytes(facts[rank], needs[rank]) for rank in ranks}, free)
@@ -218,22 +220,20 @@ def check_memory(facts: Facts, needs: Mapping[int, Need]) -> list[Finding]:
         if limit is not None:
             free = limit + facts[rank]["process_bytes"]
             needed = _host_bytes(facts[rank], need)
-            found += _short_of([rank], {rank: needed}, free, "its control group leaves")
+            found += _short_of([rank], {rank: needed}, free, "its control group has")
         device_free = facts[rank].get("device_free_bytes")
         if device_free is not None and need.bytes > device_free:
             found.append(
                 problem(
                     "memory",
-                    f"its shard needs {_mb(need.bytes)} on {facts[rank].get('device')}, which has "
+                    f"its shard needs {_mb(need.bytes)} on {facts[rank].get('device')}, which has only "
                     f"{_mb(device_free)} free: give it fewer layers, or use a smaller -u",
                 ).of(rank)
             )
     if found:
         return found
     most = max(needs, key=lambda rank: needs[rank].bytes)
-    return [
-        ok("memory", f"enough on every rank; the largest part is rank {most}'s, {_mb(needs[most].bytes)}")
-    ]
+    return [ok("memory", f"enough on every rank; rank {most} needs most, {_mb(needs[most].bytes)}")]
 
 
 def _host_bytes(facts: Mapping[str, Any], need: Need) -> int:
@@ -251,29 +251,29 @@ def _short_of(
     return [
         problem(
             "memory",
-            f"{who} would need {_mb(total)}, {has} {_mb(free)} free: give it fewer layers (-pt), use a "
-            "smaller -u, or end other programs",
+            f"{who} would need {_mb(total)}, but {has} only {_mb(free)} free: give it fewer layers (-pt), "
+            "use a smaller -u, or stop other programs",
         ).of(ranks[0])
     ]
 
 
 def check_clocks(clocks: Mapping[int, float]) -> list[Finding]:
-    """Whether the ranks agree on the time.
+    """Check that the clocks of the ranks agree.
 
     Args:
-        clocks: rank -> its clock at one moment, in seconds.
+        clocks: clock of each rank at the same moment, in seconds.
     """
     first = min(clocks)
     found = [
         warning(
             "clock",
-            f"is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} rank {first}'s: logs will not "
-            "match and downloads may fail; set it (timedatectl set-ntp true)",
+            f"its clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} rank {first}'s: logs "
+            "will not match and downloads may fail; set it (timedatectl set-ntp true)",
         ).of(rank)
         for rank, clock in sorted(clocks.items())
         if abs(offset := clock - clocks[first]) > _CLOCK_WARNING_S
     ]
-    return found or ([ok("clock", "the ranks agree on the time")] if len(clocks) > 1 else [])
+    return found or ([ok("clock", "the clocks of all ranks agree")] if len(clocks) > 1 else [])
 
 
 # --- the scheduler's files --------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def check_clocks(clocks: Mapping[int, float]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class SchedulerFiles:
-    """models.yml, device_types.yml and devices.yml."""
+    """Contents of models.yml, device_types.yml and devices.yml."""
 
     models: Mapping[str, ModelSpec]
     types: Mapping[str, DeviceType]
     devices: Mapping[str, tuple[str, ...]]
 
     def type_of(self, host: str) -> DeviceType | None:
-        """The type of ``host``, if it is known."""
+        """Return the device type of ``host``, or None if it is unknown."""
         names = (name for name, hosts in self.devices.items() if host in hosts)
         return self.types.get(next(names, ""))
 
@@ -303,13 +303,13 @@ def check_files(
     hosts: Sequence[str] | None,
     world_size: int,
 ) -> list[Finding]:
-    """Names and numbers of the files against each other, the model and ``-H``."""
+    """Compare names and numbers in the files with each other, the model and ``-H``."""
     found = [
         *_check_model(files.models, model_name, n_layers),
         *_check_types(files, model_name, n_layers, batch_size, dtype),
         *_check_hosts(files.devices, hosts, world_size),
     ]
-    return found or [ok("files", "models, device types, devices and -H fit each other")]
+    return found or [ok("files", "models, device types, devices and -H match")]
 
 
 def _check_model(models: Mapping[str, ModelSpec], name: str, n_layers: int) -> Iterator[Finding]:
@@ -322,7 +322,7 @@ def _check_model(models: Mapping[str, ModelSpec], name: str, n_layers: int) -> I
     elif models[name].layers != n_layers:
         yield problem(
             "files",
-            f"the models file (-sm) gives {name} {models[name].layers} layers, the model has {n_layers}: "
+            f"the models file (-sm) gives {name} {models[name].layers} layers, but the model has {n_layers}: "
             "profile it again",
         )
 
@@ -352,7 +352,7 @@ def _check_types(
             others = ", ".join(f"-u {other.batch_size} {short_dtype(other.dtype)}" for other in profiles)
             yield warning(
                 "files",
-                f"the device type {type_name} has no profile of {model_name} for -u {batch_size} and "
+                f"device type {type_name} has no profile of {model_name} for -u {batch_size} and "
                 f"{short_dtype(dtype)} (it has {others or 'none'}), {left_out}: profile it",
             )
         elif len(fitting[0].time_s) != n_layers:
@@ -377,8 +377,8 @@ def _check_hosts(
         if wrong:
             yield problem(
                 "files",
-                f"the devices file (-sd) has the host {wrong[0]}, which is no rank of 0 to {world_size - 1}: "
-                "say with -H which host each rank is",
+                f"the devices file (-sd) has the host {wrong[0]}, which is not a rank from 0 to "
+                f"{world_size - 1}: name the host of each rank with -H",
             )
         return
     for rank, host in enumerate(hosts):
@@ -410,23 +410,23 @@ def _listed(names: Iterable[str], most: int = 8) -> str:
 def check_links(
     pairs: Sequence[tuple[int, int]], measured: Mapping[int, Estimate], error: str | None
 ) -> list[Finding]:
-    """What the links carry.
+    """Report the bandwidth and latency of the links.
 
     Args:
         pairs: source and destination of each link between two ranks, in the order of measuring.
-        measured: by number of link, those that were.
-        error: what went wrong first, if it is known.
+        measured: estimates of the links that were measured, by number of link.
+        error: the first error, if it is known.
     """
     found = []
     for number, (source, destination) in enumerate(pairs):
         if number not in measured:
-            # The links are measured one after another, so the first without a figure is the one.
+            # The links are measured one after another, so the first without a figure is the one that failed.
             why = f" ({error})" if error else ""
             found.append(
                 problem(
                     "link",
-                    f"rank {source} -> rank {destination} carries nothing{why}: links use any free TCP port, "
-                    "so a firewall must let all of them through between the machines",
+                    f"rank {source} -> rank {destination} carries no data{why}: links use any free TCP port, "
+                    "so firewalls must allow all TCP ports between the machines",
                     EXIT_PEER,
                 )
             )
@@ -440,8 +440,8 @@ def _check_spread(name: str, estimate: Estimate) -> Finding:
     if not estimate.steady:
         return warning(
             "link",
-            f"{name}: {low} to {high} Mbps in {count(estimate.rounds, 'round')}, too far apart to plan with, "
-            "so --neighbors-file gets no figure: ask again when the machines and the network are idle",
+            f"{name}: {low} to {high} Mbps in {count(estimate.rounds, 'round')}, too unsteady to plan with, "
+            "so --neighbors-file gets no figure: measure again when the machines and the network are idle",
         )
     return ok(
         "link",
@@ -456,12 +456,12 @@ def check_promises(
     files: SchedulerFiles,
     hosts: Sequence[str],
 ) -> list[Finding]:
-    """Whether links are as fast as the device types say, on which the schedule rests.
+    """Check that links are as fast as the device types promise, on which the schedule relies.
 
     Args:
         pairs: source and destination of each link.
-        measured: by number of link.
-        files: of the scheduler.
+        measured: estimates by number of link.
+        files: the scheduler's files.
         hosts: the host of each rank.
     """
     found = []
@@ -474,9 +474,9 @@ def check_promises(
             found.append(
                 warning(
                     "link",
-                    f"rank {source} -> rank {destination} carries {_speed(link.bw_bytes_per_s)}, the device "
-                    f"types file promises {_speed(promised)}: the schedule may not be the best; correct "
-                    f"bw_Mbps there, or give {program_name('sched-pipeline')} a --neighbors-file",
+                    f"rank {source} -> rank {destination} carries {_speed(link.bw_bytes_per_s)}, but the "
+                    f"device types file promises {_speed(promised)}: the schedule may not be the best; "
+                    f"correct bw_Mbps there, or give {program_name('sched-pipeline')} a --neighbors-file",
                 )
             )
     return found

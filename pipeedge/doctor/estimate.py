@@ -1,12 +1,12 @@
-"""What a link carries, from repeated measurements of it, and whether they agree. Pure.
+"""Estimate the bandwidth and latency of a link from repeated measurements, and whether they agree. Pure.
 
-    round    a small frame          whole way ~ latency of a message
-             a part of a frame      quarter of the bytes
+    round    a small frame          round trip ~ latency of a message, twice
+             a part of a frame      a quarter of the bytes
              a whole frame          bandwidth = (whole - part bytes) / (whole - part seconds)
 
-The difference of two frames leaves out what each of them takes once: the messages themselves, and the burst
+The difference of two frames cancels fixed costs of each: those of the messages themselves, and the burst
 that a rate limit lets through at full speed. A round that other work disturbed gives a bandwidth that is too
-low or too high, so the median of all rounds counts, and the quartiles say how far to trust it.
+low or too high, so the estimate is the median of all rounds, and the quartiles show how reliable it is.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from pipeedge.plan.specs import Link
 __all__ = ["LEAST_ROUNDS", "Estimate", "Round", "Trip", "estimate_link"]
 
 LEAST_ROUNDS = 3
-"""Fewer do not show whether they agree."""
+"""Minimum number of rounds that shows whether they agree."""
 STEADY = 1.5
-"""The upper quartile of the bandwidths is at most this many times the lower one."""
+"""Maximum ratio of the upper to the lower quartile of steady bandwidths."""
 
 
 @dataclass(frozen=True)
 class Trip:
-    """A frame, and the answer to it."""
+    """The round trip of a frame and its answer."""
 
     bytes: int
-    """Size of the frame on the wire, header included."""
+    """Size of the frame on the wire in bytes, header included."""
     seconds: float
+    """Duration of the round trip in seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,25 @@ class Round:
 
     @property
     def bw_bytes_per_s(self) -> float:
-        """Bandwidth that the two larger frames show."""
+        """Bandwidth in bytes per second, from the two larger frames."""
         seconds = self.whole.seconds - self.part.seconds
-        if seconds <= 0:  # something held up the smaller one; the larger one bounds the bandwidth
+        if seconds <= 0:  # something delayed the smaller frame; the larger one gives a lower bound
             return self.whole.bytes / self.whole.seconds
         return (self.whole.bytes - self.part.bytes) / seconds
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known of a link after some rounds."""
+    """Estimate of a link after some rounds."""
 
     link: Link
+    """Median bandwidth and latency."""
     low_bytes_per_s: float
-    """Lower quartile of the bandwidths."""
+    """Lower quartile of the bandwidths, in bytes per second."""
     high_bytes_per_s: float
-    """Upper quartile."""
+    """Upper quartile of the bandwidths, in bytes per second."""
     rounds: int
+    """Number of rounds measured."""
 
     @property
     def steady(self) -> bool:
@@ -71,7 +74,7 @@ class Estimate:
 def estimate_link(rounds: Sequence[Round]) -> Estimate:
     """Return the median of ``rounds``, and their spread."""
     if not rounds:
-        raise ValueError("a link is estimated from at least one round")
+        raise ValueError("estimating a link takes at least one round")
     rates = sorted(measured.bw_bytes_per_s for measured in rounds)
     outer = len(rates) // 4
     return Estimate(

@@ -1,4 +1,4 @@
-"""Findings: what was looked at, what is the case, what to do. Pure."""
+"""Findings: what was checked, what was found, what to do. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Finding", "Level", "exit_status", "ok", "problem", "problem_from", "
 
 _EXIT_CODES = 256
 _MAX_TEXT = 800
-"""A finding travels as one value of a message, which is short."""
+"""Maximum length of a finding's text, because a finding travels as one value of a message."""
 
 
 class Level(IntEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = 0
     WARNING = 1
@@ -39,25 +39,25 @@ class Finding:
 
     level: Level
     check: str
-    """What was looked at, in a word."""
+    """Subject of the check, in one word."""
     what: str
-    """What is the case, and for a warning or problem what to do."""
+    """Description of what was found and, for a warning or problem, of what to do."""
     code: int = EXIT_OK
-    """The exit status of the run that would fail of it; 0 for all but problems."""
+    """Exit status of the run that would fail because of it; 0 except for problems."""
     rank: int | None = None
-    """Whose finding it is; None: of the whole."""
+    """Rank that the finding is about, or None if it is about the whole run."""
 
     def line(self) -> str:
-        """As it is printed."""
+        """Return the finding as it is printed."""
         whose = "" if self.rank is None else f"rank {self.rank}: "
         return f"{self.level.name.lower():<8} {self.check:<9} {whose}{self.what}"
 
     def of(self, rank: int) -> Finding:
-        """The same, as the finding of ``rank``."""
+        """Return a copy that is about ``rank``."""
         return replace(self, rank=rank)
 
     def to_text(self) -> str:
-        """As one value of a message."""
+        """Return the finding as one value of a message."""
         return json.dumps(asdict(replace(self, what=self.what[:_MAX_TEXT])))
 
     @classmethod
@@ -74,22 +74,22 @@ class Finding:
 
 
 def ok(check: str, what: str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(Level.OK, check, what)
 
 
 def warning(check: str, what: str) -> Finding:
-    """The run would work, perhaps not as it is meant."""
+    """Return a finding that the run would work, but perhaps not as intended."""
     return Finding(Level.WARNING, check, what)
 
 
 def problem(check: str, what: str, code: int = EXIT_REQUEST) -> Finding:
-    """The run would fail."""
+    """Return a finding that the run would fail with exit status ``code``."""
     return Finding(Level.PROBLEM, check, what, code)
 
 
 def problem_from(check: str, error: BaseException) -> Finding:
-    """What the run would fail with; the messages of this package say what to do."""
+    """Return the finding that the run would fail with ``error``, whose message says what to do."""
     return problem(check, one_line(error), exit_code(error))
 
 
@@ -97,7 +97,10 @@ _URGENCY = (EXIT_REQUEST, EXIT_INFEASIBLE, EXIT_PEER, EXIT_FAULT)
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """That of the problem to solve first: a wrong request before no schedule before a missing peer,
-    because a rank with a wrong request is missing to the others. 0 without a problem."""
+    """Return the exit status of the problem to solve first, or 0 without a problem.
+
+    A wrong request comes before a missing schedule, and that before a missing peer, because the other ranks
+    see a rank with a wrong request as missing.
+    """
     codes = {finding.code for finding in findings if finding.level is Level.PROBLEM}
     return next((code for code in _URGENCY if code in codes), EXIT_OK)

@@ -1,13 +1,13 @@
-"""Measuring a link as a run would use it: framed messages, each answered.
+"""Measure a link as a run would use it, with framed messages that are each answered.
 
     sender     frame of n bytes ──────────────────> receiver
                <────────────── an answer, small ───                t(n) = 2 * latency + n / bandwidth
 
-The round trip is what one rank's clock can see. How large the frames are depends on the link: they grow
-until one takes long enough to be measured well. A link of a plan begins where the one before it ends, so
-ranks that take their links in the plan's order measure one at a time, and wait for one another in the links
-themselves. They go round more than once, so that what disturbs one link for a moment does not disturb all
-its measurements.
+Only the round trip can be measured with a single rank's clock. The size of the frames depends on the link:
+they grow until one takes long enough to be measured well. A link of a plan begins where the previous one
+ends, so ranks that take their links in the plan's order measure one at a time, and wait for each other in
+the links themselves. The links are measured in several passes, so that a short disturbance does not spoil
+all measurements of one link.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ from pipeedge.transport.base import Link, Packet, Transport
 __all__ = ["PASSES", "LinkMeter", "answer_link"]
 
 PASSES = 3
-"""Times that the links of a plan are measured, one after another."""
+"""Number of times that all links of a plan are measured."""
 SMALL = 1 << 10
 LEAST, MOST = 64 << 10, 4 << 20
-"""Bytes of values in a small frame, and of the largest one of a round. A quarter of the least is as long as
-the burst of a slow link."""
+"""Range of the whole frame's size in bytes. A quarter of the least is as long as the burst of a slow link."""
 _LONG_ENOUGH_S = 0.06
-"""A frame that takes this long is measured well."""
+"""Seconds that a frame must take to be measured well."""
 _ROUNDS = 5
-"""Rounds of a pass, at most."""
+"""Maximum number of rounds in a pass."""
 _ANSWER_BYTES = 1
 
 
 class LinkMeter:
-    """The sending end of a link: measures it, pass by pass.
+    """Measures a link from its sending end, pass by pass.
 
     Args:
         source: rank that sends.
         destination: rank that answers.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
         self, source: int, destination: int, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.rounds: list[Round] = []
-        """All measurements until now."""
+        """All measurements so far."""
         self._ends = _links(source, destination)
         self._clock = clock
         self._size = 0
@@ -87,7 +86,7 @@ class LinkMeter:
 
 
 def answer_link(transport: Transport, source: int, destination: int) -> None:
-    """The receiving end: answers until the sending end has finished a pass."""
+    """Answer frames at the receiving end until the sending end has finished a pass."""
     forward, back = _links(source, destination)
     receiver, answers = transport.receiver(forward), transport.sender(back)
     answer = torch.zeros(_ANSWER_BYTES, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What the doctor asks of the machine it runs on. Tests give other answers."""
+"""Observe the machine that the doctor runs on. Tests replace the answers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ __all__ = ["MachineFacts", "Probe"]
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Memory, and which machine it is."""
+    """Identity and memory of a machine."""
 
     host: str
+    """Host name."""
     machine: str
-    """The same for processes of one machine."""
+    """Identifier that processes on one machine share."""
     free_bytes: int
-    """What programs can still get without swapping."""
+    """Memory that programs can still get without swapping, in bytes."""
     limit_free_bytes: int | None
-    """What the limit of the control group leaves; None without a limit."""
+    """Bytes that are free under the control group's limit, or None without a limit."""
     process_bytes: int
-    """What this process takes."""
+    """Memory of this process in bytes."""
 
 
 class Probe:
-    """The machine itself."""
+    """Observes the machine itself."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        """Where ``proc`` and ``sys`` are."""
+        """Directory that contains ``proc`` and ``sys``."""
 
     def clock(self) -> float:
-        """The time of day, seconds."""
+        """Return the time of day in seconds."""
         return time.time()
 
     def software(self) -> Mapping[str, Any]:
-        """Versions that differ from those of this process; none do."""
+        """Return versions that replace those of this process in the comparison of ranks: none."""
         return {}
 
     def machine(self) -> MachineFacts:
-        """Memory as it is now."""
+        """Return the identity and current memory of this machine."""
         host = socket.gethostname()
         boot = self._read("proc/sys/kernel/random/boot_id")
         return MachineFacts(
@@ -57,7 +58,7 @@ class Probe:
         )
 
     def _limit_free(self) -> int | None:
-        """The least that this control group, or one around it, leaves."""
+        """Return the fewest bytes free under the limits of this control group and its parents."""
         free: list[int] = []
         for line in (self._read("proc/self/cgroup") or "").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -73,13 +74,13 @@ class Probe:
         free = []
         for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
             most, used = (self._read(f"{mount}/{group}/{name}") for name in (limit, usage))
-            # "max" is no limit; version 1 says it with a number beyond any memory.
+            # "max" means no limit; version 1 expresses that by a number beyond any memory.
             if most and used and most.isdigit() and used.isdigit() and int(most) < 1 << 60:
                 free.append(max(0, int(most) - int(used) + self._reclaimable(f"{mount}/{group}")))
         return free
 
     def _reclaimable(self, group: str) -> int:
-        """File pages count as used, and are given back when memory is short."""
+        """Return the bytes of cached files, which count as used but are freed when memory is short."""
         for line in (self._read(f"{group}/memory.stat") or "").splitlines():
             name, _, value = line.partition(" ")
             if name in ("inactive_file", "total_inactive_file"):

@@ -1,4 +1,4 @@
-"""What rank 0 can say of all ranks together: do they agree, and does the plan fit them?"""
+"""Check all ranks together, on rank 0: whether they agree, and whether the plan fits them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from pipeedge.transport.frame import frame_capacity
 __all__ = ["Review", "planned_needs", "review"]
 
 _FRAMES_EACH = 3
-"""Of a link, at each end: two under way and the one that is read or written."""
+"""Number of frames at each end of a link: two in flight and the one that is read or written."""
 _WORKING_COPIES = 3
-"""Of the largest values inside a shard, while a layer computes."""
+"""Number of copies of a shard's largest activations while a layer computes."""
 _LOADING = 1.03
-"""Peak of loading weights, as a part of them (docs/models.md)."""
+"""Peak memory of loading weights, as a multiple of their size (docs/models.md)."""
 
 
 @dataclass(frozen=True)
 class Review:
-    """What was found, and the plan if there is one."""
+    """Findings about all ranks, and the plan if there is one."""
 
     findings: tuple[Finding, ...]
     plan: Plan | None
     files: SchedulerFiles | None
-    """The scheduler's files, if they are to be used and can be read."""
+    """The scheduler's files, if the run uses them and they can be read."""
 
 
 def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]]) -> Review:
-    """Compare the ranks, read the scheduler's files, plan, and hold the plan against the ranks.
+    """Compare the ranks, read the scheduler's files, plan the run, and check that the plan fits the ranks.
 
     Args:
-        request: of rank 0.
-        model: of rank 0.
-        facts: what each rank says of itself.
+        request: request of rank 0.
+        model: model of rank 0.
+        facts: facts that each rank reports about itself.
     """
     found = checks.check_agreement(disagreements(facts), request.world.size)
     files = None
@@ -94,8 +94,8 @@ def _plan(
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
     if data.get("items") is None:
-        return None  # the input cannot be read, which the data rank says
-    # As far as it says who sends what to whom: no store is served yet, and nothing is predicted.
+        return None  # the input cannot be read, which the data rank reports
+    # The plan is needed only for who sends what to whom, so it has no weight server and no prediction.
     size, tokens = request.ubatch_size, data["max_tokens"]
     return Plan(
         planned.schedule,
@@ -111,7 +111,7 @@ def _plan(
 
 
 def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
-    """Memory that the plan takes on each rank, on top of a process with the libraries loaded."""
+    """Return the memory that the plan needs on each rank, beyond that of a process with its libraries."""
     needs = {}
     links = plan.links(model)
     items = min(plan.ubatch_size, plan.items)
