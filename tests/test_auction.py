@@ -1,4 +1,4 @@
-"""The auction: schedulers against every schedule tried, the rules of the sale, and real bidders."""
+"""The auction: schedulers against exhaustive search, the rules of the sale, and real bidders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from mutations import mutate_message, rounds
 from processes import free_port
 
-from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction
+from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction, length_note
 from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
@@ -31,22 +32,22 @@ from pipeedge.auction.sale import Sale, Sold
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import MALFORMED
 from pipeedge.control.messages import Message, encode
-from pipeedge.plan.specs import DeviceType, Link, ModelProfile, ModelSpec
+from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Every schedule, tried. Plain Python, from the definition. --------------------------------------------------
+# Exhaustive search in plain Python, from the definition. --------------------------------------------------
 
 
 def every_schedule(devices: Sequence[int], layers: int) -> Iterator[list[tuple[int, int, int]]]:
-    """All ways to give layers to exactly these devices, in this order."""
+    """Return all ways to divide the layers among exactly these devices, in this order."""
     for cuts in itertools.combinations(range(1, layers), len(devices) - 1):
         bounds = [0, *cuts, layers]
         yield [(device, bounds[at], bounds[at + 1]) for at, device in enumerate(devices)]
 
 
 def costs(market: Market, schedule: list[tuple[int, int, int]]) -> tuple[float, float]:
-    """Bottleneck and latency of one schedule."""
+    """Return the bottleneck and latency of one schedule."""
 
     def message(a: int, b: int, cut: int) -> float:
         if a == b:
@@ -68,7 +69,7 @@ def costs(market: Market, schedule: list[tuple[int, int, int]]) -> tuple[float, 
 
 
 def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
-    """Which devices an order lets take part."""
+    """Return the subsets of devices that an order allows."""
     for size in range(1, count + 1):
         for chosen in itertools.combinations(range(count), size):
             if order.strict and size < count:
@@ -81,7 +82,7 @@ def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
 
 
 def least(market: Market, choices: Iterator[tuple[int, ...]]) -> tuple[float, float, float] | None:
-    """The least bottleneck, the least latency with it, and the least latency of all."""
+    """Return the least bottleneck, the least latency with it, and the least latency of all."""
     found = [
         cost
         for devices in choices
@@ -100,7 +101,7 @@ def least(market: Market, choices: Iterator[tuple[int, ...]]) -> tuple[float, fl
 
 @st.composite
 def markets(draw: st.DrawFn) -> Market:
-    """Bids of all kinds: sums of layers or arbitrary, with holes, filtered; links of their own or none."""
+    """Draw bids of all kinds: sums of layers or arbitrary, with holes, filtered; with links or without."""
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     layers, count = draw(st.integers(1, 5)), draw(st.integers(1, 4))
@@ -114,7 +115,7 @@ def markets(draw: st.DrawFn) -> Market:
         seconds = np.where(ends[:, None] < ends[None, :], seconds, np.inf)
         seconds[rng.random(seconds.shape) < holes] = np.inf
         if device and draw(st.booleans()):
-            seconds, bandwidth = bids[0].stage_s, bids[0].bw_bytes_per_s  # alike to the solver
+            seconds, bandwidth = bids[0].stage_s, bids[0].bw_bytes_per_s  # identical to the solver
         else:
             bandwidth = float(rng.choice([0, 1, 3, 10]) if rng.random() < 0.3 else rng.uniform(1, 10))
         links = {
@@ -128,7 +129,7 @@ def markets(draw: st.DrawFn) -> Market:
 
 
 def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]:
-    """What the schedule costs, by the oracle; it must be one that the order allows."""
+    """Return the schedule's cost by the oracle, after checking that the order allows it."""
     assert tuple(device for device, _, _ in found.stages) in set(in_order(len(market.bids), order))
     bottleneck, latency = costs(market, list(found.stages))
     assert found.bottleneck_s == pytest.approx(bottleneck)
@@ -172,7 +173,7 @@ def test_the_optimum_is_the_best_of_all_orders(market: Market) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(markets())
-def test_the_greedy_schedule_goes_as_far_as_anybody_does_at_each_cut(market: Market) -> None:
+def test_the_greedy_schedule_extends_furthest_at_each_cut(market: Market) -> None:
     try:
         found = greedy_host_count(market)
     except InfeasibleError:
@@ -201,12 +202,12 @@ CALL = Call("m", 4, ubatch_size=2)
 
 
 def fits(first: int, last: int) -> bool:
-    """By hand: weights, two microbatches before and behind of two items of four bytes."""
+    """Count by hand: weights, and two microbatches of two items of four bytes before and behind."""
     sizes = [4, 1, 2, 3, 4]
     return sum(MODEL.mem_bytes[first:last]) + 2 * 8 * sizes[first] + 2 * 8 * sizes[last] <= 1000
 
 
-def test_a_device_bids_the_sum_of_its_layers_for_what_fits() -> None:
+def test_a_device_bids_the_sum_of_its_layers_for_stages_that_fit() -> None:
     bid = bid_of("pi", "kind", KIND, {}, MODEL, CALL)
     for first in range(5):
         for last in range(5):
@@ -217,8 +218,41 @@ def test_a_device_bids_the_sum_of_its_layers_for_what_fits() -> None:
     assert math.isinf(bid.stage_s[0, 4]), "the case would show nothing otherwise"
 
 
+def test_a_bid_is_for_the_tokens_of_the_call() -> None:
+    """Times follow a + b tokens + c tokens^2 through the two profiled lengths; sizes grow per token."""
+    longer = LengthProfile(20, (2.0, 4.0, 6.0, 8.0))
+    profile = ModelProfile(2, "torch.float32", (1, 2, 3, 4), tokens=10, lengths=(longer,))
+    kind = replace(KIND, mem_bytes=1e9, profiles={"m": (profile,)})
+    model = replace(
+        MODEL,
+        tokens=10,
+        elements_in=10,
+        elements_out=(10, 20, 30, 40),
+        elements_in_per_token=1,
+        elements_out_per_token=(1, 2, 3, 4),
+    )
+    call = Call.from_body(replace(CALL, tokens=20).to_body())
+    assert bid_of("pi", "kind", kind, {}, model, call).stage_s[0, 4] == pytest.approx(20)
+    assert bid_of("pi", "kind", kind, {}, model, CALL).stage_s[0, 4] == pytest.approx(10)
+    market = Market.of([bid_of("pi", "kind", kind, {}, model, call)], model, call, None)
+    assert market.cut_bytes.tolist() == [8 * elements for elements in (20, 20, 40, 60, 80)]
+    # Weights of 1000 bytes and the larger buffers no longer fit.
+    small = replace(kind, mem_bytes=1000 + 16 * (10 + 40))
+    assert math.isfinite(bid_of("pi", "kind", small, {}, model, CALL).stage_s[0, 4])
+    assert math.isinf(bid_of("pi", "kind", small, {}, model, call).stage_s[0, 4])
+
+    assert length_note("kind", kind, call) is None
+    only = replace(kind, profiles={"m": (replace(profile, lengths=()),)})
+    assert length_note("kind", only, CALL) is None
+    note = length_note("kind", only, call)
+    assert note is not None
+    assert note.startswith("kind was profiled only with 10 tokens, so its times are not scaled to 20")
+    with pytest.raises(RequestError, match="--tokens 0: a sentence has at least 1 token"):
+        replace(CALL, tokens=0)
+
+
 def test_a_bid_counts_what_the_scheduler_counts() -> None:
-    """Handling of links and activations, and the profile of the original without them."""
+    """Link handling and activations are counted if the profile has them; the original's has not."""
     receive, send = [7.0, 0.1, 0.2, 0.3], [0.4, 0.5, 0.6, 7.0]
     extra = {"receive_s": receive, "send_s": send, "activations_MB": [0, 0, 300 / 2**20, 0]}
     profile = ModelProfile(2, "torch.float32", (1, 2, 3, 4), extra)
@@ -236,7 +270,7 @@ def test_a_bid_counts_what_the_scheduler_counts() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(markets())
-def test_bids_come_through_a_message_as_they_are(market: Market) -> None:
+def test_bids_survive_encoding(market: Market) -> None:
     call = Call("m", market.layers)
     for bid in market.bids:
         again = Bid.from_body(bid.to_body(), call)
@@ -244,7 +278,7 @@ def test_bids_come_through_a_message_as_they_are(market: Market) -> None:
         assert (again.host, again.bw_bytes_per_s, again.links) == (bid.host, bid.bw_bytes_per_s, bid.links)
 
 
-def test_filters_keep_what_they_say() -> None:
+def test_filters_keep_the_stages_they_name() -> None:
     bid = bid_of("pi", "kind", KIND, {}, MODEL, CALL)
     chunked = bid.filtered(Call("m", 4, ubatch_size=2, chunk=2)).stage_s
     assert [tuple(cell) for cell in np.argwhere(np.isfinite(chunked))] == [(0, 2), (2, 4)]
@@ -258,14 +292,14 @@ def test_filters_keep_what_they_say() -> None:
         ({"stage_s": [[1.0]]}, "bids for 1 layer of a model with 4"),
         ({"stage_s": [[1.0] * 5, [], [], []]}, "beyond 4"),
         ({"stage_s": [[-1.0], [], [], []]}, "negative"),
-        ({"host": 7}, "proper name"),
-        ({"host": ""}, "proper name"),
-        ({"host": "a\nb"}, "proper name"),
+        ({"host": 7}, "host name is missing"),
+        ({"host": ""}, "host name is missing"),
+        ({"host": "a\nb"}, "host name is missing"),
         ({"bw_bytes_per_s": -1}, "negative"),
         ({"links": {"x": [-5, 0]}}, "negative"),
     ],
 )
-def test_a_bid_that_cannot_be_is_refused(change: dict[str, object], said: str) -> None:
+def test_an_invalid_bid_is_rejected(change: dict[str, object], said: str) -> None:
     body = bid_of("pi", "kind", KIND, {}, MODEL, CALL).to_body()
     with pytest.raises(ValueError, match=said):
         Bid.from_body({**body, **change}, CALL)
@@ -276,7 +310,7 @@ def test_a_bid_is_compared_with_the_profile() -> None:
     assert contradiction(bid, bid) is None
     assert contradiction(bid.filtered(Call("m", 4, ubatch_size=2, largest=True)), bid) is None
     cheaper = Bid("pi", "kind", 50.0, bid.stage_s * 0.5)
-    assert contradiction(cheaper, bid) == "0.5 s for layers 1-1, and the profile says 1"
+    assert contradiction(cheaper, bid) == "it says 0.5 s for layers 1-1, but the profile says 1 s"
     more = bid.stage_s.copy()
     more[0, 4] = 10
     assert (
@@ -322,15 +356,15 @@ def test_a_sale_is_over_when_all_have_bid_or_are_gone() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([hello(1, "h0")], "ranks 0 and 1 are both called h0; give each its own"),
-        ([hello(1, "h1", world=4)], "rank 1 on h1 says the world has 4 ranks, rank 0 says 3"),
+        ([hello(1, "h0")], "ranks 0 and 1 are both named h0; give each its own"),
+        ([hello(1, "h1", world=4)], "rank 1 on h1 was started with WORLD 4, rank 0 with 3"),
         (
             [hello(1, "h1"), offer("h1", scale=0.5)],
-            r"contradicts the profile .*: 0\.5 s for layers 1-1",
+            r"contradicts the profile .*: it says 0\.5 s for layers 1-1",
         ),
-        ([hello(1, "h1"), offer("h1", stage_s=[])], r"rank 1 \(on h1\) cannot be: bids for 0 layers"),
-        ([hello(1, "h1"), offer("h9")], "it is for h9"),
-        ([hello(1, "h1"), Message("bid", {})], "cannot be"),
+        ([hello(1, "h1"), offer("h1", stage_s=[])], r"rank 1 \(on h1\) is invalid: bids for 0 layers"),
+        ([hello(1, "h1"), offer("h9")], "it is the bid of h9"),
+        ([hello(1, "h1"), Message("bid", {})], "is invalid"),
         ([hello(1, "h1"), offer("h1"), offer("h1")], "a second bid"),
         (
             [hello(1, "h1"), Message("failed", {"line": "no profile\nhere", "exit_code": 2})],
@@ -363,7 +397,7 @@ def test_strangers_change_nothing() -> None:
     assert sale.error is None
 
 
-def test_mutated_messages_are_refused_or_understood() -> None:
+def test_mutated_messages_are_rejected_or_parsed() -> None:
     chance = random.Random(3)
     sold = Sold(("h0", "h1"), (0, 1), (1, 2, 3, 4), (0, 1), 0)
     told: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
@@ -440,7 +474,7 @@ def test_bids_become_a_schedule_that_runs(tmp_path: Path) -> None:
     schedule = yaml.safe_load((tmp_path / "schedule.yml").read_text())
     assert ended[0][1].startswith((tmp_path / "schedule.yml").read_text())
     layers = {host: last - first + 1 for stage in schedule for host, (first, last) in stage.items()}
-    # 240 ms in all: with 90 on each quick device, 60 are left, which the slow one does in 120.
+    # 240 ms in total: with 90 on each quick device, 60 are left, which take the slow one 120.
     assert "a microbatch of 8 every 0.1 s" in ended[0][2]
     assert layers["h1"] > layers["h0"] < layers["h2"]
     report = (tmp_path / "report.json").read_text()
@@ -465,18 +499,18 @@ def test_a_silent_bidder_is_left_out_and_named(tmp_path: Path) -> None:
     assert "rank 2 (on h2) made no bid within 6 s, and is left out" in ended[0][2]
     assert "rank 3 never appeared within 6 s, and is left out" in ended[0][2]
     assert [*yaml.safe_load(ended[0][1])] == [{"h0": [1, 8]}, {"h1": [9, 16]}]
-    assert "h1 has layers 9-16 (stage 1)" in ended[1][2]
+    assert "h1 gets layers 9-16 (stage 1)" in ended[1][2]
 
 
 @pytest.mark.parametrize(
     ("own", "status", "said"),
     [
-        (("-H", "h0", "-dt", "quick"), 2, "both called h0"),
+        (("-H", "h0", "-dt", "quick"), 2, "both named h0"),
         (("-H", "h1", "-dt", "none"), 2, "device_types.yml has quick, slow"),
-        (("-H", "h1"), 2, "which of quick, slow is this device?"),
+        (("-H", "h1"), 2, "has 2 device types: give this device's with -dt/--dev-type, one of quick, slow"),
     ],
 )
-def test_a_bidders_mistake_is_told_to_both(
+def test_a_bidders_mistake_is_reported_on_both_sides(
     tmp_path: Path, own: tuple[str, ...], status: int, said: str
 ) -> None:
     write_files(tmp_path)
@@ -495,10 +529,10 @@ def test_a_bidders_mistake_is_told_to_both(
     [
         (("--filter-bids-chunk", "17"), "must be 1 to 16"),
         (("-d", "0"), "-d/--dev-count 0: must be at least 1"),
-        (("-d", "2"), "1 device made a bid"),
+        (("-d", "2"), "only 1 device made a bid"),
         (("-D", "elsewhere"), "-D/--data-host elsewhere made no bid"),
         (("--deadline", "0"), "--timeout 0"),
-        (("-u", "4"), "has no profile for vit-digits, microbatches of 4"),
+        (("-u", "4"), "has no profile of vit-digits with microbatches of 4"),
         (("--output", "no/where.yml"), "the directory no does not exist"),
         (("-sch", "luck"), "invalid choice"),
     ],
@@ -513,7 +547,7 @@ def test_a_mistake_gets_one_line(tmp_path: Path, options: tuple[str, ...], said:
     assert len(err.splitlines()) == 1
 
 
-def test_the_batch_of_a_run_has_its_own_place() -> None:
-    with pytest.raises(RequestError, match="unknown option -b: items of a microbatch are -u here; -b, the"):
+def test_the_batch_size_of_a_run_goes_after_run() -> None:
+    with pytest.raises(RequestError, match="unknown option -b: -u gives the items of a microbatch; -b, the"):
         parse_auction(["0", "2", "-b", "64"])
     assert parse_auction(["0", "2", "-u", "4", "--run", "-b", "64"]).run == ("-b", "64")

@@ -1223,12 +1223,12 @@ def take_part(*options: str, types: Mapping[str, Any]) -> str:
     return refused(lambda: auction._take_part(parse_auction([*line, *options])))
 
 
-@says("the device type board has no profile for …; profile it (profiler.py)")
+@says("device type board has no profile of …; profile it (profiler.py)")
 def a_bidder_without_a_profile(patch: Patch) -> str:
     return take_part("-u", "2", types={"board": KIND})
 
 
-@says("-dt/--dev-type: which of board, desktop is this device?")
+@says("at.yml has 2 device types: give this device's with -dt/--dev-type, one of board, desktop")
 def a_bidder_of_two_types(patch: Patch) -> str:
     return take_part(types={"board": KIND, "desktop": KIND})
 
@@ -1247,7 +1247,7 @@ def a_test_bed_is_up(patch: Patch) -> str:
 
 
 @says(
-    "the hosts have 3 processors together and this machine 2: they would take them from one another; lower "
+    "the hosts need 3 processors together, but this machine has 2, so they would slow each other down; lower "
     "cpu_fraction"
 )
 def too_few_processors(patch: Patch) -> str:

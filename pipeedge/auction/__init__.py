@@ -1,5 +1,4 @@
-"""A schedule without a planner: each device bids for the shards that it can hold, and the bids are all that
-counts.
+"""Schedule without a planner: each device bids for the shards that it can hold, and only the bids count.
 
     rank 0, the auctioneer                                     every other rank, a bidder
     ┌─────────────────────────────┐                            ┌──────────────────────────┐
@@ -9,14 +8,14 @@ counts.
     │ bids ─> ordered | optimal   │── result {schedule} ──────>│ prints it, or runs it    │
     └─────────────────────────────┘                            └──────────────────────────┘
 
-market     bids, and what the auctioneer asks for; checks (pure)
+market     the call for bids, the bids, and their checks (pure)
 ordered    the best schedule in a given order of devices (pure)
 optimal    the best one in any order, by the native solver
-sale       who has said what, who is silent (pure)
+sale       the rules: who has bid, and who has not (pure)
 house      the auctioneer's and a bidder's end of the connections
 options    revauct.py's command line
 main       revauct.py
 
-A reverse auction: the buyer, who has layers to be computed, takes the bids that serve it best. What a bid
-says is a time, not a price; a device has no reason to say another than that of its profile.
+In a reverse auction the buyer, who has layers to compute, takes the bids that serve it best. A bid is a
+time rather than a price, and a device has no reason to give another time than that of its profile.
 """

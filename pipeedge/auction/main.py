@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.auction.house import House, attend
-from pipeedge.auction.market import Bid, Call, Market, bid_of
+from pipeedge.auction.market import Bid, Call, Market, bid_of, length_note
 from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
 from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered, throughput_ordered
@@ -68,11 +68,17 @@ def _check_output(request: AuctionRequest) -> frozenset[Path]:
 def _own_bid(
     request: AuctionRequest, models: dict[str, ModelSpec], types: dict[str, DeviceType], call: Call
 ) -> Bid:
-    """What this device offers."""
+    """Return the bid of this device."""
     type_name = request.dev_type
     if type_name is None:
         if len(types) != 1:
-            raise RequestError(f"-dt/--dev-type: which of {', '.join(types)} is this device?")
+            raise RequestError(
+                f"{request.dev_types_file} has {count(len(types), 'device type')}: give this device's with "
+                f"-dt/--dev-type, one of {', '.join(types)}"
+                if types
+                else f"{request.dev_types_file} has no device types: profile this device "
+                f"({program_name('profiler.py')})"
+            )
         (type_name,) = types
     if type_name not in types:
         raise RequestError(
@@ -81,13 +87,17 @@ def _own_bid(
     links = (
         {} if request.neighbors_file is None else load_neighbors(request.neighbors_file).get(request.host, {})
     )
-    return bid_of(request.host, type_name, types[type_name], links, _model(request, models, call), call)
+    model, kind = _model(request, models, call), types[type_name]
+    note = length_note(type_name, kind, call)
+    if note is not None:
+        _say(f"warning: {note}")
+    return bid_of(request.host, type_name, kind, links, model, call)
 
 
 def _model(request: AuctionRequest, models: dict[str, ModelSpec], call: Call) -> ModelSpec:
     if call.model_name not in models:
         raise RequestError(
-            f"{request.models_file} has no model {call.model_name}; it has {', '.join(models)}"
+            f"{request.models_file} does not list the model {call.model_name}; it lists {', '.join(models)}"
         )
     return models[call.model_name]
 
@@ -109,7 +119,7 @@ def _bid(request: AuctionRequest, make_bid: functools.partial[Bid]) -> Sold:
         for stage, (first, last) in enumerate(zip(sold.partition[::2], sold.partition[1::2], strict=True))
         if sold.ranks[sold.order[stage]] == world.rank
     ]
-    _say(f"{request.host} has " + (mine[0] if mine else "no stage"))
+    _say(f"{request.host} gets " + (mine[0] if mine else "no stage"))
     return sold
 
 
@@ -124,7 +134,7 @@ def _auction(
     if request.model_name not in models:
         known = ", ".join(models)
         raise RequestError(
-            f"-m {request.model_name}: {request.models_file} has no such model; it has {known}"
+            f"-m {request.model_name}: {request.models_file} does not list this model; it lists {known}"
         )
     model = models[request.model_name]
     call = Call(
@@ -132,6 +142,7 @@ def _auction(
         model.layers,
         ubatch_size=request.ubatch_size,
         dtype=request.dtype,
+        tokens=request.tokens,
         chunk=selling.chunk,
         largest=selling.largest,
     )
@@ -165,7 +176,7 @@ def _sell(
     call: Call,
     replaced: frozenset[Path],
 ) -> Sold:
-    """Schedule, tell, write."""
+    """Schedule from the bids, print the schedule and write it, and return the result to announce."""
     ranks = _ordered_ranks(list(bids), request.selling)
     market = Market.of([bids[rank] for rank in ranks], model, call, request.selling.data_host)
     found = _schedule(market, request.selling)
@@ -193,11 +204,13 @@ def _sell(
 
 
 def _ordered_ranks(ranks: list[int], selling: Selling) -> list[int]:
-    """The order of devices, as many as take part."""
+    """Return the ranks of the devices that take part, in the order of the devices."""
     if selling.seed is not None:
         random.Random(selling.seed).shuffle(ranks)
     if selling.dev_count is not None and selling.dev_count > len(ranks):
-        raise RequestError(f"-d/--dev-count {selling.dev_count}: {count(len(ranks), 'device')} made a bid")
+        raise RequestError(
+            f"-d/--dev-count {selling.dev_count}: only {count(len(ranks), 'device')} made a bid"
+        )
     return ranks[: selling.dev_count]
 
 
@@ -225,7 +238,7 @@ def _summary(found: Outcome, call: Call, bidders: int) -> list[str]:
 
 
 def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
-    """This process becomes a rank of the pipeline."""
+    """Replace this process by a rank of the pipeline."""
     world = request.world
     arguments: list[str] = [
         *sold.runtime_arguments(world.rank),

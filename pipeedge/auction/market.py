@@ -1,9 +1,9 @@
-"""What the auctioneer asks for and what devices bid. Pure.
+"""Define the call for bids and the bids of devices. Pure.
 
 A bid is a table of seconds: ``stage_s[first, last]`` for the layers ``[first, last)`` of a microbatch,
-infinite for what the device does not take. How a device comes to its figures is its own affair; ours adds
-up the times of its profile over what fits into its memory. On the wire a bid is a list for each first
-layer, nothing (null) where there is no bid.
+infinite where the device makes no bid. How a device arrives at its figures is up to the device; ours adds
+up the times of its profile for whatever fits into its memory. On the wire a bid is a list for each first
+layer, with null where there is no bid.
 """
 
 from __future__ import annotations
@@ -22,44 +22,51 @@ from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 
-__all__ = ["DTYPE_BYTES", "Bid", "Call", "Market", "Seconds", "bid_of", "contradiction"]
+__all__ = ["DTYPE_BYTES", "Bid", "Call", "Market", "Seconds", "bid_of", "contradiction", "length_note"]
 
 Seconds = npt.NDArray[np.float64]
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Of one element on a link."""
+"""Bytes of one element on a link."""
 _TOLERANCE = 1e-6
-"""Between a bid and a profile: figures that went through text."""
+"""Relative tolerance between a bid and a profile, whose figures are rounded as text."""
 _MAX_HOST = 200
 _MAX_NAME = 1000
 _MAX_CALLED = 1 << 20
-"""Layers, items and buffers that a call may ask for lie below this."""
+"""Upper bound of the numbers in a call."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What bids are wanted for. Validated on creation.
+    """The auctioneer's call for bids, validated on creation.
 
     Raises:
-        RequestError: a number outside its range.
+        RequestError: a number is out of range.
     """
 
     model_name: str
     layers: int
+    """Number of layers of the model."""
     ubatch_size: int = 8
+    """Number of items in a microbatch."""
     dtype: str = "float32"
+    """Number type of the run."""
+    tokens: int | None = None
+    """Tokens of the longest sentence, or None for the profiled length."""
     buffers_in: int = 2
-    """Microbatches that a stage holds before it computes."""
+    """Number of microbatches that a stage buffers before it computes."""
     buffers_out: int = 2
-    """And until they are sent."""
+    """Number of microbatches that a stage buffers until they are sent."""
     chunk: int = 1
-    """Only stages that begin and end at multiples of so many layers (or at the model's end)."""
+    """Number of layers whose multiples stages begin and end at, except at the model's end."""
     largest: bool = False
-    """Of the stages that begin at a layer, only the one that goes furthest."""
+    """Whether to ask, for each first layer, only for the stage that extends furthest."""
 
     def __post_init__(self) -> None:
         if self.ubatch_size < 1:
             raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
+        if self.tokens is not None and self.tokens < 1:
+            raise RequestError(f"--tokens {self.tokens}: a sentence has at least 1 token")
         if not 1 <= self.chunk <= self.layers:
             raise RequestError(
                 f"--filter-bids-chunk {self.chunk}: must be 1 to {self.layers}, the model's layers"
@@ -68,16 +75,17 @@ class Call:
             raise RequestError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
 
     def to_body(self) -> dict[str, Any]:
-        """As a message."""
+        """Return the body of a message."""
         return dict(vars(self))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Call:
-        """From a message; raises TypeError, KeyError or ValueError where it is none."""
+        """Parse the body of a message. Raises TypeError, KeyError or ValueError if it is malformed."""
         return cls(
             model_name=text(body["model_name"], _MAX_NAME),
             dtype=text(body["dtype"], _MAX_NAME),
             largest=flag(body["largest"]),
+            tokens=None if body["tokens"] is None else whole_number(body["tokens"], below=_MAX_CALLED),
             **{
                 name: whole_number(body[name], below=_MAX_CALLED)
                 for name in ("layers", "ubatch_size", "buffers_in", "buffers_out", "chunk")
@@ -87,19 +95,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Bid:
-    """One device's offer."""
+    """One device's bid."""
 
     host: str
     type_name: str
+    """Name of its device type."""
     bw_bytes_per_s: float
-    """Of its interface, where nothing is known of a link."""
+    """Bandwidth of its interface in bytes per second, for links that ``links`` does not list."""
     stage_s: Seconds
-    """``[layers + 1, layers + 1]``, infinite where there is no bid."""
+    """Seconds of each possible stage, ``[layers + 1, layers + 1]``, infinite where there is no bid."""
     links: Mapping[str, Link] = field(default_factory=dict)
-    """To other hosts, where something is known of them."""
+    """Links to other hosts, where they are known."""
 
     def to_body(self) -> dict[str, Any]:
-        """As a message."""
+        """Return the body of a message."""
         layers = len(self.stage_s) - 1
         rows = [
             [None if math.isinf(cell) else cell for cell in self.stage_s[first, first + 1 :].tolist()]
@@ -118,10 +127,10 @@ class Bid:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], call: Call) -> Bid:
-        """From a message.
+        """Parse the body of a message.
 
         Raises:
-            TypeError, KeyError, ValueError: it is no bid for this call.
+            TypeError, KeyError, ValueError: it is not a bid for this call.
         """
         stage_s = np.full((call.layers + 1, call.layers + 1), np.inf)
         rows = body["stage_s"]
@@ -144,16 +153,16 @@ class Bid:
         return bid
 
     def check(self) -> None:
-        """Whether the figures can be times.
+        """Check that the figures can be times.
 
         Raises:
-            ValueError: they cannot; says which.
+            ValueError: they cannot.
         """
         if np.isnan(self.stage_s).any() or (self.stage_s < 0).any():
-            raise ValueError("a time is negative or no number")
+            raise ValueError("a time is negative or not a number")
 
     def filtered(self, call: Call) -> Bid:
-        """Without what ``call`` does not want."""
+        """Return the bid without the stages that ``call`` does not ask for."""
         kept = self.stage_s.copy()
         ends = np.arange(len(kept))
         wanted = (ends % call.chunk == 0) | (ends == call.layers)
@@ -168,42 +177,58 @@ class Bid:
 
 def _host(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_HOST or not value.isprintable():
-        raise ValueError("a host without a proper name")
+        raise ValueError("a host name is missing, too long or not printable")
     return value
 
 
 def bid_of(
     host: str, type_name: str, kind: DeviceType, links: Mapping[str, Link], model: ModelSpec, call: Call
 ) -> Bid:
-    """The bid of a device with this profile: the sum of its layers' times, for what fits into its memory.
+    """Return the bid of a device with this profile: layer times, summed for each stage that fits its memory.
 
     Raises:
-        RequestError: there is no profile for what is called for, or it is of another model.
+        RequestError: there is no profile under the conditions of the call, or it is of another model.
     """
-    profile = next(
-        (
-            profile
-            for profile in kind.profiles.get(call.model_name, ())
-            if profile.batch_size == call.ubatch_size and short_dtype(profile.dtype) == call.dtype
-        ),
-        None,
-    )
-    what = f"{call.model_name}, microbatches of {call.ubatch_size} and {call.dtype}"
+    profile = _profile(kind, call)
     if profile is None:
         raise RequestError(
-            f"the device type {type_name} has no profile for {what}; "
+            f"device type {type_name} has no profile of {call.model_name} with microbatches of "
+            f"{call.ubatch_size} and dtype {call.dtype}; "
             f"profile it ({program_name('profiler.py')})"
         )
     if len(profile.time_s) != call.layers or model.layers != call.layers:
         raise RequestError(
-            f"{call.model_name} has {count(call.layers, 'layer')} for the auctioneer, {model.layers} in this "
-            f"models file and {len(profile.time_s)} in that of {type_name}; use one file everywhere"
+            f"{call.model_name} has {count(call.layers, 'layer')} in the auctioneer's models file, "
+            f"{model.layers} in this device's and {len(profile.time_s)} in the profile of {type_name}; use "
+            "the same files everywhere"
         )
+    if call.tokens is not None:
+        profile, model = profile.at_tokens(call.tokens), model.at_tokens(call.tokens)
     return Bid(host, type_name, kind.bw_bytes_per_s, _stage_seconds(kind, profile, model, call), links)
 
 
+def length_note(type_name: str, kind: DeviceType, call: Call) -> str | None:
+    """Describe why a device type's times cannot be scaled to the tokens of the call, or return None."""
+    profile = _profile(kind, call)
+    if profile is None or call.tokens is None or profile.fits_tokens(call.tokens):
+        return None
+    known = profile.tokens or "an unknown number of"
+    return (
+        f"{type_name} was profiled only with {known} tokens, so its times are not scaled to {call.tokens}; "
+        f"profile it with several lengths ({program_name('profiler.py')} --tokens)"
+    )
+
+
+def _profile(kind: DeviceType, call: Call) -> ModelProfile | None:
+    """Return the profile under the conditions of the call, or None."""
+    for profile in kind.profiles.get(call.model_name, ()):
+        if profile.batch_size == call.ubatch_size and short_dtype(profile.dtype) == call.dtype:
+            return profile
+    return None
+
+
 def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, call: Call) -> Seconds:
-    """As the native scheduler counts: layers, handling of links, weights, buffers, activations."""
+    """Return the seconds of each stage, with layers, link handling and memory counted as by the scheduler."""
     cuts = call.layers + 1
     ends = np.arange(cuts)
     seconds, memory = (np.concatenate(([0.0], np.cumsum(each))) for each in (profile.time_s, model.mem_bytes))
@@ -222,7 +247,7 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
 
 
 def _known(profile: ModelProfile, key: str) -> Seconds:
-    """A figure of each layer; 0 where the profile has none, or something else stands there."""
+    """Return an optional figure of each layer, 0 where the profile has none or it is not a usable number."""
     values = profile.extra.get(key)
     if not isinstance(values, list) or len(values) != len(profile.time_s):
         return np.zeros(len(profile.time_s))
@@ -232,7 +257,7 @@ def _known(profile: ModelProfile, key: str) -> Seconds:
 
 
 def _largest_within(values: Seconds) -> Seconds:
-    """``[n + 1, n + 1]``: the largest of ``values[first:last]``."""
+    """Return the largest of ``values[first:last]`` as an array ``[n + 1, n + 1]``."""
     largest = np.zeros((len(values) + 1, len(values) + 1))
     for first in range(len(values)):
         largest[first, first + 1 :] = np.maximum.accumulate(values[first:])
@@ -240,7 +265,7 @@ def _largest_within(values: Seconds) -> Seconds:
 
 
 def contradiction(bid: Bid, expected: Bid) -> str | None:
-    """Where ``bid`` says something else than a profile that is known, in words."""
+    """Describe where ``bid`` differs from the one that a known profile gives, or return None."""
     there, here = np.isfinite(bid.stage_s), np.isfinite(expected.stage_s)
     for first, last in np.argwhere(there & ~here):
         return f"it bids for layers {first + 1}-{last}, which its memory cannot hold"
@@ -249,34 +274,37 @@ def contradiction(bid: Bid, expected: Bid) -> str | None:
     wrong[both] = ~np.isclose(bid.stage_s[both], expected.stage_s[both], rtol=_TOLERANCE, atol=1e-9)
     for first, last in np.argwhere(wrong):
         return (
-            f"{figure(bid.stage_s[first, last], 6)} s for layers {first + 1}-{last}, "
-            f"and the profile says {figure(expected.stage_s[first, last], 6)}"
+            f"it says {figure(bid.stage_s[first, last], 6)} s for layers {first + 1}-{last}, "
+            f"but the profile says {figure(expected.stage_s[first, last], 6)} s"
         )
     return None
 
 
 @dataclass(frozen=True)
 class Market:
-    """All bids, in an order of devices, and what crosses the cuts. Nothing else is known of the devices."""
+    """All bids in the order of the devices, and the bytes at each cut; nothing else is known of devices."""
 
     bids: tuple[Bid, ...]
     cut_bytes: Seconds
-    """``[layers + 1]``, of a microbatch; first the input, last the output."""
+    """Bytes of a microbatch at each cut, ``[layers + 1]``; first the input, last the output."""
     ubatch_size: int
+    """Number of items in a microbatch."""
     data_host: int | None = None
-    """Index of the device that reads the input and collects the output; None: that costs nothing."""
+    """Index of the device that reads the input and collects the output, or None to ignore both."""
 
     @classmethod
     def of(cls, bids: Sequence[Bid], model: ModelSpec, call: Call, data_host: str | None) -> Market:
-        """From the bids that came.
+        """Build the market from the bids that arrived.
 
         Raises:
-            RequestError: the data host is not among them.
+            ScheduleError: the data host made no bid.
         """
+        if call.tokens is not None:
+            model = model.at_tokens(call.tokens)
         hosts = [bid.host for bid in bids]
         if data_host is not None and data_host not in hosts:
             raise ScheduleError(
-                f"-D/--data-host {data_host} made no bid; those that did are {', '.join(hosts)}"
+                f"-D/--data-host {data_host} made no bid; choose one that did: {', '.join(hosts)}"
             )
         elements = np.array([model.elements_in, *model.elements_out], dtype=np.float64)
         return cls(
@@ -288,17 +316,17 @@ class Market:
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Number of layers of the model."""
         return len(self.cut_bytes) - 1
 
     def link(self, source: int, target: int) -> Link:
-        """What joins two devices: what one says of the other, else the slower of their interfaces."""
+        """Return the link between two devices as one of them lists it, else their slower interface."""
         here, there = self.bids[source], self.bids[target]
         known = here.links.get(there.host) or there.links.get(here.host)
         return known or Link(min(here.bw_bytes_per_s, there.bw_bytes_per_s))
 
     def link_s(self, source: int, target: int) -> Seconds:
-        """``[layers + 1]`` seconds of a microbatch at each cut from one device to another; none to itself."""
+        """Return the seconds to send a microbatch at each cut, ``[layers + 1]``; 0 within a device."""
         if source == target:
             return np.zeros(len(self.cut_bytes))
         link = self.link(source, target)
@@ -307,19 +335,19 @@ class Market:
         return np.where(self.cut_bytes > 0, np.inf, link.latency_s)
 
     def from_data_s(self, device: int) -> float:
-        """Of the input, to the first stage."""
+        """Return the seconds to send the input to the first stage on ``device``."""
         return 0.0 if self.data_host is None else float(self.link_s(self.data_host, device)[0])
 
     def to_data_s(self, device: int) -> float:
-        """Of the output, from the last stage."""
+        """Return the seconds to send the output from the last stage on ``device``."""
         return 0.0 if self.data_host is None else float(self.link_s(device, self.data_host)[-1])
 
     def why_not(self) -> str:
-        """What is in the way of any schedule, as far as it shows at once."""
+        """Describe what rules out every schedule, as far as it is obvious."""
         covered = np.zeros(self.layers, dtype=bool)
         for bid in self.bids:
             for first, last in np.argwhere(np.isfinite(bid.stage_s)):
                 covered[first:last] = True
         if not covered.all():
-            return f"nobody bids for layer {int(np.argmin(covered)) + 1}"
-        return "the bids do not join to a whole model"
+            return f"no device bids for layer {int(np.argmin(covered)) + 1}"
+        return "the bids do not add up to the whole model"

@@ -1,4 +1,4 @@
-"""The best schedule in any order of devices, by the native solver (``pipeedge._native``)."""
+"""Find the best schedule in any order of devices, with the native solver (``pipeedge._native``)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["optimal"]
 
 
 def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
-    """The least time between two microbatches over all orders, then the fewest devices, then the least
-    latency.
+    """Return the schedule with the highest throughput over all orders of the devices.
+
+    Ties are broken by fewer devices, then by lower latency.
 
     Args:
         market: the bids.
-        time_limit_s: after that, the best so far, with how far from the optimum it can be.
+        time_limit_s: seconds after which to return the best schedule so far, with a bound on its gap.
 
     Raises:
         InfeasibleError: there is no schedule.
-        PipeEdgeError: none was found in that time.
+        PipeEdgeError: no schedule was found in time.
     """
-    # Devices that cannot be told apart are one type to the solver, which saves it their permutations.
+    # Identical devices are one type to the solver, which need not try their permutations.
     types: dict[tuple[float, bytes], int] = {}
     kinds: list[Bid] = []
     host_types = []
@@ -63,6 +64,6 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
     if found.status == "infeasible":
         raise InfeasibleError(f"no schedule: {market.why_not()}")
     if found.status == "unknown":
-        raise PipeEdgeError(f"no schedule found within {figure(time_limit_s)} s; give --time-limit more")
+        raise PipeEdgeError(f"no schedule found within {figure(time_limit_s)} s; raise --time-limit")
     stages = tuple((int(host), int(first), int(last)) for host, first, last in found.stages)
     return outcome(market, stages, found.gap)

@@ -1,16 +1,16 @@
-"""Schedules in a given order of devices. Pure, and exact for their order.
+"""Find schedules for a given order of devices. Pure, and exact for that order.
 
-    reach(i, e)   the best way to have computed the layers before e, the last of them on device i
+    reach(i, e)   the best way to compute the layers before e, the last of them on device i
                 = min over f < e of  enter(i, f)  (+)  stage(i, f, e)
-    enter(i, f)   device i gets what crosses the cut f
+    enter(i, f)   the best way for device i to receive the data at cut f
                 = min over devices j before i of  reach(j, f)  (+)  link(j, i, f)
 
-(+) is the sum for the latency of one microbatch, the larger of both for the time between two microbatches.
-With D devices and L layers that is D*D*L + D*L*L steps. A device may be passed over only where that is
-allowed; with links of their own between devices, ``enter`` must look at all devices before, not only at the
-best of them.
+(+) is the sum for the latency of one microbatch, and the maximum for the time between two microbatches.
+With D devices and L layers that takes D*D*L + D*L*L steps. Devices are skipped only if that is allowed.
+Since each pair of devices may have a link of its own, ``enter`` must consider all earlier devices, not only
+the best of them.
 
-The paper does the same with a set of devices in place of an order (Hu et al. 2022, section III); an order
+The paper does the same with a set of devices instead of an order (Hu et al. 2022, section III); an order
 makes it polynomial.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Stage: TypeAlias = tuple[int, int, int]
-"""Device, first layer, layer behind the last; from 0."""
+"""Device, first layer, layer after the last; all from 0."""
 _Combine: TypeAlias = Callable[[Seconds, Seconds], Seconds]
 _Indices: TypeAlias = npt.NDArray[np.int_]
 _NOBODY = -1
@@ -47,31 +47,31 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Order:
-    """How far the order of the devices binds."""
+    """How strictly a schedule must keep to the order of the devices."""
 
     strict: bool = True
-    """Every device has a stage; else devices may be passed over."""
+    """Whether every device must have a stage; otherwise devices may be skipped."""
     strict_first: bool = False
-    """The first of the order has the first stage."""
+    """Whether the first device in the order must have the first stage."""
     strict_last: bool = False
-    """The last of the order has the last stage."""
+    """Whether the last device in the order must have the last stage."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A schedule and what it promises."""
+    """A schedule with its predicted performance."""
 
     stages: tuple[Stage, ...]
     bottleneck_s: float
-    """The longest stage or link: time between two microbatches."""
+    """Seconds of the longest stage or link, which is the time between two microbatches."""
     latency_s: float
-    """Of one microbatch through the idle pipeline."""
+    """Seconds that one microbatch takes through the idle pipeline."""
     gap: float | None = None
-    """Distance from the optimum over all orders at most, as a fraction; None: not known."""
+    """Bound on the distance from the optimum over all orders, as a fraction, or None if unknown."""
 
 
 def outcome(market: Market, stages: tuple[Stage, ...], gap: float | None = None) -> Outcome:
-    """What ``stages`` promise."""
+    """Return ``stages`` with their predicted performance."""
     times = [market.from_data_s(stages[0][0]), market.to_data_s(stages[-1][0])]
     for number, (device, first, last) in enumerate(stages):
         times.append(float(market.bids[device].stage_s[first, last]))
@@ -81,7 +81,7 @@ def outcome(market: Market, stages: tuple[Stage, ...], gap: float | None = None)
 
 
 def latency_ordered(market: Market, order: Order) -> Outcome:
-    """The least latency.
+    """Return the schedule with the lowest latency.
 
     Raises:
         InfeasibleError: there is no schedule in this order.
@@ -90,7 +90,7 @@ def latency_ordered(market: Market, order: Order) -> Outcome:
 
 
 def throughput_ordered(market: Market, order: Order) -> Outcome:
-    """The least time between two microbatches, and among those schedules the least latency.
+    """Return the schedule with the highest throughput, and among those the one with the lowest latency.
 
     Raises:
         InfeasibleError: there is no schedule in this order.
@@ -100,10 +100,12 @@ def throughput_ordered(market: Market, order: Order) -> Outcome:
 
 
 def greedy_host_count(market: Market) -> Outcome:
-    """Few devices: at each cut the one that goes furthest, and of those the one with the least time.
+    """Return a schedule with few devices.
+
+    At each cut it takes the device that extends furthest, and of those the one with the least time.
 
     Raises:
-        InfeasibleError: it comes to a cut from where nobody goes on. Another schedule may still exist.
+        InfeasibleError: it reaches a cut from which no device continues. Another schedule may still exist.
     """
     stages: list[Stage] = []
     left = list(range(len(market.bids)))
@@ -117,8 +119,8 @@ def greedy_host_count(market: Market) -> Outcome:
         ]
         if not candidates:
             raise InfeasibleError(
-                f"greedy_host_count comes to layer {cut + 1}, and none of the devices left bids for what "
-                f"follows ({market.why_not()}); -sch optimal tries all orders"
+                f"greedy_host_count reached layer {cut + 1}, where none of the remaining devices bids to "
+                f"continue ({market.why_not()}); try -sch optimal, which considers all orders"
             )
         last, _, device = min(candidates)
         stages.append((device, cut, -last))
@@ -142,7 +144,7 @@ def _link_in(market: Market, stages: list[Stage], device: int, cut: int) -> floa
 
 
 def _best(market: Market, order: Order, combine: _Combine, *, limit_s: float = np.inf) -> tuple[Stage, ...]:
-    """The stages with the least sum or maximum of which no part takes longer than ``limit_s``."""
+    """Return the stages with the least sum or maximum among those with no part longer than ``limit_s``."""
     count, cuts = len(market.bids), market.layers + 1
     reach = np.full((count, cuts), np.inf)
     came_from = np.full((count, cuts), _NOBODY)
@@ -187,8 +189,9 @@ def _trace(device: int, came_from: _Indices, began_at: _Indices) -> tuple[Stage,
 def _why_not(market: Market, order: Order) -> str:
     if order.strict and len(market.bids) > market.layers:
         return (
-            f"{count(len(market.bids), 'device')}, each with a stage, and {count(market.layers, 'layer')}: "
-            "take fewer (-d/--dev-count) or let devices be passed over (--no-strict-order)"
+            f"{count(len(market.bids), 'device')} cannot each have a stage of a model with "
+            f"{count(market.layers, 'layer')}: use fewer (-d/--dev-count) or allow skipping devices "
+            "(--no-strict-order)"
         )
-    more = "; let devices be passed over (--no-strict-order)" if order.strict else ""
+    more = "; allow skipping devices (--no-strict-order)" if order.strict else ""
     return f"no schedule in this order of devices: {market.why_not()}{more}"

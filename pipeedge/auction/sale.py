@@ -1,10 +1,10 @@
-"""The rules of the sale, touching neither socket nor clock. Connections are numbers; what to send comes back.
+"""Apply the rules of the sale, without sockets or clocks. Connections are numbers; replies are returned.
 
     a bidder    hello {rank, world, host}   bid {host, type_name, ...}   failed {line, exit_code}
     to it       call {model_name, ...}      result {...} or verdict {line, exit_code}
 
-Whoever has not bid by the deadline, or is gone, is left out and named. A bid that cannot be is no silence
-but a mistake, which ends the auction for all with one line: nobody would find it otherwise.
+A rank that has not bid by the deadline, or is gone, is named and left out. An invalid bid is a mistake, not
+a missing bid: it ends the auction for all with one line, because nobody would find the mistake otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from pipeedge.auction.market import Bid, Call, contradiction
 from pipeedge.base.errors import EXIT_REQUEST, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.base.fields import MALFORMED, text, whole_number
-from pipeedge.base.wording import count
 from pipeedge.control.messages import Message
 
 __all__ = ["Sale", "Sold", "verdict"]
@@ -25,18 +24,18 @@ _MAX_LINE = 2000
 
 
 def verdict(line: str, exit_code: int = EXIT_REQUEST) -> Message:
-    """The end of the auction, for one or for all."""
+    """Return the message that ends the auction, for one bidder or for all."""
     return Message("verdict", {"line": line, "exit_code": exit_code})
 
 
 class Sale:
-    """What the auctioneer knows.
+    """State of the auction, as the auctioneer sees it.
 
     Args:
-        call: what bids are wanted for.
-        world_size: ranks, ours included.
-        own: our own bid, rank 0's.
-        expected: what a device of a type should bid, by profiles that we have; None: not known.
+        call: the call for bids.
+        world_size: number of ranks, including ours.
+        own: our own bid, as rank 0.
+        expected: returns the bid that our profiles predict for a device's type, or None if unknown.
     """
 
     def __init__(
@@ -50,19 +49,19 @@ class Sale:
         self._rank_of: dict[int, int] = {}
         self._gone: set[int] = set()
         self.error: PipeEdgeError | None = None
-        """Why the auction cannot go on, if it cannot."""
+        """Reason why the auction cannot continue, or None."""
 
     @property
     def over(self) -> bool:
-        """Nothing is left to wait for."""
+        """Whether there is nothing left to wait for."""
         return self.error is not None or len(self._bids.keys() | self._gone) == self._world_size
 
     def bids(self) -> dict[int, Bid]:
-        """Those that came, by rank."""
+        """Return the bids that arrived, by rank."""
         return dict(sorted(self._bids.items()))
 
     def silent(self) -> list[str]:
-        """Who has not bid, in words."""
+        """Describe the ranks that have not bid, a line each."""
         missing = (rank for rank in range(self._world_size) if rank not in self._bids)
         return [
             f"rank {rank} (on {self._hosts[rank]}) {'is gone' if rank in self._gone else 'made no bid'}"
@@ -72,11 +71,11 @@ class Sale:
         ]
 
     def bidders(self) -> dict[int, int]:
-        """The connections of those that have bid, with their ranks."""
+        """Return the connections of the ranks that have bid, with their ranks."""
         return {number: rank for number, rank in self._rank_of.items() if rank in self._bids}
 
     def received(self, connection: int, message: Message) -> list[tuple[int, Message]]:
-        """A message came."""
+        """Handle a message, and return the replies with their connections."""
         rank = self._rank_of.get(connection)
         try:
             if rank is None:
@@ -84,12 +83,13 @@ class Sale:
             self._from_bidder(rank, message)
         except (*MALFORMED, MemoryError) as error:
             if rank is None:
-                return [(connection, verdict("what you said is no hello; do all run the same version?"))]
-            self._end(RequestError(f"the bid of rank {rank} (on {self._hosts[rank]}) cannot be: {error}"))
+                line = "rank 0 cannot read this rank's first message; run the same version on all ranks"
+                return [(connection, verdict(line))]
+            self._end(RequestError(f"the bid of rank {rank} (on {self._hosts[rank]}) is invalid: {error}"))
         return []
 
     def closed(self, connection: int) -> None:
-        """A connection is gone."""
+        """Handle the loss of a connection."""
         rank = self._rank_of.pop(connection, None)
         if rank is not None and rank not in self._bids:
             self._gone.add(rank)
@@ -101,9 +101,9 @@ class Sale:
         rank = whole_number(message.body["rank"])
         host = _line(message.body["host"])
         who = f"rank {rank} on {host}"
-        theirs = f"{who} says the world has {count(world, 'rank')}, rank 0 says {self._world_size}"
+        theirs = f"{who} was started with WORLD {world}, rank 0 with {self._world_size}"
         if rank in self._hosts:
-            # Whoever asks for a seat that is taken, or does not exist, ends nothing but itself.
+            # A process that asks for a rank that is taken, or does not exist, ends only itself.
             taken = f"rank {rank} is already there, on {self._hosts[rank]}: start each rank once"
             return [(connection, verdict(taken if world == self._world_size else f"{theirs}: {taken}"))]
         if rank >= self._world_size:
@@ -117,7 +117,7 @@ class Sale:
             if known == host and other != rank:
                 self._end(
                     RequestError(
-                        f"ranks {other} and {rank} are both called {host}; give each its own -H/--host"
+                        f"ranks {other} and {rank} are both named {host}; give each its own -H/--host"
                     )
                 )
         return [(connection, Message("call", self._call.to_body()))]
@@ -134,7 +134,7 @@ class Sale:
 
     def _take(self, rank: int, bid: Bid) -> None:
         if bid.host != self._hosts[rank]:
-            raise ValueError(f"it is for {bid.host}")
+            raise ValueError(f"it is the bid of {bid.host}")
         expected = self._expected(bid)
         wrong = contradiction(bid, expected) if expected is not None else None
         if wrong is not None:
@@ -152,48 +152,48 @@ class Sale:
 
 
 def _line(value: object) -> str:
-    """Text of a peer, as it may be shown: short and on one line."""
+    """Check text from a peer that will be shown: short and on one line."""
     line = text(value, _MAX_LINE)
     if not line:
-        raise ValueError("nothing where text was due")
+        raise ValueError("a text is empty")
     return line
 
 
 @dataclass(frozen=True)
 class Sold:
-    """What the auctioneer announces."""
+    """The result that the auctioneer announces."""
 
     hosts: tuple[str, ...]
-    """Of those that bid, by their ranks; they are the ranks of a run."""
+    """Hosts that made a bid, in the order of their ranks in the run that follows."""
     ranks: tuple[int, ...]
-    """That they had in the auction."""
+    """Rank of each host in the auction."""
     partition: tuple[int, ...]
     """First and last layer of each stage, from 1."""
     order: tuple[int, ...]
-    """For each stage, the index of its device in ``hosts``."""
+    """Index in ``hosts`` of each stage's device."""
     data_rank: int
-    """Likewise, of the data host."""
+    """Index in ``hosts`` of the data host."""
 
     def message(self) -> Message:
-        """For the bidders."""
+        """Return the message to the bidders."""
         return Message("result", dict(vars(self)))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Sold:
-        """From a message; raises KeyError, TypeError or ValueError where it is none."""
+        """Parse the body of a message. Raises KeyError, TypeError or ValueError if it is malformed."""
         numbers = {
             name: tuple(whole_number(number) for number in body[name])
             for name in ("ranks", "partition", "order")
         }
         hosts = tuple(_line(host) for host in body["hosts"])
         if len(numbers["ranks"]) != len(hosts) or len(numbers["partition"]) != 2 * len(numbers["order"]):
-            raise ValueError("a result whose parts do not fit each other")
+            raise ValueError("the parts of a result do not match")
         for device in numbers["order"]:
             whole_number(device, below=len(hosts))
         return cls(hosts=hosts, data_rank=whole_number(body["data_rank"], below=len(hosts)), **numbers)
 
     def runtime_arguments(self, rank: int) -> list[str]:
-        """Of ``runtime.py``, for the one that had ``rank`` in the auction."""
+        """Return the arguments of ``runtime.py`` for the process that had ``rank`` in the auction."""
         return [
             *(str(self.ranks.index(rank)), str(len(self.ranks))),
             *("-pt", ",".join(map(str, self.partition))),
