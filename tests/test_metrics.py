@@ -1,4 +1,4 @@
-"""Windows of beats against sums that are made anew each time, and the columns of the original."""
+"""Windows of samples against sums that are made anew each time, and the columns of the original."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.observe.metrics import CSV_COLUMNS, Beat, Scope, Windows, csv_row
+from pipeedge.observe.metrics import CSV_COLUMNS, MetricSample, Scope, Windows, csv_row
 
-beats = st.builds(
-    lambda start, length, work, energy, used, accuracy: Beat(
+samples = st.builds(
+    lambda start, length, work, energy, used, accuracy: MetricSample(
         start, start + length, work, energy, energy + used, accuracy
     ),
     st.floats(0, 1e5),
@@ -23,19 +23,19 @@ beats = st.builds(
 )
 
 
-@given(st.lists(beats, min_size=1, max_size=40), st.integers(1, 12))
-def test_every_scope_is_the_sum_of_its_beats(added: list[Beat], size: int) -> None:
+@given(st.lists(samples, min_size=1, max_size=40), st.integers(1, 12))
+def test_every_scope_is_the_sum_of_its_samples(added: list[MetricSample], size: int) -> None:
     windows = Windows(size)
-    for number, beat in enumerate(added):
-        measured = windows.add(beat)
+    for number, sample in enumerate(added):
+        measured = windows.add(sample)
         assert measured.tag == number
         for scope, members in (
-            (measured.instant, [beat]),
+            (measured.instant, [sample]),
             (measured.window, added[max(0, number + 1 - size) : number + 1]),
             (measured.run, added[: number + 1]),
         ):
             seconds = sum(one.end_s - one.start_s for one in members)
-            assert scope.beats == len(members)
+            assert scope.samples == len(members)
             assert scope.time_s == pytest.approx(seconds, abs=1e-6)
             assert scope.work == sum(one.work for one in members)
             assert scope.energy_j == pytest.approx(sum(one.end_j - one.start_j for one in members), abs=1e-6)
@@ -49,7 +49,7 @@ def test_every_scope_is_the_sum_of_its_beats(added: list[Beat], size: int) -> No
 
 def test_no_time_has_no_rate() -> None:
     assert Scope().rate == 0
-    assert Windows(1).add(Beat(5, 5, 8)).instant.performance == 0
+    assert Windows(1).add(MetricSample(5, 5, 8)).instant.performance == 0
 
 
 def test_a_window_of_nothing_is_refused() -> None:
@@ -57,7 +57,7 @@ def test_a_window_of_nothing_is_refused() -> None:
         Windows(0)
 
 
-# What the original's library writes for beats of 1 s every 1.5 s, 8 items, 3 uJ, accuracy 0, 1, 2, 3.
+# What the original's library writes for samples of 1 s every 1.5 s, 8 items, 3 uJ, accuracy 0, 1, 2, 3.
 ORIGINAL = """\
 Heartbeat,Tag,Start Time (ns),End Time (ns),Global Time (ns),Window Time (ns),Instant Time (ns),\
 Global Heart Rate (/s),Window Heart Rate (/s),Instant Heart Rate (/s),Work,Global Work,Window Work,\
@@ -76,7 +76,7 @@ def test_columns_and_figures_are_those_of_the_original() -> None:
     windows = Windows(2)
     for number in range(4):
         start = 1.5 * number
-        measured = windows.add(Beat(start, start + 1, 8, 5e-6 * number, 5e-6 * number + 3e-6, number))
+        measured = windows.add(MetricSample(start, start + 1, 8, 5e-6 * number, 5e-6 * number + 3e-6, number))
     row = csv_row(measured)
     assert len(row) == len(CSV_COLUMNS)
     assert [float(value) for value in row] == [pytest.approx(float(value), abs=1e-12) for value in expected]

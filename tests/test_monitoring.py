@@ -1,4 +1,4 @@
-"""Metrics while a rank runs: beats of each key, files that are never overwritten unasked, Prometheus."""
+"""Metrics while a rank runs: samples of each key, files that are never overwritten unasked, Prometheus."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from pipeedge.base.errors import RequestError
 from pipeedge.observe.energy import EnergyMeter, Source
 from pipeedge.observe.lanes import STAGE
-from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, Measured, energy_body
+from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, MeasuredSample, energy_body
 from pipeedge.observe.monitoring import (
     CsvFiles,
     Exporter,
     Monitor,
     check_metrics_dir,
-    output_beats,
-    send_beats,
-    stage_beats,
+    output_samples,
+    send_samples,
+    stage_samples,
 )
 from pipeedge.observe.records import Row
 
@@ -32,14 +32,14 @@ def row(seconds: tuple[float, ...] = (1.0, 0.25, 2.0, 0.5, 0.0), bits: float = 8
 
 
 def test_a_row_of_a_stage_is_a_beat_of_each_key() -> None:
-    beats = dict(stage_beats(row(), STAGE, 250_000, 12, 6))
-    assert {key: (beat.start_s, beat.end_s) for key, beat in beats.items()} == {
+    samples = dict(stage_samples(row(), STAGE, 250_000, 12, 6))
+    assert {key: (sample.start_s, sample.end_s) for key, sample in samples.items()} == {
         "recv": (10.0, 11.0),
         "quant_decode": (11.0, 11.25),
         "shard": (11.25, 13.25),
         "quant_encode": (13.25, 13.75),
     }
-    assert {key: (beat.work, beat.accuracy) for key, beat in beats.items()} == {
+    assert {key: (sample.work, sample.accuracy) for key, sample in samples.items()} == {
         "recv": (2.0, 0.0),
         "quant_decode": (4, 6),
         "shard": (4, 12),
@@ -48,7 +48,7 @@ def test_a_row_of_a_stage_is_a_beat_of_each_key() -> None:
 
 
 def test_what_did_not_happen_is_no_beat() -> None:
-    assert [key for key, _ in stage_beats(row((0.0, 0.0, 2.0, 0.0, 0.1)), STAGE, 0, 12, 0)] == ["shard"]
+    assert [key for key, _ in stage_samples(row((0.0, 0.0, 2.0, 0.0, 0.1)), STAGE, 0, 12, 0)] == ["shard"]
 
 
 class Ramp(Source):
@@ -62,10 +62,10 @@ class Ramp(Source):
 
 class Kept:
     def __init__(self) -> None:
-        self.taken: list[tuple[str, Measured]] = []
+        self.taken: list[tuple[str, MeasuredSample]] = []
         self.closed = False
 
-    def take(self, key: str, measured: Measured) -> None:
+    def take(self, key: str, measured: MeasuredSample) -> None:
         self.taken.append((key, measured))
 
     def flush(self) -> None:
@@ -76,7 +76,7 @@ class Kept:
 
 
 class Full(Kept):
-    def take(self, key: str, measured: Measured) -> None:
+    def take(self, key: str, measured: MeasuredSample) -> None:
         raise OSError(28, "No space left on device")
 
 
@@ -86,8 +86,8 @@ def test_the_monitor_measures_what_it_is_told_and_survives_a_sink_that_fails() -
     meter = EnergyMeter(Ramp())
     with Monitor(meter, sinks, 2, lambda: 100.0 * next(clock), warned.append) as monitor:
         for number in range(3):
-            monitor.tell(send_beats(125_000, 10.0 * number, 10.0 * number + 4))
-        monitor.tell(output_beats(0.0, 8.0, 16, 15))
+            monitor.tell(send_samples(125_000, 10.0 * number, 10.0 * number + 4))
+        monitor.tell(output_samples(0.0, 8.0, 16, 15))
     assert kept.closed
     assert [(key, measured.tag) for key, measured in kept.taken] == [
         ("send", 0),
@@ -104,13 +104,13 @@ def test_the_monitor_measures_what_it_is_told_and_survives_a_sink_that_fails() -
     assert meter.use().mean_watts == pytest.approx(5)
 
 
-def test_files_have_a_header_and_a_line_for_each_beat(tmp_path: Path) -> None:
+def test_files_have_a_header_and_a_line_for_each_sample(tmp_path: Path) -> None:
     check_metrics_dir(tmp_path / "new", "x", 3, ("send", "shard"))
     for _ in range(2):
         files = CsvFiles(tmp_path / "new", "a", 3, ("send", "shard"))
         with Monitor(EnergyMeter(None), [files], 10, float, lambda line: None) as monitor:
-            monitor.tell(send_beats(125_000, 1.0, 2.0))
-            monitor.tell(output_beats(0.0, 1.0, 1, 1))
+            monitor.tell(send_samples(125_000, 1.0, 2.0))
+            monitor.tell(output_samples(0.0, 1.0, 1, 1))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["send-rank3.csv", "shard-rank3.csv"]
     lines = list(csv.DictReader((tmp_path / "new" / "send-rank3.csv").open()))
     assert [line["Tag"] for line in lines] == ["0", "0"]
@@ -154,7 +154,7 @@ def test_prometheus_is_served_at_one_address_alone() -> None:
     kept = Kept()
     try:
         with Monitor(EnergyMeter(None), [kept], 10, float, lambda line: None) as monitor:
-            monitor.tell(send_beats(250_000, 0.0, 4.0))
+            monitor.tell(send_samples(250_000, 0.0, 4.0))
         for key, measured in kept.taken:
             exporter.take(key, measured)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

@@ -11,10 +11,10 @@ from pipeedge.base.fields import record, text
 
 __all__ = [
     "CSV_COLUMNS",
-    "Beat",
+    "MetricSample",
     "EnergyUse",
     "Latency",
-    "Measured",
+    "MeasuredSample",
     "NOT_MEASURED",
     "Scope",
     "StageStats",
@@ -168,7 +168,7 @@ def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[s
 
 
 @dataclass(frozen=True)
-class Beat:
+class MetricSample:
     """Something that was done once: a microbatch computed, sent, received, ..."""
 
     start_s: float
@@ -184,29 +184,29 @@ class Beat:
 
 @dataclass(frozen=True)
 class Scope:
-    """Beats taken together: the last one, those of a window, all."""
+    """Samples taken together: the last one, those of a window, all."""
 
-    beats: int = 0
+    samples: int = 0
     time_s: float = 0.0
     """Sum of their durations, which may overlap."""
     work: float = 0.0
     energy_j: float = 0.0
     accuracy: float = 0.0
 
-    def plus(self, beat: Beat, sign: int = 1) -> Scope:
-        """With one more beat, or (-1) without one of them."""
+    def plus(self, sample: MetricSample, sign: int = 1) -> Scope:
+        """With one more sample, or (-1) without one of them."""
         return Scope(
-            self.beats + sign,
-            self.time_s + sign * (beat.end_s - beat.start_s),
-            self.work + sign * beat.work,
-            self.energy_j + sign * (beat.end_j - beat.start_j),
-            self.accuracy + sign * beat.accuracy,
+            self.samples + sign,
+            self.time_s + sign * (sample.end_s - sample.start_s),
+            self.work + sign * sample.work,
+            self.energy_j + sign * (sample.end_j - sample.start_j),
+            self.accuracy + sign * sample.accuracy,
         )
 
     @property
     def rate(self) -> float:
-        """Beats a second."""
-        return self._per_second(self.beats)
+        """Samples a second."""
+        return self._per_second(self.samples)
 
     @property
     def performance(self) -> float:
@@ -228,37 +228,37 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A beat, and where it leaves the windows."""
+class MeasuredSample:
+    """A sample, and where it leaves the windows."""
 
     tag: int
-    """Number of the beat, from 0."""
-    beat: Beat
+    """Number of the sample, from 0."""
+    sample: MetricSample
     run: Scope
     window: Scope
     instant: Scope
 
 
 class Windows:
-    """Beats of one key: all, the last ``size``, the last. Times come from whoever adds them."""
+    """Samples of one key: all, the last ``size``, the last. Times come from whoever adds them."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ValueError(f"a window has at least one beat, not {size}")
+            raise ValueError(f"a window has at least one sample, not {size}")
         self._size = size
-        self._last: deque[Beat] = deque()
+        self._last: deque[MetricSample] = deque()
         self._run = Scope()
 
-    def add(self, beat: Beat) -> Measured:
+    def add(self, sample: MetricSample) -> MeasuredSample:
         """One more."""
-        self._run = self._run.plus(beat)
-        self._last.append(beat)
+        self._run = self._run.plus(sample)
+        self._last.append(sample)
         if len(self._last) > self._size:
             self._last.popleft()
         window = Scope()
         for one in self._last:  # anew, so that no rounding piles up
             window = window.plus(one)
-        return Measured(self._run.beats - 1, beat, self._run, window, Scope().plus(beat))
+        return MeasuredSample(self._run.samples - 1, sample, self._run, window, Scope().plus(sample))
 
 
 CSV_COLUMNS = (
@@ -285,18 +285,18 @@ _NS = 1e9
 _UJ = 1e6
 
 
-def csv_row(measured: Measured) -> list[str]:
+def csv_row(measured: MeasuredSample) -> list[str]:
     """A line under ``CSV_COLUMNS``: whole nanoseconds and microjoules, other figures with 15 decimals."""
-    beat, scopes = measured.beat, (measured.run, measured.window, measured.instant)
+    sample, scopes = measured.sample, (measured.run, measured.window, measured.instant)
     values: list[float] = [measured.tag, measured.tag]
-    values += [round(beat.start_s * _NS), round(beat.end_s * _NS)]
+    values += [round(sample.start_s * _NS), round(sample.end_s * _NS)]
     values += [round(scope.time_s * _NS) for scope in scopes]
     values += [scope.rate for scope in scopes]
-    values += [beat.work, *(scope.work for scope in scopes)]
+    values += [sample.work, *(scope.work for scope in scopes)]
     values += [scope.performance for scope in scopes]
-    values += [round(beat.start_j * _UJ), round(beat.end_j * _UJ)]
+    values += [round(sample.start_j * _UJ), round(sample.end_j * _UJ)]
     values += [round(scope.energy_j * _UJ) for scope in scopes]
     values += [scope.power_w for scope in scopes]
-    values += [beat.accuracy, *(scope.accuracy for scope in scopes)]
+    values += [sample.accuracy, *(scope.accuracy for scope in scopes)]
     values += [scope.accuracy_rate for scope in scopes]
     return [f"{value:.15f}" if isinstance(value, float) else str(value) for value in values]

@@ -1,9 +1,9 @@
 """The metrics of the original while a rank runs: windows of time, work, energy and accuracy for each key.
 
-    compute, watch, collect ──rows──> queue ──> [monitor] ──Beats──> Windows ──> CSV files, Prometheus
+    compute, watch, collect ──rows──> queue ──> [monitor] ──samples─> Windows ──> CSV files, Prometheus
                                                     └─ reads the source of energy, four times a second
 
-    key            one beat is                             work      accuracy
+    key            one sample is                           work      accuracy
     shard          a microbatch computed                   items     layers of the shard
     recv           the wait for a microbatch               Mbit      0
     quant_decode   what came decoded                       items     bits
@@ -31,7 +31,7 @@ from typing import IO, Any, Protocol
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import OutputFile, check_writable_directory, make_writable_directory
 from pipeedge.observe.energy import EnergyMeter
-from pipeedge.observe.metrics import CSV_COLUMNS, Beat, EnergyUse, Measured, Windows, csv_row
+from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, MeasuredSample, MetricSample, Windows, csv_row
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import Doing
 
@@ -46,9 +46,9 @@ __all__ = [
     "check_metrics_dir",
     "metrics_files",
     "metrics_path",
-    "output_beats",
-    "send_beats",
-    "stage_beats",
+    "output_samples",
+    "send_samples",
+    "stage_samples",
 ]
 
 STAGE_KEYS = ("shard", "recv", "quant_decode", "quant_encode", "send")
@@ -60,10 +60,12 @@ _INTERVAL_S = 0.25
 _MBIT = 8e-6
 """Of a byte; 10^6 bits, as the original counts them."""
 
-Beats = Iterator[tuple[str, Beat]]
+Samples = Iterator[tuple[str, MetricSample]]
 
 
-def stage_beats(row: Row, phases: Sequence[Doing], received: int, layers: int, decoded_bits: int) -> Beats:
+def stage_samples(
+    row: Row, phases: Sequence[Doing], received: int, layers: int, decoded_bits: int
+) -> Samples:
     """What a stage did for one microbatch.
 
     Args:
@@ -77,30 +79,30 @@ def stage_beats(row: Row, phases: Sequence[Doing], received: int, layers: int, d
     for phase, seconds in zip(phases, row.seconds, strict=True):
         start, at = at, at + seconds
         if phase is Doing.WAIT_INPUT and received:
-            yield "recv", Beat(start, at, received * _MBIT)
+            yield "recv", MetricSample(start, at, received * _MBIT)
         elif phase is Doing.COMPUTE:
-            yield "shard", Beat(start, at, row.items, accuracy=layers)
+            yield "shard", MetricSample(start, at, row.items, accuracy=layers)
         elif phase is Doing.DECODE and decoded_bits:
-            yield "quant_decode", Beat(start, at, row.items, accuracy=decoded_bits)
+            yield "quant_decode", MetricSample(start, at, row.items, accuracy=decoded_bits)
         elif phase is Doing.ENCODE and seconds > 0:
-            yield "quant_encode", Beat(start, at, row.items, accuracy=round(row.bits))
+            yield "quant_encode", MetricSample(start, at, row.items, accuracy=round(row.bits))
 
 
-def send_beats(size: int, start_s: float, end_s: float) -> Beats:
+def send_samples(size: int, start_s: float, end_s: float) -> Samples:
     """``size`` bytes occupied the link."""
-    yield "send", Beat(start_s, end_s, size * _MBIT)
+    yield "send", MetricSample(start_s, end_s, size * _MBIT)
 
 
-def output_beats(since_s: float, until_s: float, items: int, accuracy: float) -> Beats:
+def output_samples(since_s: float, until_s: float, items: int, accuracy: float) -> Samples:
     """A result came at ``until_s``, the one before it at ``since_s``."""
-    yield "output", Beat(since_s, until_s, items, accuracy=accuracy)
+    yield "output", MetricSample(since_s, until_s, items, accuracy=accuracy)
 
 
 class Sink(Protocol):
     """Takes what was measured."""
 
-    def take(self, key: str, measured: Measured) -> None:
-        """One more beat of ``key``.
+    def take(self, key: str, measured: MeasuredSample) -> None:
+        """One more sample of ``key``.
 
         Raises:
             OSError: it cannot take any more.
@@ -118,8 +120,8 @@ class Monitor:
 
     Args:
         meter: of this machine's energy.
-        sinks: take every beat.
-        window: beats of a window.
+        sinks: take every sample.
+        window: samples of a window.
         clock: of the rows.
         warn: called with a line for the user when a sink fails; the run goes on.
     """
@@ -138,18 +140,18 @@ class Monitor:
         self._clock = clock
         self._warn = warn
         self._windows: dict[str, Windows] = {}
-        self._told: queue.SimpleQueue[Beats] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Samples] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     @property
-    def wants_beats(self) -> bool:
+    def wants_samples(self) -> bool:
         """Whether anybody takes them."""
         return bool(self._sinks)
 
-    def tell(self, beats: Beats) -> None:
-        """Something was done; from any thread, at next to no cost: ``beats`` is evaluated later."""
-        self._told.put(beats)
+    def tell(self, samples: Samples) -> None:
+        """Something was done; from any thread, at next to no cost: ``samples`` is evaluated later."""
+        self._told.put(samples)
 
     def __enter__(self) -> Monitor:
         if self._sinks or self._meter.measures:
@@ -177,14 +179,16 @@ class Monitor:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        for key, beat in self._drain():
+        for key, sample in self._drain():
             windows = self._windows.setdefault(key, Windows(self._window))
-            start_j, end_j = self._meter.joules_at(beat.start_s), self._meter.joules_at(beat.end_s)
-            measured = windows.add(Beat(beat.start_s, beat.end_s, beat.work, start_j, end_j, beat.accuracy))
+            start_j, end_j = self._meter.joules_at(sample.start_s), self._meter.joules_at(sample.end_s)
+            measured = windows.add(
+                MetricSample(sample.start_s, sample.end_s, sample.work, start_j, end_j, sample.accuracy)
+            )
             self._each_sink(partial(_take, key=key, measured=measured))
         self._each_sink(_flush)
 
-    def _drain(self) -> Beats:
+    def _drain(self) -> Samples:
         with suppress(queue.Empty):
             while True:
                 yield from self._told.get_nowait()
@@ -198,7 +202,7 @@ class Monitor:
                 self._warn(f"metrics are no longer written ({error.strerror or error}); the run goes on")
 
 
-def _take(sink: Sink, key: str, measured: Measured) -> None:
+def _take(sink: Sink, key: str, measured: MeasuredSample) -> None:
     sink.take(key, measured)
 
 
@@ -253,7 +257,7 @@ def _writer(stream: IO[str]) -> Any:
 
 
 class CsvFiles:
-    """A file for each key, a line for each beat.
+    """A file for each key, a line for each sample.
 
     Raises:
         RequestError: on creation, if a file cannot be opened.
@@ -275,7 +279,7 @@ class CsvFiles:
             key: csv.writer(stream, lineterminator="\n") for key, stream in self._streams.items()
         }
 
-    def take(self, key: str, measured: Measured) -> None:
+    def take(self, key: str, measured: MeasuredSample) -> None:
         """Write a line."""
         if key in self._writers:
             self._writers[key].writerow(csv_row(measured))
@@ -325,7 +329,7 @@ class Exporter:
             ) from None
         self._family = core.GaugeMetricFamily
         self._rank = str(rank)
-        self._latest: dict[str, Measured] = {}
+        self._latest: dict[str, MeasuredSample] = {}
         registry = prometheus_client.CollectorRegistry()
         registry.register(self)
         try:
@@ -347,7 +351,7 @@ class Exporter:
                     family.add_metric((self._rank, key, scope), figure(values))
             yield family
 
-    def take(self, key: str, measured: Measured) -> None:
+    def take(self, key: str, measured: MeasuredSample) -> None:
         """From now on ``measured`` is the last."""
         self._latest[key] = measured
 

@@ -72,9 +72,9 @@ from pipeedge.observe.monitoring import (
     Sink,
     check_metrics_dir,
     metrics_files,
-    output_beats,
-    send_beats,
-    stage_beats,
+    output_samples,
+    send_samples,
+    stage_samples,
 )
 from pipeedge.observe.records import Recording, Row
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind
@@ -656,14 +656,14 @@ class _StageLoops:
 
         def computed(row: Row, received: float) -> None:
             came_bits = decode.latest_bits if decode is not None else 0
-            monitor.tell(stage_beats(row, STAGE, int(received), layers, came_bits))
+            monitor.tell(stage_samples(row, STAGE, int(received), layers, came_bits))
 
         def sent(size: int, start_s: float, end_s: float) -> None:
-            monitor.tell(send_beats(size, start_s, end_s))
+            monitor.tell(send_samples(size, start_s, end_s))
 
         sender, peer = ends.sender(number + 1)
         self.link = LinkLane(
-            LaneId.link(number), peer, plan.record_rows, sent if monitor.wants_beats else None
+            LaneId.link(number), peer, plan.record_rows, sent if monitor.wants_samples else None
         )
         receipts = plan.measures(number)
         if isinstance(bits, AdaptiveBits):
@@ -694,7 +694,7 @@ class _StageLoops:
                 STAGE,
                 time.perf_counter,
                 plan.record_rows,
-                computed if monitor.wants_beats else None,
+                computed if monitor.wants_samples else None,
             ),
         )
         activity.stage(self._compute.work)
@@ -800,7 +800,7 @@ class _DataEnd:
             # Until the first result comes the pipeline fills; its time is that of its way through.
             since = last_at or self._feeder.started_at or row.start_s
             last_at = row.start_s + row.seconds[0]
-            monitor.tell(output_beats(since, last_at, row.items, right))
+            monitor.tell(output_samples(since, last_at, row.items, right))
 
         sender, peer = ends.sender(0)
         self.link = LinkLane(LaneId.link(), peer, plan.record_rows)
@@ -831,7 +831,7 @@ class _DataEnd:
                 COLLECT,
                 time.perf_counter,
                 plan.record_rows,
-                came if monitor.wants_beats else None,
+                came if monitor.wants_samples else None,
             ),
             keep_items=self._request.output.check_items,
         )
