@@ -27,13 +27,13 @@ from pipeedge.base import fields
 from pipeedge.base.schedule import Schedule
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import Need, SchedulerFiles
-from pipeedge.doctor.estimate import Estimate, Round, Trip, estimate_link
 from pipeedge.doctor.examine import examine
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
 from pipeedge.doctor.links import LinkMeter, answer_link
 from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
+from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import (
     BYTES_PER_MB,

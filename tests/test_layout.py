@@ -26,7 +26,7 @@ compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
 control    clocks messages failures liveness hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       specs prediction simulation scheduler dtype_choice planning
+plan       specs link_speed prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
@@ -36,7 +36,7 @@ profile    options results handling network measuring emitting plotting data_wor
 launch     commands supervisor main
 train      batchlinear checkpoint dropout heap sends orders recording request report networks
            options costs engine exporting samples partition session main __main__
-doctor     findings estimate probe checks links review examine main __main__
+doctor     findings probe checks links review examine main __main__
 auction    market ordered sale optimal options house main
 testbed    cluster groups network journal bed main
 simulate   cluster options session main __main__
@@ -84,6 +84,7 @@ PURE = (
     "report.gantt",
     "report.saved",
     "base.payload",
+    "plan.link_speed",
     "plan.planning",
     "plan.prediction",
     "profile.results",

@@ -54,7 +54,6 @@ from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input
 from pipeedge.data.text import open_tokenizer
 from pipeedge.doctor.checks import check_links
-from pipeedge.doctor.estimate import Estimate
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.launch.supervisor import Ending
 from pipeedge.models import find_model
@@ -64,6 +63,7 @@ from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Exporter
+from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.planning import disagreements, rank_facts
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.scheduler import find_executable

@@ -10,7 +10,6 @@
 
 findings  one line each, and the exit status of all (pure)
 checks    judges observations: facts in, findings out (pure)
-estimate  bandwidth and latency of a link from repeated measurements, and whether they agree (pure)
 links     measuring a link
 probe     questions to the machine itself, which tests replace
 review    rank 0's view of all ranks together

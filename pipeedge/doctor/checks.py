@@ -14,8 +14,8 @@ from pipeedge.base.errors import EXIT_PEER
 from pipeedge.base.fields import text, whole_number
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
-from pipeedge.doctor.estimate import Estimate
 from pipeedge.doctor.findings import Finding, ok, problem, warning
+from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelSpec, short_dtype
 
 __all__ = [

@@ -23,9 +23,9 @@ from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.session import Announcement, Deadlines, Forms, Session
 from pipeedge.doctor import checks
 from pipeedge.doctor.checks import SchedulerFiles
-from pipeedge.doctor.estimate import Estimate, estimate_link
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, problem_from
 from pipeedge.doctor.probe import Probe
+from pipeedge.plan.link_speed import Estimate, estimate_link
 from pipeedge.plan.specs import (
     Link,
     load_neighbors,

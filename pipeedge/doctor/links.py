@@ -18,14 +18,13 @@ from collections.abc import Callable
 import torch
 
 from pipeedge.base.payload import TensorSpec
-from pipeedge.doctor.estimate import Round, Trip
+from pipeedge.plan.link_speed import SMALL, Round, Trip, large_enough, measure_rounds
 from pipeedge.transport.base import Link, Packet, Transport
 
 __all__ = ["PASSES", "LinkMeter", "answer_link"]
 
 PASSES = 3
 """Number of times that all links of a plan are measured."""
-SMALL = 1 << 10
 LEAST, MOST = 64 << 10, 4 << 20
 """Range of the whole frame's size in bytes. A quarter of the least is as long as the burst of a slow link."""
 _LONG_ENOUGH_S = 0.06
@@ -74,13 +73,10 @@ class LinkMeter:
         began = self._clock()
         round_trip(SMALL)  # the first one opens the connection
         if not self._size:
-            self._size = LEAST
-            while round_trip(self._size).seconds < _LONG_ENOUGH_S and self._size < MOST:
-                self._size *= 2
-        for done in range(_ROUNDS):
-            if done and self._clock() - began > budget_s:
-                break
-            self.rounds.append(Round(round_trip(SMALL), round_trip(self._size // 4), round_trip(self._size)))
+            self._size = large_enough(round_trip, LEAST, MOST, _LONG_ENOUGH_S)
+        self.rounds += measure_rounds(
+            round_trip, self._size, _ROUNDS, lambda: self._clock() - began > budget_s
+        )
         sender.finish()
         answers.receive()
 

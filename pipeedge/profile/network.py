@@ -6,8 +6,9 @@
                                ── bytes ─────────────────────>     FILL: send that many
                                <── byte ──> byte                   ECHO: round trips
 
-Amounts grow until one takes half a second, so that neither the start of a connection nor buffers on the
-way count. The lesser of the two directions is the answer: the scheduler knows one number for a host.
+Amounts grow until one takes half a second, and the median of a few rounds counts, as the doctor measures the
+links of a run (``plan.link_speed``), so that neither the start of a connection nor buffers on the way count.
+The lesser of the two directions is the answer: the scheduler knows one number for a host.
 A request is at most 1 GiB, a client is served for a minute at most, one at a time; what comes is thrown
 away, and nobody authenticates: serve while measuring, in a network you trust, and end it with Ctrl-C.
 """
@@ -26,10 +27,11 @@ from typing import NoReturn
 from pipeedge.base.errors import DeadlineError, PeerError, PeerFailedError, RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import figure
+from pipeedge.plan.link_speed import LEAST_ROUNDS, Trip, estimate_link, large_enough, measure_rounds
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
 from pipeedge.transport.interfaces import listen
 
-__all__ = ["DEFAULT_PORT", "Measured", "measure_link", "parse_place", "serve_link"]
+__all__ = ["DEFAULT_PORT", "MeasuredNetwork", "measure_link", "parse_place", "serve_link"]
 
 DEFAULT_PORT = 29600
 IDLE_S = 10.0
@@ -39,6 +41,8 @@ CLIENT_S = 60.0
 ENOUGH_S = 0.5
 """An amount that takes this long is measured well."""
 
+_DIRECTION_S = 10.0
+"""No further round begins after this time on one direction."""
 _LEAST_BYTES = 256 << 10
 _MOST_BYTES = 1 << 30
 _CHUNK = 1 << 20
@@ -55,7 +59,7 @@ class _Operation(IntEnum):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNetwork:
     """A link, as this end sees it."""
 
     out_bytes_per_s: float
@@ -101,7 +105,7 @@ def parse_place(text: str) -> tuple[str, int]:
 # --- the end that asks ------------------------------------------------------------------------------
 
 
-def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_counter) -> Measured:
+def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_counter) -> MeasuredNetwork:
     """Measure the link to ``host``, where ``serve_link`` answers.
 
     Raises:
@@ -116,9 +120,9 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
             round_trip_s = statistics.median(
                 _timed(connection, _Operation.ECHO, 1, clock) for _ in range(_ROUND_TRIPS)
             )
-            return Measured(
-                out_bytes_per_s=_rate(connection, _Operation.DISCARD, round_trip_s, clock),
-                in_bytes_per_s=_rate(connection, _Operation.FILL, round_trip_s, clock),
+            return MeasuredNetwork(
+                out_bytes_per_s=_rate(connection, _Operation.DISCARD, clock),
+                in_bytes_per_s=_rate(connection, _Operation.FILL, clock),
                 round_trip_s=round_trip_s,
             )
     except socket.gaierror as error:
@@ -132,16 +136,14 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
         ) from error
 
 
-def _rate(
-    connection: socket.socket, operation: _Operation, round_trip_s: float, clock: Callable[[], float]
-) -> float:
-    amount = _LEAST_BYTES
-    while True:
-        # Of the time for request and answer, all but the round trip is the bytes' own.
-        seconds = _timed(connection, operation, amount, clock)
-        if seconds >= ENOUGH_S or amount >= _MOST_BYTES:
-            return amount / max(seconds - round_trip_s, seconds / 10)
-        amount = min(_MOST_BYTES, amount * 2)
+def _rate(connection: socket.socket, operation: _Operation, clock: Callable[[], float]) -> float:
+    def trip(size: int) -> Trip:
+        return Trip(size, _timed(connection, operation, size, clock))
+
+    began = clock()
+    size = large_enough(trip, _LEAST_BYTES, _MOST_BYTES, ENOUGH_S)
+    rounds = measure_rounds(trip, size, LEAST_ROUNDS, lambda: clock() - began > _DIRECTION_S)
+    return estimate_link(tuple(rounds)).link.bw_bytes_per_s
 
 
 def _timed(

@@ -7,20 +7,34 @@
 The difference of two frames cancels fixed costs of each: those of the messages themselves, and the burst
 that a rate limit lets through at full speed. A round that other work disturbed gives a bandwidth that is too
 low or too high, so the estimate is the median of all rounds, and the quartiles show how reliable it is.
+
+The doctor measures the links of a run this way, through their transport, and ``profiler.py --measure-link``
+the network between two machines, over a TCP connection of its own. The caller times the frames.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeedge.plan.specs import Link
 
-__all__ = ["LEAST_ROUNDS", "Estimate", "Round", "Trip", "estimate_link"]
+__all__ = [
+    "LEAST_ROUNDS",
+    "SMALL",
+    "Estimate",
+    "Round",
+    "Trip",
+    "estimate_link",
+    "large_enough",
+    "measure_rounds",
+]
 
 LEAST_ROUNDS = 3
 """Minimum number of rounds that shows whether they agree."""
+SMALL = 1 << 10
+"""Size of a small frame in bytes."""
 STEADY = 1.5
 """Maximum ratio of the upper to the lower quartile of steady bandwidths."""
 
@@ -69,6 +83,38 @@ class Estimate:
     def steady(self) -> bool:
         """Whether the rounds agree well enough to plan with their median."""
         return self.rounds >= LEAST_ROUNDS and self.high_bytes_per_s <= STEADY * self.low_bytes_per_s
+
+
+def large_enough(trip: Callable[[int], Trip], least: int, most: int, seconds: float) -> int:
+    """Return the size of a frame that takes long enough to be measured well.
+
+    Args:
+        trip: sends a frame of that many bytes and times it.
+        least: size to begin with; it is doubled.
+        most: largest size.
+        seconds: duration that is long enough.
+    """
+    size = least
+    while trip(size).seconds < seconds and size < most:
+        size = min(most, size * 2)
+    return size
+
+
+def measure_rounds(
+    trip: Callable[[int], Trip], size: int, most: int, is_over: Callable[[], bool]
+) -> Iterator[Round]:
+    """Yield rounds with whole frames of ``size`` bytes.
+
+    Args:
+        trip: sends a frame of that many bytes and times it.
+        size: size of a whole frame.
+        most: largest number of rounds.
+        is_over: whether the time is up; asked before each round but the first.
+    """
+    for done in range(most):
+        if done and is_over():
+            return
+        yield Round(trip(SMALL), trip(size // 4), trip(size))
 
 
 def estimate_link(rounds: Sequence[Round]) -> Estimate:
