@@ -29,7 +29,7 @@ from pipeedge.base.errors import (
     exit_code,
 )
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.hub import Hub, HubState
+from pipeedge.control.hub import Hub, _Connection
 from pipeedge.control.liveness import (
     Limits,
     RankStatus,
@@ -43,6 +43,7 @@ from pipeedge.control.liveness import (
 )
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
+from pipeedge.control.rules import HubState
 from pipeedge.control.session import report_early_failure
 from pipeedge.request.config import WorldRequest
 
@@ -329,13 +330,13 @@ class Play:
 def test_a_run_from_hello_to_summary() -> None:
     play = Play()
     play.hello(0)
-    assert play.state.absent() == [1]
+    assert play.state.roster.absent() == [1]
     play.hello(1)
-    assert play.state.absent() == []
+    assert play.state.roster.absent() == []
     play.say(0, "facts", facts={"items": 5})
-    assert play.state.facts() is None
+    assert play.state.roster.facts() is None
     play.say(1, "facts", facts={"items": None})
-    assert play.state.facts() == {0: {"items": 5}, 1: {"items": None}}
+    assert play.state.roster.facts() == {0: {"items": 5}, 1: {"items": None}}
     play.planned()
     assert [message.body for message in play.heard(1, "plan")] == [{"items": 3}]
     play.say(1, "ready")
@@ -399,7 +400,7 @@ def test_a_rank_that_is_there_twice_is_sent_away_and_the_first_stays() -> None:
     assert play.verdict is None
     play.say(1, "facts", facts={})
     play.say(0, "facts", facts={})
-    assert play.state.facts() == {0: {}, 1: {}}
+    assert play.state.roster.facts() == {0: {}, 1: {}}
 
 
 @pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
@@ -424,14 +425,14 @@ def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank
     play.say(7, "failed", line="x")
     play.close(7)
     assert play.verdict is None
-    assert play.state.connections() == (0, 1, 2)
+    assert play.state.roster.connections() == (0, 1, 2)
 
 
 def test_a_rank_outside_the_world_is_sent_away() -> None:
     play = Play(world=2)
     play.say(7, "hello", rank=2, world=2, host="pi9")
     assert play.heard(7, "verdict")[0].body["cause"] == "rank 2 is outside the world of 2"
-    assert play.state.connections() == ()
+    assert play.state.roster.connections() == ()
 
 
 @pytest.mark.parametrize(
@@ -455,7 +456,7 @@ def test_a_malformed_hello_is_sent_away_once(body: dict[str, Any]) -> None:
         play.say(5, "hello", **body)
     (refusal,) = play.heard(5, "verdict")
     assert "malformed" in refusal.body["cause"]
-    assert (play.verdict, play.state.connections()) == (None, ())
+    assert (play.verdict, play.state.roster.connections()) == (None, ())
 
 
 def test_a_connection_is_one_rank_for_life() -> None:
@@ -765,6 +766,23 @@ def test_a_failure_travels_as_data_and_becomes_one_line() -> None:
 
 
 # --- numbers and texts of any size ------------------------------------------------------------------
+
+
+def test_a_verdict_overtakes_queued_telemetry() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = _Connection(0, ours, "10.0.0.9")
+        for _ in range(200):
+            connection.queue(Message("record", {"rank": 1, "text": "x" * 20_000}))
+        connection.send()  # as much as the kernel buffers, the last message in part
+        connection.queue(Failure(FailureKind.GONE, "killed", 1, "rank 1").message())
+        decoder, heard = Decoder(), []
+        while connection.has_outgoing or not heard or heard[-1].kind != "verdict":
+            heard += decoder.feed(theirs.recv(1 << 16))
+            connection.send()
+    assert {message.kind for message in heard[:-1]} == {"record"}
+    assert len(heard) < 200
 
 
 def test_the_hub_survives_any_mutation_of_any_message() -> None:

@@ -24,7 +24,7 @@ models     activations dtypes int8 progress weights.reading architecture weights
            registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
-control    clocks messages failures liveness hub member session
+control    clocks messages failures liveness roster telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       specs link_speed prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
@@ -67,6 +67,9 @@ PURE = (
     "testbed.cluster",
     "control.clocks",
     "control.failures",
+    "control.roster",
+    "control.rules",
+    "control.telemetry",
     "control.liveness",
     "control.messages",
     "base.wording",

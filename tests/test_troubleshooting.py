@@ -44,10 +44,10 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
 from pipeedge.control.failures import Failure
-from pipeedge.control.hub import HubState
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.control.rules import HubState
 from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line

@@ -12,7 +12,10 @@ messages   what is said, and its bytes (pure)
 failures   why a session ended, as data (pure)
 clocks     what the hub's clock shows (pure)
 liveness   who is silent, who is stuck, who is only slow (pure)
-hub        the hub's rules (pure) and the thread that serves them
+roster     who takes part, and how far each rank is (pure)
+telemetry  what the hub passes on without deciding anything by it (pure)
+rules      what the hub makes of each message (pure)
+hub        the thread that serves the rules
 member     a rank's end
 session    how a program takes part: hello, facts, plan, ready, start, done, summary
 

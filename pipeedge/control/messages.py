@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Message:
-    """One thing said. What a ``kind`` carries is listed in ``pipeedge.control.hub``."""
+    """One thing said. What a ``kind`` carries is listed in ``pipeedge.control.rules``."""
 
     kind: str
     body: Mapping[str, Any] = field(default_factory=dict)

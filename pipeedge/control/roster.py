@@ -1,0 +1,121 @@
+"""Who takes part in a session: the ranks that have come, and how far each of them is. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeedge.control.liveness import RankStatus
+from pipeedge.control.messages import Message
+
+__all__ = ["Phase", "Roster", "Seat"]
+
+
+class Phase(enum.Enum):
+    """How far a rank is."""
+
+    MET = "met"
+    """It has introduced itself."""
+    KNOWN = "known"
+    """It has sent its facts."""
+    PLANNED = "planned"
+    """It has a part in the plan."""
+    READY = "ready"
+    """It waits for the other participants."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    BYSTANDER = "bystander"
+    """The plan gives it no part."""
+    LEFT = "left"
+    """It ended after the results were complete, without having finished."""
+
+
+@dataclass
+class Seat:
+    """What the hub knows of one rank that has introduced itself."""
+
+    connection: int
+    host: str
+    heard_at: float
+    """Time of its last message, in seconds of the hub's clock."""
+    facts: Mapping[str, Any] | None = None
+    status: RankStatus = field(default_factory=RankStatus)
+    ready: bool = False
+    stats: Mapping[str, Any] | None = None
+    recorded: int = 0
+    """Number of characters of its records."""
+    left: bool = False
+    """Whether it ended after the results were complete, without having finished."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is expected of it."""
+        return self.stats is not None or self.left
+
+
+class Roster:
+    """The ranks of a world, their connections, and their parts in the plan."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.seats: dict[int, Seat] = {}
+        self.rank_of: dict[int, int] = {}
+        """Rank of each connection that belongs to one."""
+        self.participants: tuple[int, ...] | None = None
+        """Ranks with a part in the plan; None before the plan."""
+        self.names: Mapping[int, str] = {}
+        self.data_rank: int | None = None
+
+    def phase(self, rank: int) -> Phase:
+        """Return how far ``rank`` is, which has introduced itself."""
+        seat = self.seats[rank]
+        if seat.left:
+            return Phase.LEFT
+        if seat.stats is not None:
+            return Phase.FINISHED
+        if self.participants is None:
+            return Phase.MET if seat.facts is None else Phase.KNOWN
+        if rank not in self.participants:
+            return Phase.BYSTANDER
+        if not seat.ready:
+            return Phase.PLANNED
+        return Phase.RUNNING if self.started() else Phase.READY
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not introduced themselves."""
+        return [rank for rank in range(self.world_size) if rank not in self.seats]
+
+    def facts(self) -> dict[int, Mapping[str, Any]] | None:
+        """Return the facts of each rank, or None until all have sent them."""
+        facts = {rank: known.facts for rank, known in sorted(self.seats.items()) if known.facts is not None}
+        return facts if len(facts) == self.world_size else None
+
+    def name(self, rank: int) -> str:
+        """Return ``rank 2 (stage 1, layers 13-24, on host pi3)``, as far as it is known."""
+        known = self.seats.get(rank)
+        parts = [self.names[rank]] if rank in self.names else []
+        if known is not None:
+            parts.append(f"on {known.host}")
+        return f"rank {rank}" + (f" ({', '.join(parts)})" if parts else "")
+
+    def connections(self) -> tuple[int, ...]:
+        """Return the connections that belong to a rank."""
+        return tuple(self.rank_of)
+
+    def started(self) -> bool:
+        """Return whether all participants are ready."""
+        return self.participants is not None and all(self.seats[rank].ready for rank in self.participants)
+
+    def running(self) -> tuple[int, ...]:
+        """Return the participants; none before the plan."""
+        return self.participants if self.participants is not None else ()
+
+    def takes_part(self, rank: int) -> bool:
+        """Return whether ``rank`` has a part in the plan, or still may have one."""
+        return self.participants is None or rank in self.participants
+
+    def to_all(self, message: Message) -> list[tuple[int, Message]]:
+        """Address ``message`` to every rank."""
+        return [(connection, message) for connection in self.rank_of]
