@@ -19,7 +19,7 @@ from pipeedge.base.streams import print_notice, print_result, say
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("75", 75), ("200", 200)])
-def test_what_is_no_terminal_is_wide_enough_for_figures(
+def test_output_to_a_file_is_wide_enough_for_figures(
     monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -29,7 +29,7 @@ def test_what_is_no_terminal_is_wide_enough_for_figures(
     assert StandardOutput().width == width
 
 
-def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     StandardOutput().print("report  a\x1b[2J.html\nand more", highlight=False, markup=False)
     say("runtime.py", "a\x1b[2J.csv: there already")
     out, err = capsys.readouterr()
@@ -42,7 +42,7 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_a_notice_that_cannot_be_printed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_notice_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (FullDisk(), closed, None):
@@ -50,7 +50,7 @@ def test_a_notice_that_cannot_be_printed_is_dropped(monkeypatch: pytest.MonkeyPa
         say("runtime.py", "a notice")
 
 
-def test_only_results_that_cannot_be_printed_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_unprinted_results_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", FullDisk())
     print_notice("1 of 2 items")
     StandardOutput().print("1 of 2 items")
@@ -80,7 +80,7 @@ def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
 
 
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+def test_run_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
     """As ``| head`` does: the rows are written, and the exit status is that of the run."""
     script = '"$@" | true; exit "${PIPESTATUS[0]}"'
     run = [sys.executable, str(RUNTIME), "0", "1", "-m", "vit-digits", "-b", "40", "--output", "rows.csv"]
@@ -96,7 +96,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
 
 
-def test_nor_a_report(tmp_path: Path) -> None:
+def test_report_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(simulated_body([0.1, 0.2])))
     command = [sys.executable, "-m", "pipeedge.report", "run.json"]
     done = subprocess.run(

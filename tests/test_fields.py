@@ -31,13 +31,13 @@ from pipeedge.train.recording import BatchResult, WorkerRecord, to_timeline
 
 
 @pytest.mark.parametrize("value", [None, True, "1", -1, 2**63, 10**400, 1.0, [1], {}])
-def test_what_is_no_whole_number_is_refused(value: object) -> None:
+def test_values_other_than_whole_numbers_are_refused(value: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         fields.whole_number(value)
 
 
 @pytest.mark.parametrize("value", [None, True, "1", math.nan, math.inf, 1e19, 10**400, -(10**400), [1], {}])
-def test_what_is_no_number_of_sensible_size_is_refused(value: object) -> None:
+def test_values_other_than_finite_numbers_are_refused(value: object) -> None:
     for read in (fields.number, fields.nonnegative):
         with pytest.raises((TypeError, ValueError)):
             read(value)
@@ -57,7 +57,7 @@ def test_values_within_their_range_are_kept() -> None:
         fields.nonnegative(-1)
 
 
-def test_text_of_a_peer_is_short_and_steers_no_terminal() -> None:
+def test_peer_text_is_truncated_and_escaped() -> None:
     assert fields.text("a\x1b[2J\n\u202eb") == r"a\x1b[2J\n\u202eb"
     assert len(fields.text("\x00" * 5000)) == 2000
     assert fields.text("Gerät in Köln") == "Gerät in Köln"
@@ -66,7 +66,7 @@ def test_text_of_a_peer_is_short_and_steers_no_terminal() -> None:
 @pytest.mark.parametrize(
     "text", ["NaN", "1e999", "9" * 400, "-" + "9" * 400, "[" * 50000, "9223372036854775808"]
 )
-def test_json_that_no_honest_sender_writes_is_refused(text: str) -> None:
+def test_hostile_json_is_refused(text: str) -> None:
     with pytest.raises(fields.MALFORMED):
         fields.parse(text)
 
@@ -80,7 +80,7 @@ class Sample:
     rank: int | None = None
 
 
-def test_a_record_is_read_as_its_types_say() -> None:
+def test_record_fields_are_checked_by_type() -> None:
     sample = Sample(1, 2.0, "x", True, 3)
     assert fields.record(Sample, asdict(sample)) == sample
     assert fields.record(Sample, {"count": 1, "seconds": 2, "rank": None}) == Sample(1, 2.0)
@@ -91,7 +91,7 @@ def test_a_record_is_read_as_its_types_say() -> None:
         fields.record(Sample, {"count": 1})
 
 
-def test_what_is_malformed_becomes_one_line_that_names_it() -> None:
+def test_malformed_value_becomes_one_line_that_names_it() -> None:
     said = r"the plan of rank 0 is malformed \(TypeError: .*\); do all run the same"
     with pytest.raises(PeerFailedError, match=said), fields.decoding("the plan of rank 0", peer=0):
         fields.whole_number("x")
@@ -162,7 +162,7 @@ READERS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = 
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_message_is_refused_or_understood(name: str) -> None:
+def test_damaged_message_is_refused_or_parsed(name: str) -> None:
     body, read = READERS[name]
     read(json.loads(json.dumps(body)))
     chance = random.Random(name)
@@ -171,6 +171,6 @@ def test_a_damaged_message_is_refused_or_understood(name: str) -> None:
             read(mutate_message(body, chance))
 
 
-def test_a_plan_survives_the_wire() -> None:
+def test_plan_survives_the_wire() -> None:
     assert Plan.from_body(json.loads(json.dumps(PLAN.to_body()))) == PLAN
     assert StageStats.from_body(json.loads(json.dumps(STATS.to_body()))) == STATS

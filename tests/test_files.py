@@ -52,7 +52,7 @@ def output(path: Path) -> OutputFile:
 
 
 class TestCheck:
-    def test_new_and_unread_files_are_allowed_and_existing_ones_are_returned(self, tmp_path: Path) -> None:
+    def test_unread_outputs_are_allowed_and_existing_ones_returned(self, tmp_path: Path) -> None:
         old, read = file(tmp_path / "old.csv"), file(tmp_path / "a.npz")
         outputs = [output(old), OutputFile("--report", tmp_path / "new.json")]
         assert check_outputs(outputs, [InputPath("--input", read)]) == {old}
@@ -68,7 +68,7 @@ class TestCheck:
         ],
         ids=["symbolic", "hard", "chain"],
     )
-    def test_links_are_seen_through(self, tmp_path: Path, link: Callable[[Path, Path], object]) -> None:
+    def test_links_are_resolved(self, tmp_path: Path, link: Callable[[Path, Path], object]) -> None:
         read, other = file(tmp_path / "a.npz"), tmp_path / "b.npz"
         link(read, other)
         for written, source in ((read, other), (other, read)):
@@ -77,14 +77,14 @@ class TestCheck:
             with pytest.raises(RequestError, match=r"would replace a\.npz|would replace b\.npz"):
                 check_outputs([output(written)], [InputPath("-m", tmp_path, source.name.__eq__)])
 
-    def test_outputs_that_do_not_exist_yet_are_compared_by_their_real_path(self, tmp_path: Path) -> None:
+    def test_new_outputs_are_compared_by_real_path(self, tmp_path: Path) -> None:
         (tmp_path / "here").symlink_to(tmp_path)
         with pytest.raises(RequestError, match=r"--trace .*: is the same file as --output .*; name another"):
             check_outputs(
                 [output(tmp_path / "x.json"), OutputFile("--trace", tmp_path / "here" / "x.json")], []
             )
 
-    def test_only_files_that_a_directory_holds_for_the_reader_are_protected(self, tmp_path: Path) -> None:
+    def test_only_files_the_reader_uses_are_protected(self, tmp_path: Path) -> None:
         deep, report = file(tmp_path / "in" / "deep" / "a.png"), file(tmp_path / "in" / "r.json")
         photos = InputPath("--input", tmp_path / "in", lambda name: name.endswith(".png"), nested=True)
         assert check_outputs([output(report)], [photos]) == {report}
@@ -93,7 +93,7 @@ class TestCheck:
             check_outputs([output(deep)], [photos])
 
 
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     target = tmp_path / "a.csv"
     mine = temporary_beside(target)
     dead = subprocess.Popen(["true"])
@@ -184,9 +184,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
         "train.py --data random --report x.json --trace ./x.json",
     ],
 )
-def test_an_output_never_replaces_what_is_read(
-    line: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_never_replaces_an_input(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     program, *argv = line.split()
@@ -195,9 +193,7 @@ def test_an_output_never_replaces_what_is_read(
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
-def test_the_test_bed_does_not_replace_its_own_description(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_testbed_does_not_replace_its_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeedge.testbed import main
     from pipeedge.testbed.bed import TestBeds
     from pipeedge.testbed.journal import Shelf

@@ -20,7 +20,7 @@ def table(channels: int = 3) -> PixelTable:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_byte_is_looked_up_in_the_row_of_its_channel(dtype: torch.dtype) -> None:
+def test_byte_is_looked_up_in_row_of_its_channel(dtype: torch.dtype) -> None:
     known = table()
     pixels = torch.randint(0, 256, (2, 3, 5, 7), dtype=torch.uint8)
     found = known.look_up(pixels, dtype)
@@ -29,7 +29,7 @@ def test_each_byte_is_looked_up_in_the_row_of_its_channel(dtype: torch.dtype) ->
         assert found[at] == known.values[at[1], int(pixels[at])].to(dtype)
 
 
-def test_a_table_travels_as_text() -> None:
+def test_pixel_table_survives_conversion_to_text() -> None:
     known = table(1)
     assert PixelTable.from_text(known.to_text()).values.equal(known.values)
 
@@ -44,18 +44,18 @@ def test_a_table_travels_as_text() -> None:
         pytest.param(base64.b64encode(b"\xff" * 1024).decode(), "not finite", id="not finite"),
     ],
 )
-def test_what_is_no_table_is_refused(text: str, message: str) -> None:
+def test_malformed_table_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PixelTable.from_text(text)
 
 
-def test_pictures_of_other_channels_are_refused() -> None:
+def test_images_with_other_channel_count_are_refused() -> None:
     with pytest.raises(ValueError, match="table of 3 channels"):
         table().look_up(torch.zeros(1, 1, 2, 2, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_first_stage_gives_the_same_bits_for_bytes_as_for_values(dtype: torch.dtype) -> None:
+def test_first_stage_gives_same_bits_for_bytes_and_values(dtype: torch.dtype) -> None:
     model = find_model("vit-digits")
     source = open_input(InputRequest(batch_size=8), model)
     (group,) = source.groups(8)

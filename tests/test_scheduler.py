@@ -277,8 +277,8 @@ def test_what_the_program_prints_is_a_schedule_file(tmp_path: Path) -> None:
         ("- {mb-0: [1, 2], mb-1: [3, 4]}\n", SpecError, "s.yml:1: entry 1: must have one host"),
         ("- {quant_bits: 8}\n", SpecError, "s.yml:1: entry 1: must have one host"),
         ("- mb-0: [1, 2, 3]\n", SpecError, "s.yml:1: entry 1: mb-0: has 3 numbers; the first and the last"),
-        ("- mb-0: [2, 1]\n", SpecError, "s.yml:1: entry 1: mb-0: [2, 1] is no range of layers"),
-        ("- mb-0: [0, 1]\n", SpecError, "s.yml:1: entry 1: mb-0: [0, 1] is no range of layers"),
+        ("- mb-0: [2, 1]\n", SpecError, "s.yml:1: entry 1: mb-0: [2, 1] is not a range of layers"),
+        ("- mb-0: [0, 1]\n", SpecError, "s.yml:1: entry 1: mb-0: [0, 1] is not a range of layers"),
         ("- mb-0: [1, x]\n", SpecError, "mb-0: entry 2: is 'x'; a number is expected"),
         (
             "- {mb-0: [1, 2], quant_bits: 64}\n",

@@ -170,7 +170,7 @@ def test_missing_memory_and_unknown_codec_speed_are_reported(cluster: Path) -> N
         (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
         (["-H", "a,a"], "names a twice"),
         (["--data-host", "z"], "host z is not in the devices file"),
-        (["--dtype", "int3"], "--dtype: 'int3' is no number type"),
+        (["--dtype", "int3"], "--dtype: 'int3' is not a number type"),
         (["--dtype", "int8,int8,int8"], "3 number types"),
         (["--dtype", "int8"], "no profile of m with microbatches of 8 and dtype int8"),
         (["--codec-MBps", "0"], "--codec-MBps: must be above 0"),

@@ -33,7 +33,7 @@ from pipeedge.report.charts import Line, lines, si
         (math.nan, "nan"),
     ],
 )
-def test_a_figure_has_four_digits_and_no_exponent(value: float, shown: str) -> None:
+def test_figure_has_four_digits_and_no_exponent(value: float, shown: str) -> None:
     assert figure(value) == shown
 
 
@@ -66,20 +66,20 @@ def test_axes_of_charts_have_no_exponents() -> None:
         (12000, "day", "12,000 days"),
     ],
 )
-def test_a_noun_goes_with_its_number(number: int, noun: str, shown: str) -> None:
+def test_noun_agrees_with_its_number(number: int, noun: str, shown: str) -> None:
     assert count(number, noun) == shown
     assert plural(number, "is", "are") == ("is" if number == 1 else "are")
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\x07", "\x9b31m", "a\nb", "\u202egpj.exe", "\udcff", "\u2028"])
-def test_what_would_steer_a_terminal_is_shown_instead(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     assert shown != text
 
 
 @pytest.mark.parametrize("text", ["photos/été 1.png", "日本語", "a b", "C:\\x"])
-def test_ordinary_names_stay_as_they_are(text: str) -> None:
+def test_ordinary_names_are_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
@@ -88,14 +88,14 @@ def test_ordinary_names_stay_as_they_are(text: str) -> None:
     ["edge-board-number-{}.example.org", "board-{}", "{}.a.long.domain.example.org", "room-{}-of-the-house"],
 )
 @pytest.mark.parametrize("width", [8, 12, 22])
-def test_long_names_stay_apart_when_they_are_shortened(pattern: str, width: int) -> None:
+def test_shortened_names_stay_distinct(pattern: str, width: int) -> None:
     names = [pattern.format(number) for number in range(20)]
     short = shortened(names, width)
     assert len(set(short)) == len(names)
     assert max(map(len, short)) <= width
 
 
-def test_a_hint_names_what_is_close() -> None:
+def test_hint_suggests_the_closest_name() -> None:
     assert hint("vit-digts", ["bert-base-uncased", "vit-digits"]) == "; did you mean vit-digits?"
     assert hint("resnet", ["bert-base-uncased", "vit-digits"]) == ""
 

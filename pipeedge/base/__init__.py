@@ -1,1 +1,1 @@
-"""What every room stands on: errors, wording, whole-or-nothing files, the console, payloads, schedules."""
+"""The foundation of every other package: errors, wording, atomic files, the console, payloads, schedules."""

@@ -1,8 +1,8 @@
-"""``.npz`` files: a zip of ``.npy`` arrays, headers first, data as a stream.
+"""``.npz`` files: zip archives of ``.npy`` arrays, read header first with the data as a stream.
 
-numpy reads a member whole, whatever its header or the zip's table says it holds; here nothing takes more
-memory than what is asked for. What numpy does not write is refused: two members of one name, packing other
-than stored or deflated, headers of unusual length.
+numpy reads a whole member, whatever size its header or the table of contents claims. Here nothing takes more
+memory than what the caller asks for. Files that numpy would not write are refused: duplicate names,
+compression other than stored or deflated, headers of unusual length.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _LONGEST_NAME = 200
 _LONGEST_REASON = 200
 _SUFFIX = ".npy"
 _MAX_HEADER_BYTES = 10_000
-"""As numpy allows."""
+"""Limit that numpy sets too."""
 _LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
-"""How each version of the format writes the length of its header."""
+"""``struct`` format of the header length, by version of the ``.npy`` format."""
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError),
     *(ValueError, OverflowError, struct.error),
 )
-"""What ``zipfile`` raises at a broken table or member, and at one that is encrypted."""
+"""Exceptions that ``zipfile`` raises for a damaged table or member, and for an encrypted one."""
 
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an archive says about one of its arrays, without its data."""
+    """Header of one array in an archive, without its data."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -51,14 +51,14 @@ class ArrayHeader:
 
 
 class NpzArchive:
-    """The arrays of one file. A context manager.
+    """The arrays of one file, as a context manager.
 
     Args:
-        path: of the file.
-        error: raised for every mistake in it.
+        path: Path of the file.
+        error: Exception type raised for every error in the file.
 
     Raises:
-        RequestError: as ``error``: no archive, or one that numpy would not write.
+        RequestError: Of type ``error``, if the file is not an archive, or one that numpy would not write.
     """
 
     def __init__(self, path: Path, error: type[RequestError]) -> None:
@@ -68,7 +68,7 @@ class NpzArchive:
             self._zip = zipfile.ZipFile(path)
         except zipfile.BadZipFile:
             raise error(
-                f"{path} is no complete .npz file (its table of contents, at the end, is missing): "
+                f"{path} is not a complete .npz file (its table of contents, at the end, is missing): "
                 "it is truncated or of another kind; fetch the file again"
             ) from None
         except OSError as failure:
@@ -76,10 +76,10 @@ class NpzArchive:
         except _DAMAGE as failure:
             raise error(f"{path} is damaged ({one_line(failure)}); fetch the file again") from failure
         self.other_names = [name for name in self._zip.namelist() if not name.endswith(_SUFFIX)]
-        """Members that are no arrays."""
+        """Names of members that are not arrays."""
         infos = [info for info in self._zip.infolist() if info.filename.endswith(_SUFFIX)]
         self.members = {info.filename.removesuffix(_SUFFIX): info for info in infos}
-        """Entries of the table of contents, by the name of the array."""
+        """Entries of the table of contents, by array name."""
         if len(self.members) < len(infos):
             self._zip.close()
             (twice, _), *_ = Counter(info.filename for info in infos).most_common(1)
@@ -96,22 +96,23 @@ class NpzArchive:
         self._zip.close()
 
     def header(self, name: str) -> ArrayHeader:
-        """Read shape and type of an array."""
+        """Read the shape and number type of an array."""
         with self._member(name) as stream:
             return self._read_header(name, stream)
 
     @contextmanager
     def data(self, name: str, *, to_the_end: bool = True) -> Iterator[IO[bytes]]:
-        """Open a stream that stands at an array's first value.
+        """Open a stream positioned at the first value of an array.
 
         Args:
-            name: of the array.
-            to_the_end: all of it is read: what is left then, or a wrong checksum, is damage.
+            name: Name of the array.
+            to_the_end: Whether the caller reads all of it, so that leftover bytes or a wrong checksum are
+                reported as damage.
         """
         with self._member(name) as stream:
             self._read_header(name, stream)
             yield stream
-            # The checksum is compared when the end is reached, which a deflated member may not be yet.
+            # The checksum is compared at the end of the member, which a deflated one may not have reached.
             if to_the_end and stream.read(1):
                 raise self._error(f"{self._path} is damaged at {name}: it holds more than its header says")
 
@@ -138,28 +139,28 @@ class NpzArchive:
         prefix = bytes(read_exactly(stream, struct.calcsize(kind)) or b"") if kind else b""
         length = struct.unpack(kind, prefix)[0] if kind and prefix else None
         if length is None or length > _MAX_HEADER_BYTES:
-            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array")
+            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is not a readable array")
         text = io.BytesIO(start + prefix + bytes(read_exactly(stream, length) or b""))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 np.lib.format.read_magic(text)
-                # The third version differs in the encoding of field names alone, which no array here has.
+                # Version 3 differs only in the encoding of field names, which no array here has.
                 read = np.lib.format.read_array_header_1_0
                 if start[-2] > 1:
                     read = np.lib.format.read_array_header_2_0
                 shape, column_major, dtype = read(text)
         except Exception as failure:  # numpy parses foreign text as Python, and raises whatever that raises
             raise self._error(
-                f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array"
+                f"{self._path}: {excerpt(name, _LONGEST_NAME)} is not a readable array"
             ) from failure
         if any(isinstance(side, bool) or side < 0 for side in shape):
-            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is no readable array")
+            raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is not a readable array")
         return ArrayHeader(shape, dtype, column_major and len(shape) > 1)
 
 
 def read_exactly(stream: IO[bytes], size: int) -> bytearray | None:
-    """Read ``size`` bytes; return None if the stream ends before."""
+    """Read ``size`` bytes, or return None if the stream ends first."""
     data = bytearray()
     while len(data) < size:
         piece = stream.read(size - len(data))

@@ -1,4 +1,4 @@
-"""Standard output for people: wide enough for every table, and nobody has to read it."""
+"""Standard output for people: wide enough for every table, and safe if the reader goes away."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pipeedge.base.wording import printable, shortened
 __all__ = ["StandardOutput", "fitted"]
 
 _WIDTH = 120
-"""Where nothing says how wide: a file, a pipe. A narrower table would cut its figures off."""
+"""Columns assumed for a file or pipe, which has no width. A narrower table would truncate its figures."""
 
 _ANY_WIDTH = 10_000
 _SHORTEST = 6
-"""A name is not cut further: the table then folds."""
+"""Characters below which names are not shortened further; the table then wraps."""
 _TITLE = "host"
 
 
 def fitted(table: Callable[[Sequence[str]], Table], names: Sequence[str], console: Console) -> Table:
-    """Return the table with its names shortened to the room that its other columns leave, still distinct.
+    """Return the table with its names shortened to the width its other columns leave, still distinct.
 
     Args:
-        table: makes it, given a name for each row.
-        names: as they are.
-        console: where it is to be printed.
+        table: Builds the table, given a name for each row.
+        names: Full names, one a row.
+        console: Console on which the table will be printed.
     """
     wide = console.options.update(width=_ANY_WIDTH)
     room = console.width - console.measure(table([""] * len(names)), options=wide).maximum
@@ -41,11 +41,11 @@ def fitted(table: Callable[[Sequence[str]], Table], names: Sequence[str], consol
 class StandardOutput(Console):
     """Tables and lines on standard output.
 
-    Where the reader goes away, as ``head`` does when it has seen enough, or the disk is full, the rest is
-    thrown away and the program goes on: what it computes is not what it shows.
+    If the reader goes away, as ``head`` does once it has seen enough, or if the disk is full, the rest is
+    discarded and the program goes on: its computation does not depend on its output.
 
     Args:
-        result: whether what is printed is what the user asked for, so that a full disk is an error.
+        result: Whether the output is what the user asked for, so that a full disk is an error.
     """
 
     def __init__(self, *, result: bool = False) -> None:
@@ -54,7 +54,7 @@ class StandardOutput(Console):
         super().__init__(width=width)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, with everything in plain text that a terminal would act upon made visible."""
+        """Print objects, escaping control characters in plain text so that they cannot steer a terminal."""
         visible = (_visible(each) if isinstance(each, str) else each for each in objects)
         try:
             super().print(*visible, **options)
@@ -64,7 +64,7 @@ class StandardOutput(Console):
                 raise unprinted(error) from error
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads any longer."""
+        """Discard all further output: the reader has gone away."""
         self.quiet = True
         stop_printing()
 

@@ -1,4 +1,4 @@
-"""Threads that end together: the first failure of any of them is raised where they are waited for."""
+"""A group of threads that end together: the first failure in any of them is raised in the waiting thread."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Closed", "Crew"]
 
 
 class Closed(Exception):  # noqa: N818 - a signal between threads, not an error
-    """What a thread waits for has been closed; whoever closed it knows why."""
+    """Raised in a thread whose channel was closed; the thread that closed it knows the reason."""
 
 
 class Crew:
-    """Threads that end together."""
+    """A group of threads that end together."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,17 +26,17 @@ class Crew:
         """Run ``work`` in a thread."""
         with self._changed:
             self._running += 1
-        # Daemons: one that is blocked inside gloo cannot be woken, and must not keep a process that
-        # has failed from ending.
+        # The threads are daemons: one blocked inside gloo cannot be woken, and must not keep a failed
+        # process from exiting.
         threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
 
     def on_stop(self, cleanup: Callable[[], None]) -> None:
-        """Call ``cleanup`` when the crew is stopped, so that nobody goes on waiting."""
+        """Register ``cleanup`` to be called when the crew is stopped; it must wake threads that wait."""
         with self._changed:
             self._cleanups.append(cleanup)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End early; ``error`` is why, unless there was one before it."""
+        """Stop all threads early, because of ``error`` unless an earlier error was recorded."""
         with self._changed:
             if self._error is None:
                 self._error = error
@@ -49,13 +49,13 @@ class Crew:
             cleanup()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every thread has ended, or one has failed, or the crew was stopped.
+        """Wait until every thread has ended, one has failed, or the crew was stopped.
 
         Returns:
-            Whether that was so within ``timeout_s``.
+            Whether that happened within ``timeout_s``.
 
         Raises:
-            BaseException: the first failure.
+            BaseException: The first failure of any thread.
         """
         with self._changed:
             ended = self._changed.wait_for(lambda: self._running == 0 or self._stopped, timeout_s)
@@ -67,8 +67,8 @@ class Crew:
         try:
             work()
         except Closed:
-            pass  # whoever closed the channel knows why
-        except BaseException as error:  # handed on whole, to be raised where the crew is waited for
+            pass  # the thread that closed the channel knows why
+        except BaseException as error:  # kept whole, to be raised in the thread that waits
             self.stop(error)
         finally:
             with self._changed:

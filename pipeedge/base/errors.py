@@ -1,20 +1,20 @@
-"""What can go wrong, and the exit code it ends with.
+"""The exception tree, and the exit code of each branch.
 
-    PipeEdgeError                 1  a fault of ours (also every exception that is not in this tree)
-    ├── RequestError              2  the request is wrong: arguments, files, YAML, a schedule that cannot be
-    │   ├── ScheduleError            the schedule itself (layers uncovered, overlapping, too many stages)
-    │   ├── ModelError               an unknown model, a configuration of an unsupported kind
+    PipeEdgeError                 1  a bug in PipeEdge (as is every exception outside this tree)
+    ├── RequestError              2  a wrong request: arguments, files, YAML, an impossible schedule
+    │   ├── ScheduleError            an invalid schedule (layers uncovered, overlapping, too many stages)
+    │   ├── ModelError               an unknown model, or a configuration of an unsupported kind
     │   ├── WeightsError             weights that are missing, truncated, or of another shape
     │   ├── InputError               an input that cannot be read or does not fit the model
-    │   └── SpecError                models.yml, device_types.yml, devices.yml and their kin
+    │   └── SpecError                an error in models.yml, device_types.yml, devices.yml and the like
     ├── InfeasibleError           3  no schedule fits the devices
-    └── PeerError                 4  another rank failed
-        ├── PeerFailedError          it said so, or its connection closed
-        └── DeadlineError            it said nothing in time
+    └── PeerError                 4  a failure of another rank
+        ├── PeerFailedError          the rank reported it, or its connection closed
+        └── DeadlineError            the rank did not answer in time
 
-The message of each is one line that says what is wrong, where, and what to do about it; the command
-line prints it as it is. A fault raised on one rank travels to the others as a ``PeerFailedError``
-that names the rank, the stage and the first cause.
+Each message is one line that says what is wrong, where, and what to do about it; the command line prints
+it unchanged. A failure raised on one rank travels to the others as a ``PeerFailedError`` that names the
+rank, the stage and the first cause.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXIT_PEER = 4
 
 
 class PipeEdgeError(Exception):
-    """Root of the tree; on its own, a fault of ours."""
+    """Root of the tree. Raised directly, it reports a bug in PipeEdge."""
 
     exit_code = EXIT_FAULT
 
@@ -76,11 +76,11 @@ class InputError(RequestError):
 
 
 class SpecError(RequestError):
-    """A YAML document that does not say what it must."""
+    """A YAML document with missing, unknown or invalid contents."""
 
 
 class InfeasibleError(PipeEdgeError):
-    """The request is well formed and no schedule can satisfy it."""
+    """The request is well formed, but no schedule can satisfy it."""
 
     exit_code = EXIT_INFEASIBLE
 
@@ -102,9 +102,9 @@ class PeerError(PipeEdgeError):
     def __init__(self, message: str, *, peer: int | None = None, account: Account | None = None) -> None:
         super().__init__(message)
         self.peer = peer
-        """The rank at the other end of the connection that failed, if it was one."""
+        """Rank at the other end of the connection that failed, or None if no connection did."""
         self.account = account
-        """What the rank that failed reported itself, if it did."""
+        """Report of the rank that failed, or None if it sent none."""
 
 
 class PeerFailedError(PeerError):
@@ -116,12 +116,12 @@ class DeadlineError(PeerError):
 
 
 def exit_code(error: BaseException) -> int:
-    """The process exit status for ``error`` (DESIGN 4.3)."""
+    """Return the process exit status for ``error``."""
     return error.exit_code if isinstance(error, PipeEdgeError) else EXIT_FAULT
 
 
 def one_line(error: BaseException) -> str:
-    """``error`` as one printable line: line breaks and runs of blanks folded, never empty."""
+    """Return ``error`` as one printable line, never empty, with line breaks and runs of blanks folded."""
     text = printable(" ".join(str(error).split()))
     if isinstance(error, PipeEdgeError):
         return text or type(error).__name__

@@ -1,10 +1,10 @@
-"""Values that other processes send, checked for type and range before anything is computed with them. Pure.
+r"""Checks of type and range for values that other processes send. Pure functions.
 
-parse('{"busy": 1e999}')   ValueError: JSON whose numbers are finite, and whole ones fit 64 bits
+parse('{"busy": 1e999}')   ValueError: numbers must be finite, and whole ones fit 64 bits
 whole_number(7, below=8)   7           number(1.5)      1.5
-text("a\\x1b[2J")           a\\x1b[2J    as it may be shown in a terminal
+text("a\x1b[2J")           a\x1b[2J    safe to show in a terminal
 
-What is malformed raises one of ``MALFORMED``; ``decoding`` turns that into a line which names the sender.
+Malformed values raise one of ``MALFORMED``; ``decoding`` turns that into one line which names the sender.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
 _Record = TypeVar("_Record")
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
-"""What reading a malformed value may raise."""
+"""Exceptions that reading a malformed value may raise."""
 
 _END = 1 << 63
-"""Whole numbers lie below this, and above its negative."""
+"""Limit of whole numbers, exclusive: they lie below it and above its negative."""
 _MOST = 1e18
-"""Largest absolute value of any other number: sums and products of a few remain finite."""
+"""Largest absolute value of any other number, so that sums and products of a few remain finite."""
 _MAX_TEXT = 2000
 _MAX_VALUE = 8000
-"""Characters of a text among the values of an object."""
+"""Largest number of characters of a text among the values of an object."""
 _MAX_DIGITS = 20
 
 
@@ -55,7 +55,7 @@ def parse(data: bytes | str) -> Any:
 def whole_number(value: object, below: int = _END) -> int:
     """Return ``value`` if it is a whole number from 0; else raise TypeError or ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} where a whole number was due")
+        raise TypeError(f"{type(value).__name__} instead of a whole number")
     if not 0 <= value < below:
         raise ValueError(f"a number outside 0 to {below - 1}")
     return value
@@ -64,14 +64,14 @@ def whole_number(value: object, below: int = _END) -> int:
 def number(value: object) -> float:
     """Return ``value`` as a float if it is a number up to 1e18; else raise TypeError or ValueError."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} where a number was due")
+        raise TypeError(f"{type(value).__name__} instead of a number")
     if not abs(value) <= _MOST:
         raise ValueError(f"a number beyond {_MOST:.0e}")
     return float(value)
 
 
 def nonnegative(value: object) -> float:
-    """Return ``value`` as a float if it is a number from 0, as durations and amounts are."""
+    """Return ``value`` as a float if it is a nonnegative number, such as a duration or an amount."""
     found = number(value)
     if found < 0:
         raise ValueError("a negative number")
@@ -81,21 +81,21 @@ def nonnegative(value: object) -> float:
 def flag(value: object) -> bool:
     """Return ``value`` if it is true or false."""
     if not isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} where true or false was due")
+        raise TypeError(f"{type(value).__name__} instead of true or false")
     return value
 
 
 def text(value: object, most: int = _MAX_TEXT) -> str:
-    """Return the first ``most`` characters of a text, with what would steer a terminal made visible."""
+    """Return the first ``most`` characters of a text, with control characters escaped."""
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text was due")
+        raise TypeError(f"{type(value).__name__} instead of text")
     return printable(value[:most])[:most]
 
 
 def plain(value: object) -> dict[str, Any]:
-    """Return an object whose values are text and numbers, so that it can be compared, shown and sent on."""
+    """Return a map of text and numbers only, which can be compared, shown and sent on."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{type(value).__name__} where an object was due")
+        raise TypeError(f"{type(value).__name__} instead of an object")
     return {text(key): _plain(entry) for key, entry in value.items()}
 
 
@@ -118,12 +118,12 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
 
 
 def record(kind: type[_Record], body: Mapping[str, Any], **known: Any) -> _Record:
-    """Return a dataclass made of ``body``, each field checked as its type says.
+    """Return a dataclass built from ``body``, with each value checked against the type of its field.
 
     Args:
-        kind: a dataclass, whose fields are ``int`` (from 0), ``float``, ``str`` or ``bool``, or ``None``.
-        body: values by the names of fields.
-        known: fields that the caller has read, of any type.
+        kind: A dataclass whose fields are ``int`` (from 0), ``float``, ``str`` or ``bool``, or ``None``.
+        body: Values by field name.
+        known: Fields that the caller has read already, of any type.
     """
     types = {field.name: str(field.type).partition(" | ") for field in fields(cast(Any, kind))}
     values = {}
@@ -136,14 +136,14 @@ def record(kind: type[_Record], body: Mapping[str, Any], **known: Any) -> _Recor
 
 @contextmanager
 def decoding(what: str, peer: int | None = None) -> Iterator[None]:
-    """Turn what reading a malformed value raises into an error for the user.
+    """Turn an exception raised while reading a malformed value into an error for the user.
 
     Args:
-        what: was read; the line begins with it.
-        peer: the rank that sent it, if the others are to be told that it is lost.
+        what: Name of what is read; the message begins with it.
+        peer: Rank that sent it, if the other ranks are to count it as lost.
 
     Raises:
-        PeerFailedError: it is malformed.
+        PeerFailedError: The value is malformed.
     """
     try:
         yield
@@ -154,18 +154,18 @@ def decoding(what: str, peer: int | None = None) -> Iterator[None]:
 
 
 def _whole(digits: str) -> int:
-    # The length first: converting a number takes time that grows with the square of its digits.
+    # The length is checked first: conversion takes time quadratic in the number of digits.
     if len(digits) > _MAX_DIGITS or not -_END < (value := int(digits)) < _END:
-        raise ValueError("a whole number beyond 64 bits")
+        raise ValueError("a whole number of more than 64 bits")
     return value
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError("a number beyond the range of numbers")
+        raise ValueError("a number too large for a float")
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")

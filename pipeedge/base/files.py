@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and never in place of one that is needed."""
+"""Output files: written atomically, and never over a file that is still needed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that a program is going to write."""
+    """A file that a program will write."""
 
     option: str
-    """Option that names it, for messages."""
+    """Option that names the path, for messages."""
     path: Path
 
 
@@ -44,28 +44,28 @@ class InputPath:
     """A file or directory that a program reads."""
 
     option: str
-    """Option that names it, for messages."""
+    """Option that names the path, for messages."""
     path: Path
     holds: Callable[[str], bool] = lambda name: True
-    """Decides by its name whether a file in the directory ``path`` may be read."""
+    """Predicate on a file name: whether such a file in the directory ``path`` may be read."""
     nested: bool = False
-    """Whether files in directories below ``path`` are read too."""
+    """Whether files in subdirectories of ``path`` are read too."""
 
 
 def check_outputs(outputs: Iterable[OutputFile], inputs: Iterable[InputPath]) -> frozenset[Path]:
-    """Refuse an output that is read, or that another output would replace.
+    """Check that no output overwrites an input or another output.
 
-    Files are compared as the operating system sees them, through symbolic and hard links.
+    Files are compared by identity, through symbolic and hard links.
 
     Args:
-        outputs: what the program is going to write.
-        inputs: what it reads. A file that it brings up to date is an output alone.
+        outputs: Files that the program will write.
+        inputs: Files and directories that it reads. A file that it updates counts as an output only.
 
     Returns:
-        The outputs that exist already, and will be replaced.
+        The outputs that exist already and will be replaced.
 
     Raises:
-        RequestError: an output is an input, lies among the files of one, or is named twice.
+        RequestError: An output is an input, lies in an input directory, or is named twice.
     """
     outputs = list(outputs)
     for number, output in enumerate(outputs):
@@ -89,14 +89,14 @@ def check_outputs(outputs: Iterable[OutputFile], inputs: Iterable[InputPath]) ->
 
 
 def named_output(path: Path, replaced: Collection[Path]) -> str:
-    """Return the name of an output as the line that tells of it has it."""
+    """Return the name of an output for the line that announces it."""
     return f"{printable(path)} (replaced)" if path in replaced else printable(path)
 
 
 def _check_directory(existing: Collection[OutputFile], source: InputPath) -> None:
     numbers = {output.path.stat().st_ino for output in existing}
     for entry in _entries(source.path, nested=source.nested):
-        # The number of a directory's entry costs no further look at the disk: there may be a million.
+        # Reading an entry's inode number needs no disk access; a directory may have a million entries.
         if not source.holds(entry.name) or not (entry.inode() in numbers or entry.is_symlink()):
             continue
         for output in existing:
@@ -108,10 +108,10 @@ def _check_directory(existing: Collection[OutputFile], source: InputPath) -> Non
 
 
 def _entries(directory: Path, *, nested: bool) -> Iterator[os.DirEntry[str]]:
-    """Yield what is in ``directory`` and is no directory; links to directories are not followed."""
+    """Yield the entries of ``directory`` that are not directories; links to directories are not followed."""
     waiting: list[str | Path] = [directory]
     while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # who reads it will say so
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # the reader will report the error
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):
                     yield entry
@@ -127,14 +127,14 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a name for what is to become ``path``, and remove what killed processes left.
+    """Return a name for a temporary file that will become ``path``; remove those of dead processes.
 
-    The name tells machine and process, so that on a shared file system nobody removes what another machine
-    still writes.
+    The name identifies machine and process, so that on a shared file system no machine removes a file that
+    another one is still writing.
     """
     place = f"{_place():08x}"
     pattern = re.compile(rf"\.{re.escape(path.name)}\.{place}-(\d+)-[0-9a-f]{{8}}\.part")
-    with suppress(OSError), os.scandir(path.parent) as entries:  # who writes there will say so
+    with suppress(OSError), os.scandir(path.parent) as entries:  # the writer will report the error
         for entry in entries:
             found = pattern.fullmatch(entry.name)
             if found is not None and not _is_alive(int(found[1])):
@@ -143,7 +143,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def _place() -> int:
-    """Return a number for where process numbers mean the same: this machine, or this container of it."""
+    """Return a number that identifies the process ID namespace: this machine, or a container on it."""
     try:
         numbers = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:  # not Linux
@@ -156,20 +156,20 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # another user's
+    except OSError:  # the process belongs to another user
         return True
     return True
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a file that could not be written at the end of a run.
+    """Check before a run that a file can be written at its end.
 
     Args:
-        path: of the file.
-        option: that named it, for the message.
+        path: Path of the file.
+        option: Option that names it, for the message.
 
     Raises:
-        RequestError: the place does not exist or is not writable.
+        RequestError: The directory does not exist or is not writable, or the path is a directory.
     """
     if not path.parent.is_dir():
         raise RequestError(f"{option} {path}: the directory {path.parent} does not exist; create it first")
@@ -227,15 +227,15 @@ def _try_writing(directory: Path) -> None:
 
 
 def write_whole(path: Path, text: str, option: str) -> None:
-    """Write ``text`` through a temporary file beside ``path``, so that nobody ever sees half of it.
+    """Write ``text`` to ``path`` atomically, so that no reader ever sees half of it.
 
     Args:
-        path: of the file.
-        text: all of it.
-        option: that named it, for the message.
+        path: Path of the file.
+        text: Complete contents.
+        option: Option that names the file, for the message.
 
     Raises:
-        RequestError: the disk is full or no longer writable.
+        RequestError: The disk is full or no longer writable.
     """
     try:
         replace_file(path, text.encode())
@@ -247,7 +247,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file beside ``path`` and rename it; an existing file keeps its mode.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     temporary = temporary_beside(path)
     try:

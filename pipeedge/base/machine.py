@@ -1,4 +1,4 @@
-"""What this machine has: memory that may be used, processors."""
+"""Resources of this machine: usable memory and processors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import psutil
 __all__ = ["ControlGroups", "MemoryBudget", "available_bytes", "processors", "resident_bytes"]
 
 SYSTEM_RESERVE_BYTES = 256 << 20
-"""Left to the system and to what else runs there."""
+"""Memory left to the system and to other programs, in bytes."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory a stage may count on, and why not more."""
+    """Memory that a stage can rely on, and how the figure comes about."""
 
     free_bytes: int
     process_bytes: int
-    """A rank without a shard."""
+    """Memory of a rank without a shard, in bytes."""
     system_bytes: int = SYSTEM_RESERVE_BYTES
 
     @property
     def usable_bytes(self) -> int:
-        """For weights, activations and microbatches, which the scheduler counts, in whole MB."""
+        """Bytes, in whole MB, for what the scheduler counts: weights, activations and microbatches."""
         rest = self.free_bytes - self.system_bytes - self.process_bytes
         return max(0, rest >> 20 << 20)
 
@@ -39,19 +39,20 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class ControlGroups:
-    """The limits that this process is under: those of its control groups, and of the groups around them.
+    """Limits on this process, from its control groups and the groups that enclose them.
 
         /sys/fs/cgroup/memory/a/b    version 1, a tree for each controller: "9:memory:/a/b"
         /sys/fs/cgroup/a/b           version 2: "0::/a/b"
 
-    Within a container the tree may begin at its own group, whatever the line says: then its root counts.
+    Inside a container the mounted tree may begin at the container's own group, whatever the membership line
+    says. The root of the tree is used then.
     """
 
     mount: Path = Path("/sys/fs/cgroup")
     membership: Path = Path("/proc/self/cgroup")
 
     def free_bytes(self) -> int | None:
-        """Memory that may still be taken; None without a limit."""
+        """Return how many more bytes may be allocated, or None without a limit."""
         found = []
         for controller, limit, used, cache in (
             ("", "memory.max", "memory.current", "inactive_file"),
@@ -60,12 +61,12 @@ class ControlGroups:
             for group in self._groups(controller):
                 most, now = _numbers(group / limit), _numbers(group / used)
                 if most and now:
-                    # What is only a copy of files is given up before anything fails.
+                    # The kernel drops cached file pages before an allocation fails.
                     found.append(max(0, most[0] - now[0] + _statistic(group / "memory.stat", cache)))
         return min(found, default=None)
 
     def quota(self) -> float | None:
-        """Seconds of processor time in a second; None without a limit."""
+        """Return the processor seconds allowed per second, or None without a limit."""
         found = []
         for group in self._groups(""):
             both = _numbers(group / "cpu.max")
@@ -78,7 +79,7 @@ class ControlGroups:
         return min(found, default=None)
 
     def _groups(self, controller: str) -> list[Path]:
-        """The group of this process and those around it, the root last. ``""``: of version 2."""
+        """Return this process's group and its ancestors, the root last; ``""`` is version 2."""
         root = self.mount / controller
         own = root / self._own(controller).lstrip("/")
         if not own.is_dir():
@@ -98,14 +99,14 @@ class ControlGroups:
 
 
 def available_bytes(groups: ControlGroups | None = None) -> int:
-    """Memory that can be had without swapping, within this process's control groups."""
+    """Return the bytes that can be allocated without swapping, within this process's control groups."""
     free = int(psutil.virtual_memory().available)
     allowed = (groups or ControlGroups()).free_bytes()
     return free if allowed is None else min(free, allowed)
 
 
 def _numbers(path: Path) -> list[int]:
-    """Those in a file; none where there is no such file, or where it says "max": no limit."""
+    """Return the numbers in a file, or none if it is missing or says "max" (no limit)."""
     try:
         return [int(word) for word in path.read_text().split()]
     except (OSError, ValueError):
@@ -121,12 +122,12 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def processors() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
+    """Return the resident memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)

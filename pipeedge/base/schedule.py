@@ -1,12 +1,12 @@
-"""Schedules as data: which rank runs which layers, and how many bits its outgoing link carries.
+"""Schedules as data: which rank runs which layers, and how many bits a value its outgoing link carries.
 
     layers   1 ......... 24 | 25 ........ 48        -pt 1,24,25,48
     stage          0        |       1
     rank           0        |       1               -r 0,1
     bits            8 ------->       0              -q 8,0   (0: not compressed)
 
-Layers are written 1-based and inclusive at the command line and in YAML, and are half-open from 0
-inside the code. ``LayerRange`` is the only place that converts.
+Layers are 1-based and inclusive on the command line and in YAML, but 0-based and half-open inside the
+code. ``LayerRange`` is the only place that converts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pipeedge.base.wording import count, plural
 __all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
-"""Bits that a value may have on a compressed link."""
+"""Bits a value can take on a compressed link."""
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""Number types in which a stage may hold its weights and compute: ``pipeedge.models.dtypes``."""
+"""Number types in which a stage can hold its weights and compute (see ``pipeedge.models.dtypes``)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,19 +39,19 @@ class LayerRange:
 
     @classmethod
     def inclusive(cls, first: int, last: int) -> LayerRange:
-        """From the user's 1-based ``[first, last]``."""
+        """Return the range for the user's 1-based, inclusive ``[first, last]``."""
         if first < 1 or last < first:
-            raise ScheduleError(f"[{first}, {last}] is no range of layers: 1 <= first <= last")
+            raise ScheduleError(f"[{first}, {last}] is not a range of layers: use 1 <= first <= last")
         return cls(first - 1, last)
 
     @property
     def first(self) -> int:
-        """The first layer as the user counts, from 1."""
+        """First layer, counted from 1 as users do."""
         return self.start + 1
 
     @property
     def last(self) -> int:
-        """The last layer as the user counts, from 1, inclusive."""
+        """Last layer, inclusive, counted from 1 as users do."""
         return self.stop
 
     def __len__(self) -> int:
@@ -62,15 +62,15 @@ class LayerRange:
 
     @property
     def named(self) -> str:
-        """In a sentence: ``layers 1-24``, ``layer 48``."""
+        """Name of the range for use in a sentence: ``layers 1-24``, ``layer 48``."""
         return f"layer {self.last}" if len(self) == 1 else f"layers {self}"
 
 
 def check_bits(bits: int, where: str) -> None:
-    """Refuse bits that no link carries.
+    """Check that a link can carry ``bits`` bits a value.
 
     Raises:
-        ScheduleError: neither 0 nor one of ``BIT_WIDTHS``; the message begins with ``where``.
+        ScheduleError: ``bits`` is neither 0 nor one of ``BIT_WIDTHS``. The message begins with ``where``.
     """
     if bits and bits not in BIT_WIDTHS:
         raise ScheduleError(
@@ -79,13 +79,13 @@ def check_bits(bits: int, where: str) -> None:
 
 
 def check_dtype(dtype: str, where: str) -> None:
-    """Refuse a number type that no stage computes in.
+    """Check that a stage can compute in the number type ``dtype``.
 
     Raises:
-        ScheduleError: none of ``DTYPES``; the message begins with ``where``.
+        ScheduleError: ``dtype`` is not one of ``DTYPES``. The message begins with ``where``.
     """
     if dtype not in DTYPES:
-        raise ScheduleError(f"{where}: {dtype!r} is no number type; choose one of {', '.join(DTYPES)}")
+        raise ScheduleError(f"{where}: {dtype!r} is not a number type; choose one of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class StagePlan:
     rank: int
     host: str | None = None
     quant_bits: int = 0
-    """Bits a value on the link to the next stage; 0: sent as it is."""
+    """Bits a value on the link to the next stage, or 0 to send values uncompressed."""
     dtype: str = "float32"
-    """Of weights and computation, one of ``DTYPES``."""
+    """Number type of weights and computation, one of ``DTYPES``."""
 
     def __post_init__(self) -> None:
         check_bits(self.quant_bits, self.layers.named)
@@ -107,7 +107,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Stages in order. Valid by construction: layers contiguous from 0, each rank at most once."""
+    """Stages in order, valid by construction: layers are contiguous from 0, each rank occurs at most once."""
 
     stages: tuple[StagePlan, ...]
 
@@ -137,20 +137,20 @@ class Schedule:
 
     @property
     def n_layers(self) -> int:
-        """Layers covered, which must be all of the model's."""
+        """Number of layers covered, which must be all layers of the model."""
         return self.stages[-1].layers.stop
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each stage, in stage order."""
+        """Rank of each stage, in stage order."""
         return tuple(plan.rank for plan in self.stages)
 
     def stage_of(self, rank: int) -> int | None:
-        """The stage that ``rank`` runs, or None for a rank without one."""
+        """Return the stage that ``rank`` runs, or None if it runs none."""
         return self.ranks.index(rank) if rank in self.ranks else None
 
     def check(self, *, n_layers: int, world_size: int) -> Schedule:
-        """Return self, or raise ``ScheduleError`` where it does not fit this model and world."""
+        """Return self, or raise ``ScheduleError`` if it does not fit this model and world."""
         for plan in self.stages:
             if plan.layers.stop > n_layers:
                 raise ScheduleError(
@@ -172,13 +172,13 @@ class Schedule:
 
     @classmethod
     def from_partition(cls, bounds: Sequence[int]) -> Schedule:
-        """From the flat 1-based list of ``-pt``: first, last, first, last, ... Stage n runs on rank n.
+        """Return the schedule for the flat 1-based list of ``-pt``, with stage n on rank n.
 
         Args:
-            bounds: two numbers a stage.
+            bounds: First and last layer of each stage: first, last, first, last, ...
 
         Raises:
-            ScheduleError: an odd count, or ranges that do not follow one another.
+            ScheduleError: The count is odd, or the ranges do not follow one another.
         """
         if not bounds or len(bounds) % 2:
             raise ScheduleError(
@@ -192,7 +192,7 @@ class Schedule:
         """Return the same stages on these ranks (``-r``).
 
         Raises:
-            ScheduleError: not one for each stage, a rank twice, or one outside the world.
+            ScheduleError: The number of ranks is wrong, a rank occurs twice, or one is outside the world.
         """
         given = f"-r/--rank-order {','.join(map(str, order))}"
         stages = len(self.stages)
@@ -218,10 +218,10 @@ class Schedule:
         return Schedule(tuple(replace(plan, host=hosts[plan.rank]) for plan in self.stages))
 
     def with_quant_bits(self, quant_bits: Sequence[int]) -> Schedule:
-        """The same stages with these bits on their outgoing links (``-q``).
+        """Return the same stages with these bits a value on their outgoing links (``-q``).
 
         Raises:
-            ScheduleError: not one for each stage, or outside the set.
+            ScheduleError: The number of bit widths is wrong, or one is not supported.
         """
         stages = len(self.stages)
         if len(quant_bits) != stages:
@@ -234,13 +234,13 @@ class Schedule:
         )
 
     def with_dtypes(self, dtypes: Sequence[str]) -> Schedule:
-        """The same stages with these number types (``--dtype``).
+        """Return the same stages with these number types (``--dtype``).
 
         Args:
-            dtypes: one for all stages, or one for each.
+            dtypes: One number type for all stages, or one for each.
 
         Raises:
-            ScheduleError: another count, or none of ``DTYPES``.
+            ScheduleError: The number of types is wrong, or one is not in ``DTYPES``.
         """
         stages = len(self.stages)
         if len(dtypes) not in (1, stages):
@@ -254,11 +254,11 @@ class Schedule:
         )
 
     def partition(self) -> tuple[int, ...]:
-        """The flat 1-based list that ``from_partition`` reads."""
+        """Return the flat 1-based list that ``from_partition`` reads."""
         return tuple(bound for plan in self.stages for bound in (plan.layers.first, plan.layers.last))
 
     def lines(self) -> Iterable[str]:
-        """One line a stage, for people."""
+        """Yield one line per stage, for people."""
         for index, plan in enumerate(self.stages):
             where = f"rank {plan.rank}" + (f" ({plan.host})" if plan.host else "")
             bits = f", {plan.quant_bits} bits out" if plan.quant_bits else ""

@@ -1,8 +1,8 @@
-"""Standard input, output and error: closed ones, full disks, and readers that go away.
+"""Standard input, output and error, including closed streams, full disks and readers that go away.
 
-A *notice* tells what a program does. One that cannot be printed is dropped, and the program goes on. A
-*result* is what the user asked for on standard output: it is printed, or the program fails with a line.
-A reader that goes away, as ``head`` does when it has seen enough, is never a failure.
+A *notice* reports what a program is doing. If it cannot be printed, it is dropped and the program goes on. A
+*result* is what the user asked for on standard output: either it is printed, or the program fails with one
+line. A reader that goes away, as ``head`` does once it has seen enough, is never a failure.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 
 
 def open_standard_streams() -> None:
-    """Open descriptors 0, 1 and 2 where they are closed, so that no file or socket takes their place.
+    """Open descriptors 0, 1 and 2 if they are closed, so that no file or socket takes their place.
 
-    They are opened the wrong way round: what is written there fails, as it would on a closed stream.
+    Each is opened in the wrong direction: using it fails, as it would on a closed stream.
     """
     for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
@@ -50,7 +50,7 @@ def open_standard_streams() -> None:
 
 
 def say(program: str, line: str) -> None:
-    """Print a line for the user on standard error, after the name of the program, if it can be printed."""
+    """Print a line on standard error, prefixed with the name of the program, if it can be printed."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(f"{program}: {printable(line)}", file=sys.stderr, flush=True)
@@ -65,7 +65,7 @@ def print_notice(text: str, *, end: str = "\n") -> None:
 
 
 def pass_on(text: str, *, error: bool) -> None:
-    """Print what another process has printed, on the same stream, if it can be printed."""
+    """Print the output of another process on the stream it came from, if it can be printed."""
     if not error:
         print_notice(text, end="")
     else:
@@ -74,10 +74,10 @@ def pass_on(text: str, *, error: bool) -> None:
 
 
 def print_result(text: str, *, end: str = "\n") -> None:
-    """Print ``text``, which the user asked for, on standard output.
+    """Print ``text``, a result that the user asked for, on standard output.
 
     Raises:
-        PipeEdgeError: it cannot be printed.
+        PipeEdgeError: The text cannot be printed.
     """
     try:
         print(text, end=end, flush=True)
@@ -88,25 +88,25 @@ def print_result(text: str, *, end: str = "\n") -> None:
 
 
 def unprinted(error: OSError) -> PipeEdgeError:
-    """Return the failure to print a result on standard output as an error for the user."""
+    """Return the error to report when a result cannot be printed on standard output."""
     why = "it is closed" if error.errno == errno.EBADF else (error.strerror or str(error)).lower()
     return PipeEdgeError(f"standard output cannot be written: {why}")
 
 
 def stop_printing() -> None:
-    """Throw away what is still to be printed on standard output, and what will be."""
+    """Discard everything still buffered for standard output and everything printed there later."""
     _discard(sys.stdout)
 
 
 def _discard(stream: TextIO) -> None:
-    with suppress(OSError, ValueError):  # it is not a file of the operating system
+    with suppress(OSError, ValueError):  # the stream has no file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
 def end(program: str, status: int) -> NoReturn:
-    """End the process with ``status``, or with a failure if results are left that cannot be printed."""
+    """End the process with ``status``, or with a failure if buffered results cannot be printed."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -117,8 +117,8 @@ def end(program: str, status: int) -> NoReturn:
     try:
         sys.stderr.flush()
     except OSError:
-        _discard(sys.stderr)  # the interpreter would try again, and fail
+        _discard(sys.stderr)  # otherwise the interpreter would flush again at exit, and fail
     if status or threading.active_count() > 1:
-        # A thread may be blocked inside gloo, where nothing can wake it; what must be removed is removed.
+        # A thread may be blocked inside gloo, where nothing can wake it. All clean-up is done by now.
         os._exit(status)
     sys.exit(0)

@@ -1,8 +1,8 @@
-"""Figures, counts and foreign text, as people read them in messages, tables and pages. Pure.
+r"""Formatting of figures, counts and foreign text for messages, tables and pages. Pure functions.
 
 figure(12113.4)          12,110        four significant digits, never an exponent
 count(1, "thread")       1 thread      count(2, "thread")    2 threads
-printable("a\\x1b[2J")    a\\x1b[2J      what would steer a terminal becomes visible
+printable("a\x1b[2J")    a\x1b[2J      control characters are escaped
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["count", "excerpt", "figure", "hint", "percent", "plural", "printable
 
 _LARGEST = 1e18
 _SMALLEST = 1e-12
-"""Figures beyond these are not read digit by digit."""
+"""Absolute values above and below which a figure is not printed digit by digit."""
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """Return ``value`` with separators between thousands and without an exponent.
+    """Return ``value`` with thousands separators and without an exponent.
 
     Args:
-        value: a whole number is shown in full.
-        digits: significant digits of any other number; zeros at its end are left out.
+        value: Number to format; an integer is shown in full.
+        digits: Significant digits of any other number; trailing zeros are dropped.
     """
     if isinstance(value, int) and abs(value) < _LARGEST:
         return f"{value:,}"
@@ -41,7 +41,7 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 def percent(part: float) -> str:
-    """Return a change, of 1, as a signed percentage: ``+3.2%``, ``+12,340.0%``."""
+    """Return a relative change as a signed percentage: ``+3.2%``, ``+12,340.0%``."""
     return f"{part:+,.1%}" if abs(part) < _LARGEST else figure(part)
 
 
@@ -49,9 +49,9 @@ def plural(number: float, one: str, many: str | None = None) -> str:
     """Return the form of a noun that goes with ``number``.
 
     Args:
-        number: how many there are.
-        one: its singular.
-        many: its plural, where neither ``-s`` nor ``-es`` nor ``-ies`` makes it.
+        number: Number of things.
+        one: Singular of the noun.
+        many: Plural of the noun, if it is not formed with ``-s``, ``-es`` or ``-ies``.
     """
     if number == 1:
         return one
@@ -68,10 +68,10 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def printable(text: object) -> str:
-    """Return ``text`` on one line, with everything that a terminal would act upon made visible.
+    """Return ``text`` on one line, with control characters escaped so that they cannot steer a terminal.
 
-    Names of files and hosts, arguments and what peers and servers send may hold escape sequences, line
-    breaks, and marks that reverse the direction of writing.
+    File and host names, arguments, and text from peers and servers may contain escape sequences, line
+    breaks, and characters that reverse the writing direction.
     """
     return "".join(
         letter
@@ -82,16 +82,16 @@ def printable(text: object) -> str:
 
 
 def excerpt(text: object, most: int = 40) -> str:
-    """Return the beginning of foreign ``text``, printable, for a message: at most ``most`` characters."""
+    """Return at most ``most`` characters from the start of foreign ``text``, printable, for a message."""
     shown = printable(str(text)[: most + 1])
     return shown if len(shown) <= most else f"{shown[: max(0, most - 1)]}…"
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Return ``names`` in at most ``width`` characters each, still distinct if there is a way.
+    """Return ``names`` shortened to at most ``width`` characters each, still distinct if possible.
 
-    What is cut off is replaced by an ellipsis: the middle of each name, or else what all have in common at
-    their ends, as hosts of one domain do.
+    An ellipsis replaces the middle of each name, or else the prefix or suffix that all names share, such as
+    a common domain.
     """
     if all(len(name) <= width for name in names):
         return list(names)
@@ -103,11 +103,11 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
         [_cut("…" + name[head:], width) for name in names],
         [_cut("…" + name[head : max(head, len(name) - tail)] + "…", width) for name in names],
     ]
-    return max(ways, key=lambda way: len(set(way)))  # the first of the best
+    return max(ways, key=lambda way: len(set(way)))  # on a tie, the first one
 
 
 def _common(names: Sequence[str]) -> int:
-    """Return the number of letters with which all names begin."""
+    """Return the length of the prefix that all names share."""
     same = (len(set(letters)) == 1 for letters in zip(*names, strict=False))
     return sum(1 for _ in itertools.takewhile(bool, same))
 
@@ -121,12 +121,12 @@ def _cut(name: str, width: int) -> str:
 
 
 def hint(wrong: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean NAME?`` with the name closest to ``wrong``, or nothing if none is close."""
+    """Return ``; did you mean NAME?`` with the name closest to ``wrong``, or an empty string if none is."""
     by_letters = {_letters(name): name for name in known}
     near = get_close_matches(_letters(wrong), by_letters, n=1)
     return f"; did you mean {by_letters[near[0]]}?" if near else ""
 
 
 def _letters(name: str) -> str:
-    """Return what to compare of a name: dashes before an option make no two options alike."""
+    """Return the part of a name to compare: leading dashes would make unrelated options look similar."""
     return name.lower().lstrip("-")

@@ -1,9 +1,9 @@
-"""YAML files read with their lines, and with limits on what a file can inflate; written whole or not at all.
+"""YAML files, read with line numbers and with limits on their size; written atomically.
 
     file --read_document--> Field --at("bw_Mbps")--> Field --number()--> 1000.0
 
-A ``Field`` is one value with the way to it, so that every message names file, line and key:
-``device_types.yml:12: Minnowboard-E3845: bw_Mbps: is -1; it must not be negative``. The native
+A ``Field`` is one value together with its path in the document, so that every message names file, line and
+key: ``device_types.yml:12: Minnowboard-E3845: bw_Mbps: is -1; it must not be negative``. The native
 scheduler reads the same files by the same rules (src-native/yaml).
 """
 
@@ -26,7 +26,7 @@ __all__ = ["Field", "parse_document", "read_document", "write_document", "write_
 
 MAX_FILE_BYTES = 64 << 20
 MAX_VALUES = 4_000_000
-"""Counted with every alias written out."""
+"""Largest number of values in a file, counted with every alias expanded."""
 MAX_DEPTH = 32
 LARGEST_NUMBER = 1e15
 _SHOWN = 80
@@ -35,7 +35,7 @@ _SHOWN = 80
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
-# [sign] digits [. digits] [e [sign] digits], no leading zero: YAML 1.1 would take that for octal.
+# [sign] digits [. digits] [e [sign] digits], without a leading zero, which YAML 1.1 reads as octal.
 _NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
 
 _RARE_BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
@@ -45,14 +45,14 @@ _HEAD = re.compile(r"(?:(?:%[^\n]*|[ \t\r]*(?:#[^\n]*)?)(?:\n|\Z))*")
 
 @dataclass(frozen=True)
 class Field:
-    """One value of a document: a map, a list or a scalar, with where it stands."""
+    """One value of a document (a map, a list or a scalar) with its file, line and path."""
 
     file: str
     node: yaml.Node
     path: tuple[str, ...] = ()
 
     def fail(self, what: str) -> NoReturn:
-        """Raise ``SpecError``: file, line, key, then ``what``."""
+        """Raise ``SpecError`` with the file, line and key, followed by ``what``."""
         where = f"{self.file}:{self.node.start_mark.line + 1}: "
         raise SpecError(where + "".join(f"{excerpt(step, _SHOWN)}: " for step in self.path) + what)
 
@@ -75,16 +75,16 @@ class Field:
 
     @property
     def is_null(self) -> bool:
-        """Whether nothing stands there (``key:``, ``~``, ``null``)."""
+        """Whether the value is missing (``key:``, ``~``, ``null``)."""
         return self.node.tag == "tag:yaml.org,2002:null"
 
     @property
     def is_name(self) -> bool:
-        """Whether a scalar stands there, neither a map nor a list nor nothing."""
+        """Whether the value is a scalar other than null."""
         return isinstance(self.node, yaml.ScalarNode) and not self.is_null
 
     def entries(self) -> dict[str, Field]:
-        """Of a map, in its order; of nothing: none. A key that comes twice raises ``SpecError``."""
+        """Return the entries of a map in file order; null has none. Raises SpecError for duplicate keys."""
         if self.is_null:
             return {}
         if not isinstance(self.node, yaml.MappingNode):
@@ -115,20 +115,20 @@ class Field:
                     yield name, entry
 
     def find(self, key: str) -> Field | None:
-        """The entry of a map, or None."""
+        """Return the entry ``key`` of a map, or None if it is missing."""
         if not isinstance(self.node, yaml.MappingNode):
             self._wrong_kind("a map")
         return self.entries().get(key)
 
     def at(self, key: str) -> Field:
-        """The entry of a map, which must be there."""
+        """Return the entry ``key`` of a map; a missing one raises ``SpecError``."""
         found = self.find(key)
         if found is None:
             self.fail(f"the key {key} is missing")
         return found
 
     def items(self) -> list[Field]:
-        """Of a list; of nothing: none."""
+        """Return the entries of a list; null has none."""
         if self.is_null:
             return []
         if not isinstance(self.node, yaml.SequenceNode):
@@ -136,13 +136,13 @@ class Field:
         return [self._child(node, f"entry {index}") for index, node in enumerate(self.node.value, start=1)]
 
     def text(self) -> str:
-        """Any scalar but null, as it is written."""
+        """Return any scalar but null, as written in the file."""
         if not isinstance(self.node, yaml.ScalarNode) or self.is_null:
             self._wrong_kind("a name")
         return str(self.node.value)
 
     def number(self, least: float = 0) -> float:
-        """A finite decimal number, at least ``least``, at most ``LARGEST_NUMBER``."""
+        """Return a finite decimal number from ``least`` to ``LARGEST_NUMBER``."""
         if (
             not isinstance(self.node, yaml.ScalarNode)
             or not self._plain
@@ -160,14 +160,14 @@ class Field:
         return value
 
     def whole_number(self, least: int = 0) -> int:
-        """A number without a fraction."""
+        """Return a whole number of at least ``least``."""
         value = self.number(least)
         if not value.is_integer():
             self._wrong_kind("a whole number")
         return int(value)
 
     def plain(self) -> Any:
-        """The value as Python data, by YAML's own rules: for keys that are carried, not understood."""
+        """Return the value as Python data by YAML's own rules, for keys that are passed on unread."""
         loader = yaml.SafeLoader("")
         try:
             return loader.construct_document(self.node)
@@ -178,11 +178,11 @@ class Field:
 
 
 def read_document(path: str | os.PathLike[str]) -> Field:
-    """The one document of a regular file.
+    """Read the only document of a regular file.
 
     Raises:
-        SpecError: a file that is missing, unreadable, not regular, larger than ``MAX_FILE_BYTES``, not
-            UTF-8, not YAML, empty, nested too deeply or inflated by aliases.
+        SpecError: The file is missing, unreadable, not regular, larger than ``MAX_FILE_BYTES``, not UTF-8,
+            not YAML, empty, nested too deeply or inflated by aliases.
     """
     file = Path(path)
     name = excerpt(path, 400)
@@ -201,7 +201,7 @@ def read_document(path: str | os.PathLike[str]) -> Field:
 
 
 def parse_document(data: bytes, name: str) -> Field:
-    """As ``read_document``, from the bytes of a file that messages call ``name``."""
+    """Parse the contents of a file, which messages call ``name``, as ``read_document`` does."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -221,7 +221,7 @@ def parse_document(data: bytes, name: str) -> Field:
 
 
 def _check_text(text: str, name: str) -> None:
-    """Refuse what PyYAML and the scheduler's parser read differently: rare line breaks, late directives."""
+    """Reject text that PyYAML and the scheduler parse differently: rare line breaks, late directives."""
     broken = _RARE_BREAK.search(text)
     if broken is not None:
         line = text.count("\n", 0, broken.start()) + 1
@@ -235,17 +235,17 @@ def _check_text(text: str, name: str) -> None:
 
 
 class _OpenNode(NamedTuple):
-    """A list or map whose end the parser has not met."""
+    """A list or map whose end the parser has not reached yet."""
 
     anchor: str | None
     before: int
-    """Values counted up to its beginning, with it."""
+    """Number of values counted when it began, including itself."""
     in_flow: bool
     """Whether it is written in brackets or braces."""
 
 
 def _check_size(text: str, name: str) -> None:
-    """Walk the parser's events, which need no recursion, before anything that does sees the text."""
+    """Check the limits on the parser's events, which need no recursion, before the text is composed."""
     weights: dict[str, int] = {}
     open_nodes: list[_OpenNode] = []
     count = 0
@@ -256,7 +256,7 @@ def _check_size(text: str, name: str) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             if open_nodes and open_nodes[-1].in_flow and not event.style and "?" in event.value:
-                # The scheduler's parser takes it for the mark of a key.
+                # The scheduler's parser would read the question mark as the start of a key.
                 raise SpecError(f"{name}:{line}: a name with ? between brackets or braces needs quotes")
             if event.anchor:
                 weights[event.anchor] = 1
@@ -276,20 +276,20 @@ def _check_size(text: str, name: str) -> None:
 
 
 def write_document(path: str | os.PathLike[str], data: Any) -> None:
-    """Write ``data`` (maps, lists, numbers, names) as YAML; lists of scalars stay on their line.
+    """Write ``data`` (maps, lists, numbers, names) as YAML, with lists of scalars on one line.
 
     Raises:
-        SpecError: the file cannot be written. What stood there before then still stands there.
+        SpecError: The file cannot be written. An existing file is then unchanged.
     """
-    # An empty default_flow_style (None) is PyYAML's word for "collections of scalars inline".
+    # In PyYAML, default_flow_style=None means "write collections of scalars inline".
     write_text(path, yaml.dump(data, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=100))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file through a temporary one beside it, so that no reader ever sees half of it.
+    """Write a file atomically, so that no reader ever sees half of it.
 
     Raises:
-        SpecError: it cannot be written.
+        SpecError: The file cannot be written.
     """
     try:
         replace_file(Path(path), text.encode())
@@ -298,13 +298,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def yaml_name(name: str) -> str:
-    """``name`` as YAML that reads back as this name: plain where it can be, else in double quotes.
+    """Return ``name`` as YAML that reads back as this name, in double quotes only if it needs them.
 
-    Whole numbers stay plain, for hosts that are called by their rank.
+    Whole numbers stay plain, for hosts that are named after their rank.
     """
     if re.fullmatch("0|[1-9][0-9]{0,17}", name, re.ASCII):
         return name
-    # Letters first: nothing that YAML 1.1 or 1.2 takes for a number, date or time.
+    # Starting with a letter excludes everything that YAML 1.1 or 1.2 reads as a number, date or time.
     usual = re.fullmatch("[A-Za-z][A-Za-z0-9._-]*", name, re.ASCII)
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     if usual and name.lower() not in words:

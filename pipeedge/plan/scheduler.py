@@ -362,7 +362,7 @@ def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int, str]:
     if len(bounds) != 2:
         layers.fail(f"has {count(len(bounds), 'number')}; the first and the last layer are expected")
     if not 1 <= bounds[0] <= bounds[1]:
-        layers.fail(f"[{bounds[0]}, {bounds[1]}] is no range of layers: 1 <= first <= last")
+        layers.fail(f"[{bounds[0]}, {bounds[1]}] is not a range of layers: use 1 <= first <= last")
     quant_bits = 0 if bits is None else bits.whole_number()
     if bits is not None and quant_bits and quant_bits not in BIT_WIDTHS:
         bits.fail(f"is {quant_bits}; a link carries 2 to 8 or 16 bits a value, or 0 for values as they are")
