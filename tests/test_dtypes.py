@@ -78,7 +78,7 @@ def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor 
 
 @settings(deadline=None, max_examples=60)
 @given(case=products())
-def test_an_8_bit_product_is_off_by_no_more_than_its_steps(
+def test_8_bit_product_error_is_within_its_steps(
     case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
 ) -> None:
     x, w, bias = case
@@ -126,7 +126,7 @@ def test_a_token_does_not_depend_on_its_neighbours(
         assert torch.equal(built(x)[row], built(x[row : row + 1])[0])
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     built = layer(torch.randn(5, 8), None)
     x = torch.ones(3, 8).bfloat16()
     x[1, 2] = math.nan
@@ -136,7 +136,7 @@ def test_what_is_no_number_stays_none() -> None:
     assert finite.tolist() == [True, False, False]
 
 
-def test_a_processor_that_overflows_gets_the_kernel_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflowing_processor_gets_a_safe_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.float() @ b.float()).clamp(max=2**15).int())
     assert type(choose_product(CPU, 8, 8)) is FloatProduct
 
@@ -205,7 +205,7 @@ def heldout() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=str)
-def test_the_held_out_digits_are_as_often_right(dtype: torch.dtype) -> None:
+def test_accuracy_on_held_out_digits_is_kept(dtype: torch.dtype) -> None:
     images, labels = heldout()
     correct = [
         int((through(DIGITS, [each], [], (images,)).argmax(1) == labels).sum())
@@ -216,9 +216,7 @@ def test_the_held_out_digits_are_as_often_right(dtype: torch.dtype) -> None:
 
 @settings(deadline=None, max_examples=8)
 @given(dtypes=st.lists(st.sampled_from([torch.float32, *REDUCED]), min_size=2, max_size=4), data=st.data())
-def test_stages_of_different_types_understand_each_other(
-    dtypes: list[torch.dtype], data: st.DataObject
-) -> None:
+def test_stages_of_different_dtypes_interoperate(dtypes: list[torch.dtype], data: st.DataObject) -> None:
     count = len(dtypes) - 1
     cuts = sorted(data.draw(st.sets(st.integers(1, 15), min_size=count, max_size=count)))
     images, _ = heldout()
@@ -228,7 +226,7 @@ def test_stages_of_different_types_understand_each_other(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *REDUCED], ids=str)
-def test_weights_take_the_bytes_that_are_foretold(dtype: torch.dtype) -> None:
+def test_weight_bytes_match_the_prediction(dtype: torch.dtype) -> None:
     large = find_model("google/vit-large-patch16-224")
     half = LayerRange(0, 48)
     share = large.weight_bytes(half, dtype) / large.weight_bytes(half)
@@ -267,7 +265,7 @@ def test_stored_weights_give_the_same_bits(
     assert size == model.weight_bytes(dtype=dtype)
 
 
-def test_stored_8_bit_weights_are_the_original_but_for_half_a_step(directory: Path) -> None:
+def test_stored_8_bit_weights_are_within_half_a_step(directory: Path) -> None:
     original = load_file(directory / "model.safetensors")
     save_weights([str(directory)], Path(), dtype=torch.int8, say=lambda _line: None)
     with safe_open(directory / "model.int8.safetensors", "pt") as file:
@@ -342,16 +340,16 @@ SOME = Environment()
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--dtype int4", "--dtype: 'int4' is no number type; choose one of float32, bfloat16, float16, int8"),
+        ("--dtype int4", "'int4' is not a number type; choose one of float32, bfloat16, float16, int8"),
         ("--dtype int8,", "--dtype: 'int8,' is no list"),
         ("--min-agreement 0.9", "--min-agreement goes with --dtype auto"),
         ("--dtype auto", "--dtype auto belongs to automatic scheduling"),
         ("--dtype auto -pt 1,16", "--dtype auto belongs to automatic scheduling"),
-        ("--dtype auto,int8", "--dtype: 'auto' is no number type"),
+        ("--dtype auto,int8", "--dtype: 'auto' is not a number type"),
         ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "above 0 and up to 1"),
     ],
 )
-def test_requests_that_cannot_be_are_refused(options: str, said: str) -> None:
+def test_invalid_requests_are_refused(options: str, said: str) -> None:
     with pytest.raises((RequestError, ScheduleError), match=said.replace(".", r"\.")):
         parse_runtime(["0", "2", *options.split()], SOME)
 
@@ -402,7 +400,7 @@ def test_links_carry_the_type_of_the_stage_that_sends() -> None:
     assert stream_dtype(find_dtype("int8")) is torch.bfloat16
 
 
-def test_it_is_said_where_a_type_will_be_slow() -> None:
+def test_slow_dtype_gives_a_notice() -> None:
     here = {"avx2": True, "avx512_vnni": True}
     assert slow_here(torch.float32, CPU, here) is None
     assert "no instructions for bfloat16" in (slow_here(torch.bfloat16, CPU, here) or "")
@@ -533,7 +531,7 @@ def test_weights_in_another_type_fit_where_float32_does_not(tmp_path: Path) -> N
         ("--dtype int8,float32", "give one number type for all, or auto"),
     ],
 )
-def test_what_no_profile_allows_is_refused(options: str, said: str, tmp_path: Path) -> None:
+def test_dtype_without_profile_is_refused(options: str, said: str, tmp_path: Path) -> None:
     only = {"int8": (0.01, 0.98)}
     with pytest.raises(RequestError, match=said) as caught:
         scheduled(cluster(tmp_path, {"a": only, "b": only}, 1024), options)
@@ -633,6 +631,6 @@ def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path) -> None:
         ("--dtype int4", "argument --dtype: invalid choice: 'int4'"),
     ],
 )
-def test_what_the_profiler_cannot_compare_is_refused(options: str, said: str) -> None:
+def test_profiler_refuses_incomparable_requests(options: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         parse_profiler(options.split())

@@ -92,12 +92,12 @@ KNOWN: dict[str, tuple[int, str, type, dict[str, Any]]] = {
 }
 
 
-def test_the_nine_names_of_the_original_and_our_own_are_known() -> None:
+def test_all_model_names_are_known() -> None:
     assert set(MODEL_NAMES) == {*KNOWN, DIGITS}
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_models_are_those_of_the_hub(name: str) -> None:
+def test_known_models_match_the_hub(name: str) -> None:
     layers, file, cls, options = KNOWN[name]
     with torch.device("meta"):
         reference = cls(cls.config_class(**options))
@@ -134,7 +134,7 @@ def test_parameters_of_parts_add_up() -> None:
         ("google/vit-large-patch16-224", 150528, [403456, 201728, 1008640, 201728], 1000),
     ],
 )
-def test_payload_elements_are_those_of_the_original_profiles(
+def test_payload_elements_match_the_original_profiles(
     name: str, pixels: int, block: list[int], classes: int
 ) -> None:
     model = find_model(name)
@@ -184,7 +184,7 @@ def test_cuts_outside_the_model_are_refused() -> None:
         ("BERT-Large", "bert-large-uncased"),
     ],
 )
-def test_unknown_names_are_answered_with_the_nearest(wrong: str, meant: str) -> None:
+def test_unknown_name_gets_nearest_suggestion(wrong: str, meant: str) -> None:
     with pytest.raises(ModelError) as caught:
         find_model(wrong)
     assert f"did you mean {meant}?" in str(caught.value)
@@ -192,7 +192,7 @@ def test_unknown_names_are_answered_with_the_nearest(wrong: str, meant: str) -> 
     assert str(caught.value) == one_line(caught.value)
 
 
-def test_a_name_like_no_other_gets_no_suggestion() -> None:
+def test_dissimilar_name_gets_no_suggestion() -> None:
     with pytest.raises(ModelError) as caught:
         find_model("/nowhere/at/all")
     assert "did you mean" not in str(caught.value)
@@ -240,7 +240,7 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
         ("vit", {"hidden_act": 3}, ["hidden_act", "3"]),
     ],
 )
-def test_what_is_not_supported_is_named(
+def test_unsupported_option_is_named(
     family: str, changes: dict[str, object], said: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as caught:
@@ -267,7 +267,7 @@ def test_a_directory_without_weights_is_a_model_whose_weights_come_from_elsewher
         model.load()
 
 
-def test_labels_are_those_that_mean_something(tmp_path: Path) -> None:
+def test_only_meaningful_labels_are_kept(tmp_path: Path) -> None:
     named = find_model(write_config(tmp_path, "vit", id2label={"1": "dog", "0": "cat", "2": "cow"}))
     assert named.labels == ("cat", "dog", "cow")
     assert named.config.num_labels == 3
@@ -290,7 +290,7 @@ def test_labels_are_those_that_mean_something(tmp_path: Path) -> None:
         (transformers.BertModel, "vector"),
     ],
 )
-def test_without_architectures_the_weights_tell_the_head(cls: type, head: str, tmp_path: Path) -> None:
+def test_head_is_found_from_weights_without_architectures(cls: type, head: str, tmp_path: Path) -> None:
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     cls(cls.config_class(**size)).save_pretrained(tmp_path)
     document = json.loads((tmp_path / "config.json").read_text())
@@ -301,7 +301,7 @@ def test_without_architectures_the_weights_tell_the_head(cls: type, head: str, t
     model.load()
 
 
-def test_a_model_is_a_value(tmp_path: Path) -> None:
+def test_models_compare_by_value(tmp_path: Path) -> None:
     write_config(tmp_path, "vit")
     assert find_model(tmp_path) == find_model(str(tmp_path))
     assert find_model(tmp_path).directory == tmp_path
@@ -313,7 +313,7 @@ def test_a_model_is_a_value(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(name=st.sampled_from(sorted(ACTIVATIONS)), seed=st.integers(0, 99))
-def test_activations_are_those_of_transformers(name: str, seed: int) -> None:
+def test_activations_match_transformers(name: str, seed: int) -> None:
     x = 6 * torch.randn(64, generator=torch.Generator().manual_seed(seed))
     expected = transformers.activations.ACT2FN[name](x.clone())
     torch.testing.assert_close(ACTIVATIONS[name](x.clone()), expected, rtol=0, atol=2e-6)
@@ -347,7 +347,7 @@ def test_no_shard_has_dropout_or_gradients() -> None:
     assert not any(parameter.requires_grad for parameter in shard.parameters())
 
 
-def test_pictures_are_sent_as_bytes_unless_they_are_given_as_values() -> None:
+def test_images_are_sent_as_bytes_unless_given_as_values() -> None:
     """Eight pictures for ViT-Base take 1.2 MB instead of 4.8 MB."""
     vit = find_model("google/vit-base-patch16-224")
     (pictures,) = vit.input_specs(8)

@@ -136,14 +136,12 @@ def refusal(site: Site, directory: Path) -> str:
 # Plain HTTP -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_arrives_whole_under_its_name(serve: Callable[..., Site], npz: bytes, tmp_path: Path) -> None:
+def test_complete_file_gets_its_name(serve: Callable[..., Site], npz: bytes, tmp_path: Path) -> None:
     assert fetch(serve(files={"/w.npz": npz}), tmp_path).read_bytes() == npz
     assert files_in(tmp_path) == ["DeiT_T_distilled.npz"]
 
 
-def test_a_broken_connection_is_taken_up_where_it_stopped(
-    serve: Callable[..., Site], npz: bytes, tmp_path: Path
-) -> None:
+def test_broken_transfer_is_resumed(serve: Callable[..., Site], npz: bytes, tmp_path: Path) -> None:
     site = serve(files={"/w.npz": npz}, drop_after=[1_000_000, 3_000_000, 17, 5_000_000])
     assert fetch(site, tmp_path).read_bytes() == npz
     asked = [wanted for _, _, wanted in site.asked]
@@ -169,9 +167,7 @@ def test_a_server_that_cannot_resume_starts_over(
     assert fetch(serve(files={"/w.npz": npz}, ranges=False), tmp_path).read_bytes() == npz
 
 
-def test_a_piece_that_is_already_whole_is_only_checked(
-    serve: Callable[..., Site], npz: bytes, tmp_path: Path
-) -> None:
+def test_complete_part_is_only_checked(serve: Callable[..., Site], npz: bytes, tmp_path: Path) -> None:
     (tmp_path / "DeiT_T_distilled.npz.part").write_bytes(npz)
     site = serve(files={"/w.npz": npz})
     assert fetch(site, tmp_path).read_bytes() == npz
@@ -179,7 +175,7 @@ def test_a_piece_that_is_already_whole_is_only_checked(
 
 
 @pytest.mark.parametrize("old", [b"of another version", b"x" * 30_000_000])
-def test_a_piece_of_another_version_is_thrown_away(
+def test_part_of_another_version_is_discarded(
     old: bytes, serve: Callable[..., Site], npz: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "DeiT_T_distilled.npz.part").write_bytes(old)
@@ -201,14 +197,14 @@ def test_a_file_of_the_wrong_content_is_refused(
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
-def test_a_refusal_is_said_with_its_address(status: int, serve: Callable[..., Site], tmp_path: Path) -> None:
+def test_http_error_names_the_address(status: int, serve: Callable[..., Site], tmp_path: Path) -> None:
     site = serve(files={}, status=status)
     message = refusal(site, tmp_path)
     assert f"{site.url}/w.npz answers {status}" in message
     assert len(site.asked) == 1
 
 
-def test_without_a_network_the_way_out_is_said(tmp_path: Path) -> None:
+def test_offline_error_says_what_to_do(tmp_path: Path) -> None:
     message = refusal(Site({}, port=9), tmp_path)
     assert "http://127.0.0.1:9/w.npz cannot be fetched" in message
     assert f"put it at {tmp_path / 'DeiT_T_distilled.npz'}" in message
@@ -293,7 +289,7 @@ def test_an_empty_repository_and_an_absent_hub_are_named(serve: Callable[..., Si
 # The whole ------------------------------------------------------------------------------------------------
 
 
-def test_whole_files_are_kept_and_broken_ones_replaced(
+def test_complete_files_are_kept_and_damaged_ones_replaced(
     serve: Callable[..., Site], npz: bytes, tmp_path: Path
 ) -> None:
     site = serve(files={"/w.npz": npz})

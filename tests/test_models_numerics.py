@@ -87,7 +87,7 @@ def test_the_model_in_the_package_equals_transformers_at_every_cut() -> None:
         torch.testing.assert_close(run_cut(model, cuts, inputs)[0], expected, rtol=0, atol=TOLERANCE)
 
 
-def test_the_strides_of_the_input_make_no_difference() -> None:
+def test_input_strides_make_no_difference() -> None:
     """Frames arrive as views into buffers, images as channels last."""
     model = find_model(DIGITS)
     pixels = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -221,7 +221,7 @@ WRITERS = [write_stored, write_deflated, write_safetensors]
 
 @pytest.mark.parametrize(("cls", "dialect"), DIALECTS)
 @pytest.mark.parametrize("write", WRITERS)
-def test_every_format_and_dialect_is_the_same_model(
+def test_every_format_and_dialect_gives_the_same_model(
     cls: str,
     dialect: str,
     write: Callable[[Path, Arrays], Path],
@@ -236,7 +236,7 @@ def test_every_format_and_dialect_is_the_same_model(
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 100, 1000])
-def test_pieces_of_any_size_make_the_same_tensor(
+def test_piece_size_does_not_change_the_tensor(
     chunk: int,
     saved: Callable[[str], tuple[Case, Model]],
     tmp_path: Path,
@@ -326,7 +326,7 @@ def test_progress_of_loading_adds_up_to_the_bytes_of_the_weights(
         assert sum(loaded) == model.weight_bytes(layers, dtype)
 
 
-def test_the_weights_take_the_type_that_is_asked_for(saved: Callable[[str], tuple[Case, Model]]) -> None:
+def test_weights_have_the_requested_dtype(saved: Callable[[str], tuple[Case, Model]]) -> None:
     reference, model = saved("BertForSequenceClassification")
     shard = model.load(dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in shard.parameters()} == {torch.bfloat16}
@@ -458,7 +458,7 @@ def test_weights_of_another_model_are_refused(
     assert "layer.2." in message
 
 
-def test_missing_files_say_where_they_were_looked_for(
+def test_missing_file_error_says_where_it_was_expected(
     saved: Callable[[str], tuple[Case, Model]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = saved("ViTForImageClassification")
@@ -485,9 +485,7 @@ def test_a_pipe_is_refused_where_a_file_is_needed(
         open_input(InputRequest(paths=(tmp_path / "w.npz",)), model)
 
 
-def test_pickles_are_not_read_and_the_way_out_is_said(
-    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
-) -> None:
+def test_pickle_is_refused_with_advice(saved: Callable[[str], tuple[Case, Model]], tmp_path: Path) -> None:
     reference, model = saved("ViTForImageClassification")
     torch.save(reference.model().state_dict(), tmp_path / "pytorch_model.bin")
     shutil.copy(tmp_path / "pytorch_model.bin", tmp_path / "renamed.npz")
@@ -500,7 +498,7 @@ def test_pickles_are_not_read_and_the_way_out_is_said(
     refusal(model, objects)
 
 
-def test_integers_are_no_weights(saved: Callable[[str], tuple[Case, Model]], tmp_path: Path) -> None:
+def test_integer_tensors_are_refused(saved: Callable[[str], tuple[Case, Model]], tmp_path: Path) -> None:
     _, model = saved("ViTForImageClassification")
     for write in WRITERS:
         file = write(tmp_path / "w", {**on_disk(model), "classifier.bias": np.zeros(5, "i8")})
@@ -639,7 +637,7 @@ GOLDEN = [
 ]
 
 
-def test_random_weights_are_sane() -> None:
+def test_random_weights_have_the_expected_deviation() -> None:
     shard = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=1)
     for name, tensor in shard.named_parameters():
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
@@ -690,7 +688,7 @@ def test_hub_names_cover_every_parameter_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_fingerprints_tell_weights_and_configurations_apart(
+def test_fingerprints_distinguish_weights_and_configurations(
     write: Callable[[Path, Arrays], Path], saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
 ) -> None:
     _, model = saved("ViTForImageClassification")

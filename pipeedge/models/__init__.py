@@ -2,14 +2,13 @@
 
 dtypes        number types of weights and computation
 int8          linear layers with 8-bit weights
+activations   activation functions by name
 registry      names and directories -> Model
-architecture  the numbers of a model; reading config.json
-shard         shard arithmetic, once: which modules, which payload
-vit deit bert what differs between the families
-names         where each parameter lies in a file (tables)
-weights       reading files piece by piece
-fill          a file's tensors into a shard's parameters
-download      fetching, checking and converting the known models' files
+architecture  dimensions of a model; reading config.json
+shard         modules and payloads of a range of layers
+families      differences between ViT, DeiT and BERT
+progress      progress bars in bytes
+weights       reading, writing, naming and fetching weights files
 """
 
 from pipeedge.models.architecture import Architecture

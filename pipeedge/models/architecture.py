@@ -1,7 +1,7 @@
-"""The dimensions and options of a model, and how they are read from a Hugging Face ``config.json``.
+"""The dimensions and options of a model, and how to read them from a Hugging Face ``config.json``.
 
-The file is plain JSON and is read as such: importing ``transformers`` only to learn a dozen numbers
-would cost every rank seconds of start-up and tens of megabytes.
+The file is parsed as plain JSON: importing ``transformers`` to learn a dozen numbers would cost every rank
+seconds of start-up and tens of megabytes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _MOST: Mapping[str, int] = MappingProxyType(
         "type_vocab": 1 << 16,
     }
 )
-"""Far above any model of these families: beyond, a number is a slip, and acting on it takes all memory."""
+"""Upper bounds far above any real model of these families. A larger number is a mistake, and acting on it
+could exhaust the memory.
+"""
 _MOST_PIXELS = 4096
-"""Height and width of an image: one of that size is 200 MB."""
+"""Largest height and width of an image in pixels; such an image takes 200 MB."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A transformer encoder of one of the three families, by its numbers. Valid by construction.
+    """The dimensions of a transformer encoder of one of the three families, valid by construction.
 
     Raises:
-        ModelError: a dimension that is not positive, sizes that do not divide, an unknown activation.
+        ModelError: A dimension is not positive, sizes do not divide evenly, or an activation is unknown.
     """
 
     family: FamilyName
@@ -54,33 +56,34 @@ class Architecture:
     """Width D of the hidden state."""
     blocks: int
     heads: int
-    """Attention heads; they divide ``hidden``."""
+    """Number of attention heads, which divides ``hidden``."""
     intermediate: int
     """Width of the MLP's inner layer."""
     eps: float
-    """Added to the variance by every LayerNorm."""
+    """Value that every LayerNorm adds to the variance."""
     head: HeadKind
-    """``classifier``: logits of the first token; ``distilled``: the mean of the logits of the class and
-    the distillation token; ``vector``: the pooled first token itself."""
+    """Head: ``classifier`` gives the logits of the first token, ``distilled`` the mean of the logits of the
+    class and the distillation token, ``vector`` the pooled first token itself.
+    """
     activation: str = "gelu"
     qkv_bias: bool = True
     pooler: bool = False
-    """A dense layer and an activation on the first token, before the classifier if there is one."""
+    """Whether a dense layer and an activation process the first token, before any classifier."""
     pooler_size: int = 0
-    """Width of the pooler's output; 0 without a pooler."""
+    """Width of the pooler's output, or 0 without a pooler."""
     pooler_activation: str = "tanh"
     num_labels: int = 0
-    """Classes of the head; 0 for ``vector``."""
+    """Number of classes of the head, or 0 for ``vector``."""
     image_size: tuple[int, int] = (0, 0)
     """Height and width in pixels (images only)."""
     patch_size: tuple[int, int] = (0, 0)
     channels: int = 0
     vocab: int = 0
-    """Rows of the word embedding (text only)."""
+    """Number of rows of the word embedding (text only)."""
     max_positions: int = 0
-    """The longest sentence in tokens (text only)."""
+    """Longest sentence in tokens (text only)."""
     type_vocab: int = 0
-    """Rows of the token type embedding (text only)."""
+    """Number of rows of the token type embedding (text only)."""
 
     def __post_init__(self) -> None:
         positive = ["hidden", "blocks", "heads", "intermediate"]
@@ -94,7 +97,7 @@ class Architecture:
                     raise ModelError(f"{name} is {shown}; height and width must be 1 to {_MOST_PIXELS}")
             if self.image_size[0] < self.patch_size[0] or self.image_size[1] < self.patch_size[1]:
                 raise ModelError(
-                    f"image_size {list(self.image_size)} holds no patch of patch_size {list(self.patch_size)}"
+                    f"image_size {list(self.image_size)} is smaller than patch_size {list(self.patch_size)}"
                 )
         if self.head != "vector":
             positive.append("num_labels")
@@ -105,9 +108,9 @@ class Architecture:
                 shown = excerpt(getattr(self, name))
                 raise ModelError(f"{name} is {shown}; it must be 1 to {_MOST[name]}")
         if self.hidden % self.heads:
-            raise ModelError(f"a hidden size of {self.hidden} is no multiple of {self.heads} attention heads")
+            raise ModelError(f"hidden_size {self.hidden} is not a multiple of {self.heads} attention heads")
         if not 0 <= self.eps < math.inf:
-            raise ModelError(f"a LayerNorm epsilon of {self.eps} is negative or not finite")
+            raise ModelError(f"layer_norm_eps {self.eps} is negative or not finite")
         for name in (self.activation, self.pooler_activation):
             if name not in ACTIVATIONS:
                 supported = ", ".join(sorted(ACTIVATIONS))
@@ -117,36 +120,36 @@ class Architecture:
 
     @property
     def n_layers(self) -> int:
-        """Four layers a block."""
+        """Number of layers, four per block."""
         return LAYERS_PER_BLOCK * self.blocks
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens in front of the patches of an image: class, and distillation for DeiT."""
+        """Number of tokens in front of the patches: class token, and distillation token for DeiT."""
         return {"vit": 1, "deit": 2, "bert": 0}[self.family]
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of an image: one a patch, and those in front of them."""
+        """Number of tokens of an image: one per patch, and the prefix tokens."""
         rows = self.image_size[0] // self.patch_size[0]
         columns = self.image_size[1] // self.patch_size[1]
         return rows * columns + self.prefix_tokens
 
     @property
     def output_size(self) -> int:
-        """Values a model gives for one item."""
+        """Number of output values per item."""
         if self.head != "vector":
             return self.num_labels
         return self.pooler_size if self.pooler else self.hidden
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to plain values, for comparing two ranks' models."""
+        """Return the fields as plain values by name, for comparing the models of two ranks."""
         return asdict(self)
 
 
 _ARCHITECTURES: Mapping[str, tuple[FamilyName, HeadKind, bool]] = {
-    # Class name of the checkpoint: family, head, pooler. The pre-training checkpoints of BERT serve as
-    # the encoder they contain; their language heads are not read.
+    # Class name of the checkpoint: family, head, pooler. Pre-training checkpoints of BERT are used as the
+    # encoder they contain; their language heads are not read.
     "ViTForImageClassification": ("vit", "classifier", False),
     "ViTModel": ("vit", "vector", True),
     "DeiTForImageClassification": ("deit", "classifier", False),
@@ -160,21 +163,21 @@ _ARCHITECTURES: Mapping[str, tuple[FamilyName, HeadKind, bool]] = {
 }
 _FAMILIES: tuple[FamilyName, ...] = ("vit", "deit", "bert")
 _DEFAULT_LABELS = 2
-"""What Hugging Face means by a ``config.json`` without ``id2label``: two classes are not written out."""
+"""Number of classes that Hugging Face implies by a ``config.json`` without ``id2label``."""
 
 
 def parse_hf_config(
     config: Mapping[str, Any], *, tensor_names: Sequence[str] = ()
 ) -> tuple[Architecture, tuple[str, ...] | None]:
-    """The architecture and the label names in the content of a ``config.json``.
+    """Return the architecture and the label names defined by a ``config.json``.
 
     Args:
-        config: the parsed file.
-        tensor_names: names of the tensors that lie beside it, which tell the head where
-            ``architectures`` is missing.
+        config: Contents of the file.
+        tensor_names: Names of the tensors stored next to it, which reveal the head if ``architectures`` is
+            missing.
 
     Raises:
-        ModelError: a model type, class or option that is not supported, or a value that cannot be.
+        ModelError: A model type, class or option is not supported, or a value is invalid.
     """
     family = config.get("model_type")
     if family not in _FAMILIES:
@@ -186,7 +189,7 @@ def parse_hf_config(
     labels = _labels(config)
     num_labels = len(labels) if labels is not None else _integer(config, "num_labels", _DEFAULT_LABELS)
     if head == "classifier" and num_labels == 0:
-        # Hugging Face puts an identity in place of a head of no classes.
+        # Hugging Face replaces a head without classes by an identity.
         head = "vector"
     hidden = _integer(config, "hidden_size", 768)
     pooler_size = _integer(config, "pooler_output_size", hidden) or hidden
@@ -245,11 +248,11 @@ def hf_config(architecture: Architecture, labels: Sequence[str] | None) -> dict[
 
 
 def _reject_options(config: Mapping[str, Any]) -> None:
-    """Options that would change what is computed, and are not built here."""
+    """Raise ModelError for options that would change the computation and are not implemented here."""
     if config.get("is_decoder"):
-        raise ModelError("is_decoder is set: decoders are not supported, encoders are")
+        raise ModelError("is_decoder is set: only encoders are supported")
     if config.get("is_encoder_decoder"):
-        raise ModelError("is_encoder_decoder is set: decoders are not supported, encoders are")
+        raise ModelError("is_encoder_decoder is set: only encoders are supported")
     if config.get("add_cross_attention"):
         raise ModelError("add_cross_attention is set: cross-attention is not supported")
     position = config.get("position_embedding_type") or "absolute"
@@ -266,7 +269,7 @@ def _head(
 ) -> tuple[HeadKind, bool]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError("architectures is no list of class names")
+        raise ModelError("architectures must be a list of class names")
     for name in names:
         if name in _ARCHITECTURES:
             of_family, head, pooler = _ARCHITECTURES[name]
@@ -294,7 +297,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     except (AttributeError, ValueError, RecursionError):
         raise ModelError("id2label does not map class numbers to names") from None
     if sorted(by_index) != list(range(len(by_index))):
-        raise ModelError(f"id2label does not number its {count(len(by_index), 'class')} from 0 without gaps")
+        raise ModelError(f"id2label must number its {count(len(by_index), 'class')} from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index)))
 
 
@@ -338,7 +341,7 @@ def _text(config: Mapping[str, Any], key: str, default: str) -> str:
 
 
 def _pair(config: Mapping[str, Any], key: str, default: int) -> tuple[int, int]:
-    """A size that is one number for a square, or ``[height, width]``."""
+    """Return a size that is given as one number for a square, or as ``[height, width]``."""
     value = config.get(key)
     if value is None:
         return default, default

@@ -1,4 +1,4 @@
-"""The number types in which a shard's weights are held and its layers computed.
+"""The number types in which a shard holds its weights and computes its layers.
 
     dtype      weights              between layers, and across cuts
     float32    float32              float32
@@ -8,8 +8,8 @@
                layers of blocks,
                else bfloat16
 
-A type is only as fast as the processor's instructions for it; without them torch computes the same by
-longer ways.
+A type is only fast if the processor has instructions for it; otherwise torch computes the same result more
+slowly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: getattr(torch, name)
 
 _INSTRUCTIONS: Mapping[torch.dtype, tuple[str, ...]] = MappingProxyType(
     {
-        # As torch.cpu.get_capabilities() calls them, of x86 and of ARM. Any of them will do.
+        # Names from torch.cpu.get_capabilities() on x86 and ARM. Any one of them is enough.
         torch.bfloat16: ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16"),
         torch.float16: ("avx512_fp16", "amx_fp16", "avx10_2", "fp16_arith"),
         torch.int8: ("avx512_vnni", "avx_vnni", "amx_int8", "avx10_2", "dot", "i8mm"),
@@ -39,10 +39,10 @@ _INSTRUCTIONS: Mapping[torch.dtype, tuple[str, ...]] = MappingProxyType(
 
 
 def find_dtype(name: str) -> torch.dtype:
-    """The type called ``name``, with or without ``torch.`` in front.
+    """Return the number type called ``name``, with or without the prefix ``torch.``.
 
     Raises:
-        RequestError: it is none of ``schedule.DTYPES``.
+        RequestError: The name is not in ``schedule.DTYPES``.
     """
     found = _TYPES.get(name.removeprefix("torch."))
     if found is None:
@@ -51,15 +51,15 @@ def find_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``bfloat16`` for ``torch.bfloat16``."""
+    """Return the short name of a number type: ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def stream_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of hidden states, and so of what crosses a cut, where weights are in ``dtype``.
+    """Return the number type of hidden states, and thus of payloads, for weights in ``dtype``.
 
-    int8 is for products with weights alone: sums, norms and attention need the range of a floating point
-    type. bfloat16 is the faster one, and halves what crosses the cut.
+    int8 only serves products with weights: sums, norms and attention need the range of a floating point type.
+    Of these, bfloat16 is fast and halves the bytes that cross a cut.
     """
     return torch.bfloat16 if dtype is torch.int8 else dtype
 
@@ -67,12 +67,13 @@ def stream_dtype(dtype: torch.dtype) -> torch.dtype:
 def slow_here(
     dtype: torch.dtype, device: torch.device, capabilities: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Why ``dtype`` will be slow on ``device``, in words; None where it is not.
+    """Return a sentence that says why ``dtype`` will be slow on ``device``, or None if it will not be.
 
     Args:
-        dtype: of the weights.
-        device: that computes.
-        capabilities: of the processor, as ``torch.cpu.get_capabilities`` has them; None: of this one.
+        dtype: Number type of the weights.
+        device: Device that computes.
+        capabilities: Capabilities of the processor in the form of ``torch.cpu.get_capabilities``; None: those
+            of this processor.
     """
     if device.type != "cpu" or dtype is torch.float32:
         return None
@@ -91,6 +92,6 @@ def slow_here(
 
 
 def _capabilities() -> Mapping[str, Any]:
-    """Of this processor; empty where torch is too old to tell."""
+    """Return the capabilities of this processor, or an empty map if torch is too old to report them."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     return {} if ask is None else dict(ask())

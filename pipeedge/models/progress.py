@@ -9,13 +9,13 @@ __all__ = ["ByteBar"]
 
 
 class ByteBar:
-    """A progress bar on standard error, if that is a terminal. A context manager.
+    """A progress bar on standard error, if that is a terminal; a context manager.
 
     Args:
-        label: shown before the bar.
-        total: bytes in all; None where that is not known.
-        initial: bytes that were there before.
-        delay_s: seconds after which the bar appears; work that ends earlier shows none.
+        label: Text before the bar.
+        total: Total number of bytes, or None if it is not known.
+        initial: Number of bytes that were present before.
+        delay_s: Seconds after which the bar appears; shorter work shows none.
     """
 
     def __init__(self, label: str, total: int | None, initial: int = 0, delay_s: float = 0.0) -> None:
@@ -39,5 +39,5 @@ class ByteBar:
         self._bar.close()
 
     def advance(self, count: int) -> None:
-        """Add ``count`` bytes that are done."""
+        """Add ``count`` completed bytes."""
         self._bar.update(count)

@@ -1,4 +1,4 @@
-"""The models by name, models in a directory, and what one can ask of a model."""
+"""Models by name or directory, and their properties, payloads and shards."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
 _FAMILIES: Mapping[FamilyName, Family] = MappingProxyType({"vit": VIT, "deit": DEIT, "bert": BERT})
 
 DIGITS = "vit-digits"
-"""The small model that the package carries with it."""
+"""Name of the small model that ships with the package."""
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
 _LIKE = 0.6
-"""How much of a wrong name must be a known one's, of 1, for the known one to be suggested."""
+"""Least similarity, from 0 to 1, at which a known name is suggested for a wrong one."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A transformer that can be cut into shards. Holds no weights; ``load`` and ``random`` make shards."""
+    """A transformer that can be cut into shards. It holds no weights; ``load`` and ``random`` make shards."""
 
     name: str
-    """As the user gave it: one of ``MODEL_NAMES``, or a directory."""
+    """Name as given by the user: one of ``MODEL_NAMES``, or a directory."""
     config: Architecture
     labels: tuple[str, ...] | None
-    """Names of the classes, where the model says them."""
+    """Names of the classes, or None if the model does not define them."""
     directory: Path | None
-    """The Hugging Face directory it comes from, which may hold a tokenizer or image processor too."""
+    """Hugging Face directory of the model, which may also hold a tokenizer or image processor."""
     default_weights: Path
-    """Where its weights are looked for; relative to the working directory for the known names."""
+    """Path of its weights; relative to the working directory for the known names."""
 
     @property
     def family(self) -> FamilyName:
-        """``vit``, ``deit`` or ``bert``."""
+        """Family of the model: ``vit``, ``deit`` or ``bert``."""
         return self.config.family
 
     @property
     def n_layers(self) -> int:
-        """Four a block."""
+        """Number of layers, four per block."""
         return self.config.n_layers
 
     @property
@@ -70,27 +70,27 @@ class Model:
 
     @property
     def output_kind(self) -> str:
-        """``logits``, or ``vector`` for a model without a classifier."""
+        """Kind of output: ``logits``, or ``vector`` for a model without a classifier."""
         return "vector" if self.config.head == "vector" else "logits"
 
     @property
     def max_tokens(self) -> int:
-        """The longest sentence for text; for images the number of tokens that every image has."""
+        """Longest sentence in tokens for text, or the number of tokens of every image."""
         return self.config.max_positions if self.family == "bert" else self.config.image_tokens
 
     def weights_path(self) -> Path:
-        """The default weights file."""
+        """Return the path of the default weights."""
         return self.default_weights
 
     def converted_path(self, dtype: torch.dtype, weights: Path | None = None) -> Path:
-        """Where ``save_model_weights.py --dtype`` puts ``weights`` (the default ones) in another type."""
+        """Return where ``save_model_weights.py --dtype`` stores ``weights`` (or the default)."""
         original = self.default_weights if weights is None else weights
         return original.with_name(f"{original.stem}.{dtype_name(dtype)}.safetensors")
 
     def find_weights(self, dtype: torch.dtype | None = None) -> Path:
-        """The default weights to read for ``dtype``: stored in that type, if they are, else the original.
+        """Return the default weights for ``dtype``: those stored in that type if any, else the original.
 
-        Where there is no original, any stored ones will do that carry its fingerprint (``dtype`` None).
+        With ``dtype`` None and no original, any converted weights will do, since they carry its fingerprint.
         """
         if dtype is not None:
             converted = self.converted_path(dtype)
@@ -107,17 +107,17 @@ class Model:
         tokens: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[TensorSpec, ...]:
-        """Shapes and types of what crosses the cut after ``after_layer`` layers.
+        """Return the shapes and number types of the payload after ``after_layer`` layers.
 
         Args:
             after_layer: 0 for the model's input, ``n_layers`` for its output.
-            items: items of the microbatch.
-            tokens: sentence length in tokens (text only; by default the longest).
-            dtype: type of the weights, which decides that of the hidden states.
+            items: Number of items in the microbatch.
+            tokens: Sentence length in tokens (text only; by default the longest).
+            dtype: Number type of the weights, which decides that of the hidden states.
 
         Raises:
-            ScheduleError: a layer beyond the model.
-            InputError: more tokens than the model has positions.
+            ScheduleError: The layer is beyond the model.
+            InputError: There are more tokens than the model has positions.
         """
         if not 0 <= after_layer <= self.n_layers:
             raise ScheduleError(f"there is no cut after layer {after_layer}: layers are 1 to {self.n_layers}")
@@ -142,14 +142,14 @@ class Model:
         *,
         eight_bit: bool = True,
     ) -> tuple[TensorSpec, ...]:
-        """Shapes and types of the input as the data rank sends it to the first stage.
+        """Return the shapes and number types of the input that the data rank sends to the first stage.
 
         Args:
-            items: items of the microbatch.
-            tokens: as ``payload_specs`` takes it.
-            dtype: type of the weights of the first stage.
-            eight_bit: whether pictures are sent as bytes (``payload.PixelTable``), as they are unless they
-                were given as arrays of floating point numbers.
+            items: Number of items in the microbatch.
+            tokens: Sentence length in tokens, as for ``payload_specs``.
+            dtype: Number type of the weights of the first stage.
+            eight_bit: Whether images are sent as bytes (``payload.PixelTable``). They are, unless they were
+                given as floating point arrays.
         """
         specs = self.payload_specs(0, items, tokens, dtype)
         if not eight_bit:
@@ -166,29 +166,29 @@ class Model:
         *,
         eight_bit: bool = True,
     ) -> int:
-        """Bytes of one item of input as the data rank sends it to the first stage.
+        """Return the bytes of one input item that the data rank sends to the first stage.
 
         Args:
-            tokens: sentence length in tokens (text only; by default the longest).
-            dtype: type of the weights of the first stage.
-            eight_bit: as ``input_specs`` takes it.
+            tokens: Sentence length in tokens (text only; by default the longest).
+            dtype: Number type of the weights of the first stage.
+            eight_bit: Whether images are sent as bytes, as for ``input_specs``.
         """
         return specs_bytes(self.input_specs(1, tokens, dtype, eight_bit=eight_bit))
 
     def parameter_count(self, layers: LayerRange | None = None) -> int:
-        """Weights of ``layers`` (by default of all), in values."""
+        """Return the number of weights of ``layers`` (by default all)."""
         return self.build(layers).parameter_count
 
     def weight_bytes(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> int:
-        """Weights of ``layers`` (by default of all), in bytes."""
+        """Return the size of the weights of ``layers`` (by default all) in bytes."""
         shard = self.build(layers, dtype)
         return sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
 
     def build(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> Shard:
-        """The shard of ``layers`` (by default all) on ``meta``: shapes without storage.
+        """Build the shard of ``layers`` (by default all) on ``meta``: shapes without storage.
 
         Raises:
-            ScheduleError: layers beyond the model.
+            ScheduleError: The layers go beyond the model.
         """
         return self._build(self.config, layers, dtype)
 
@@ -200,15 +200,15 @@ class Model:
         dtype: torch.dtype = torch.float32,
         progress: Callable[[int], object] = lambda _: None,
     ) -> Shard:
-        """The shard of ``layers`` (by default all) with the weights in a file, ready to compute.
+        """Load the shard of ``layers`` (by default all) with weights from a file, ready to compute.
 
-        Only the shard's own tensors are read, one at a time, after all their names and shapes were
+        Only the shard's own tensors are read, one at a time, after all their names and shapes have been
         compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
-        ``progress`` is told the bytes of each tensor that is loaded.
+        ``progress`` is called with the bytes of each tensor that is loaded.
 
         Raises:
-            ScheduleError: layers beyond the model.
-            WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
+            ScheduleError: The layers go beyond the model.
+            WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
         with self._open(weights, dtype) as file:
             self._compare(file, layers)
@@ -218,22 +218,22 @@ class Model:
     def check_weights(
         self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Compare the names and shapes in a file with those of the whole model; reads no data.
+        """Compare the names and shapes in a file with those of the whole model, without reading data.
 
         Raises:
-            WeightsError: a file that is missing, truncated, of an unknown kind, or does not fit.
+            WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
         with self._open(weights, dtype) as file:
             self._compare(file)
             plan(self.shard_for(file, dtype=dtype), self.config, file)
 
     def check_sizes(self, weights: str | os.PathLike[str] | None = None) -> None:
-        """Compare the model's sizes with the weights in a file, if it is there, before anything is built.
+        """Compare the model's sizes with those in the weights file, if it exists, before anything is built.
 
-        The first and the last block tell all sizes, and whether there are as many blocks.
+        The first and the last block show all sizes, and whether the number of blocks agrees.
 
         Raises:
-            WeightsError: a file that is truncated, of an unknown kind, or of a model of another size.
+            WeightsError: The file is truncated, of an unknown kind, or belongs to a model of another size.
         """
         path = self.find_weights() if weights is None else Path(weights)
         if path.is_file() or (weights is not None and path.is_dir()):
@@ -251,10 +251,10 @@ class Model:
     def shard_for(
         self, file: WeightsFile, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32
     ) -> Shard:
-        """As ``build``, with the pooler that an open weights file has or has not.
+        """Build the shard as ``build`` does, with a pooler if an open weights file has one.
 
-        A model without a classifier gives the pooler's output where the file has a pooler, and else the
-        first token; Google's image classifiers may have one in front of the classifier.
+        A model without a classifier outputs the result of the pooler if the file has one, else the first
+        token. Google's image classifiers may have a pooler in front of the classifier.
         """
         return self._build(_with_pooler_of(self.config, file), layers, dtype)
 
@@ -265,22 +265,22 @@ class Model:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Shard:
-        """The shard of ``layers`` (by default all) with random weights, the same for every cut."""
+        """Return the shard of ``layers`` (by default all) with random weights, the same for every cut."""
         shard = self.build(layers, dtype)
         source = RandomWeights(hub_tensors(shard, self.config), seed)
         return fill(shard, self.config, source, device=device)
 
     def fingerprint(self, weights: str | os.PathLike[str] | None = None) -> str:
-        """A digest of configuration and weights, for comparing ranks at start-up.
+        """Return a digest of configuration and weights, for comparing ranks at start-up.
 
-        It covers every tensor's name, shape and place. Of the content, an ``.npz`` carries a checksum
-        of every array in its table of contents, which is used; of a ``.safetensors`` file two samples
-        of each tensor are read, not all of it: gigabytes at every start are too slow for a board. The
-        file's path plays no part. Weights that were converted to another type are taken for what they were
-        converted from, so that each rank may hold those of its own type.
+        It covers the name, shape and position of every tensor. For an ``.npz`` file it uses the checksum of
+        every array in the table of contents. For a ``.safetensors`` file two samples of each tensor are read,
+        because reading gigabytes at every start is too slow for a small board. The path of the file plays no
+        part. Converted weights have the fingerprint of their original, so that each rank may hold those of
+        its own type.
 
         Raises:
-            WeightsError: a file that is missing, truncated, or of an unknown kind.
+            WeightsError: The file is missing, truncated, or of an unknown kind.
         """
         with self._open(weights) as file:
             if file.source is not None:
@@ -301,7 +301,7 @@ class Model:
 
 
 def _with_pooler_of(config: Architecture, file: WeightsFile) -> Architecture:
-    """``config`` with the pooler that ``file`` has, where it is the file that decides."""
+    """Return ``config`` with the pooler that ``file`` has, if the file decides."""
     if config.family == "bert" and config.head != "vector":
         return config
     found = find_pooler(file.names, config.family, config.head)
@@ -395,16 +395,16 @@ _KNOWN: Mapping[str, Model] = MappingProxyType(
 )
 
 MODEL_NAMES: tuple[str, ...] = (*_KNOWN, DIGITS)
-"""Every name that ``find_model`` knows; it takes directories too."""
+"""Every name that ``find_model`` knows; it also accepts directories."""
 
 
 def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
-    """The model of a known name, or the one in a local Hugging Face directory.
+    """Return the model of a known name, or the one in a local Hugging Face directory.
 
     A known name wins over a directory of that name; write ``./name`` for the directory.
 
     Raises:
-        ModelError: an unknown name, or a directory whose ``config.json`` is missing or not supported.
+        ModelError: The name is unknown, or the ``config.json`` of the directory is missing or not supported.
     """
     name = os.fspath(name_or_dir)
     if name in _KNOWN:
@@ -422,7 +422,7 @@ def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
 
 
 def _nearest(name: str) -> str | None:
-    """The known model that ``name`` may stand for: misspelt, or without its owner or its end."""
+    """Return the known model that ``name`` resembles: misspelt, or without its owner or its end."""
 
     def likeness(known: str) -> float:
         forms = (known, known.rpartition("/")[2])
@@ -439,7 +439,7 @@ def _nearest(name: str) -> str | None:
 
 def _from_directory(directory: Path, name: str) -> Model:
     path = directory / "config.json"
-    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write into it
+    if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise ModelError(f"{path} is not a regular file")
     try:
         document = json.loads(path.read_bytes())
@@ -456,10 +456,11 @@ def _from_directory(directory: Path, name: str) -> Model:
     try:
         weights = find_in_directory(directory)
     except WeightsError:
-        # Not this function's business: -M may name a file elsewhere, and ``load`` will say it.
+        # The weights may be elsewhere (-M); if they are not, ``load`` reports them missing.
         weights = directory
         if any(directory.glob("model.*.safetensors")):
-            weights = directory / "model.safetensors"  # which converted ones stand for
+            # Only converted weights exist. This is the name of their original.
+            weights = directory / "model.safetensors"
     names: tuple[str, ...] = ()
     if not document.get("architectures") and weights.is_file():
         with open_weights(weights) as file:

@@ -1,16 +1,16 @@
-"""Shard arithmetic: which modules a range of layers needs, and what crosses the cut after each layer.
+"""Shards: the modules that a range of layers needs, and the payload that crosses the cut after each layer.
 
-A block is cut at four points; what a family puts into each of the four parts is its own (see ``vit``
-and ``bert``), what goes in and out is the same for all (D: hidden size, I: inner size of the MLP):
+A block is cut at four points. Each family defines its own four parts (see ``vit`` and ``bert``), but their
+inputs and outputs are the same for all (D: hidden size, I: inner size of the MLP):
 
     part of block          0                1             2              3
                     hidden │ attention      │ projection  │ MLP up       │ MLP down
     crosses the cut        └> context, skip └> hidden     └> inner, skip └> hidden
     values a token             2D               D             I + D          D
 
-Embeddings belong to the shard with the first layer; final norm, pooler and classifier to the one with
-the last. A family that masks its attention carries the mask at the end of the payload, up to the last
-layer that attends.
+Embeddings belong to the shard with the first layer; final norm, pooler and classifier to the shard with the
+last. A family that masks its attention carries the mask at the end of the payload up to the last layer that
+attends.
 
 Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
 """
@@ -44,32 +44,32 @@ __all__ = [
 ]
 
 MASK_DTYPE = torch.bool
-"""The mask on the wire: a byte a token, True where there is a token and not padding."""
+"""Number type of the mask on the wire: one byte a token, true for tokens and false for padding."""
 
 LayerFactory: TypeAlias = Callable[[Architecture], nn.Module]
 
 
 @dataclass(frozen=True)
 class Family:
-    """What one family of models puts into the common frame."""
+    """The parts of one family of models that fit into the common structure."""
 
     inputs: tuple[str, ...]
     """Names of the arrays that the first layer takes, in payload order."""
     masked: bool
     """Whether attention takes a mask, which then travels with the payload."""
     embeddings: LayerFactory
-    """``forward(*inputs) -> [N, T, D]``"""
+    """Factory of the embeddings, ``forward(*inputs) -> [N, T, D]``."""
     parts: tuple[LayerFactory, LayerFactory, LayerFactory, LayerFactory]
-    """``forward(*state, [bias]) -> state``, for the four parts of a block."""
+    """Factories of the four parts of a block, ``forward(*state, [bias]) -> state``."""
     head: LayerFactory
-    """``forward([N, T, D]) -> [N, output]``"""
+    """Factory of the head, ``forward([N, T, D]) -> [N, output]``."""
 
 
 class Shard(nn.Module):
     """The modules of a range of layers of one model.
 
-    Every tensor that leaves a layer is contiguous and freshly made, whether a cut follows or not, so
-    the kernels see the same strides and every cut gives the same bits. Inputs are never written to.
+    Every tensor that leaves a layer is contiguous and newly allocated, whether a cut follows or not. Kernels
+    therefore see the same strides, and every cut gives the same bits. Inputs are never modified.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Shard(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = layers
-        """The layers this shard computes."""
+        """Layers that this shard computes."""
         self.stream_dtype = stream_dtype(dtype)
-        """Of what enters and leaves, tokens, masks and final outputs apart."""
+        """Number type of payloads in and out, except tokens, masks and final outputs."""
         first, last = layers.start == 0, layers.stop == architecture.n_layers
         self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
         self._mask_out = family.masked and carries_mask(architecture, layers.stop)
@@ -102,25 +102,25 @@ class Shard(nn.Module):
         self.eval().requires_grad_(False)
 
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
-        """What is read from a file, by name: parameters, and weights of 8 bits. Before it is read."""
+        """Return the tensors to read from a file by name: parameters and 8-bit weights, not yet filled."""
         return {**dict(self.named_parameters()), **{f"{n}.weight": m.weight for n, m in self.int8_layers()}}
 
     def int8_layers(self) -> list[tuple[str, Int8Linear]]:
-        """Linear layers with 8-bit weights, by name."""
+        """Return the linear layers with 8-bit weights, by name."""
         return [(name, module) for name, module in self.named_modules() if isinstance(module, Int8Linear)]
 
     @property
     def parameter_count(self) -> int:
-        """Weights, in values."""
+        """Number of weights."""
         quantized = sum(layer.inputs * layer.outputs for _, layer in self.int8_layers())
         return quantized + sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, payload: Payload) -> Payload:
-        """What crosses the cut before this shard to what crosses the cut after it.
+        """Compute the payload of the cut after this shard from the payload of the cut before it.
 
         Args:
-            payload: tensors as ``payload_specs(layers.start, ...)`` lists them; hidden states may be of
-                another type, as after a stage of another one.
+            payload: Tensors as ``payload_specs(layers.start, ...)`` lists them. Hidden states may have
+                another number type, as after a stage that computes in another one.
 
         Returns:
             Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
@@ -146,17 +146,17 @@ class Shard(nn.Module):
         return (*state, mask) if self._mask_out and mask is not None else state
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` as the layers here take it: contiguous, numbers in their type, tokens as they are."""
+        """Return ``tensor`` contiguous, and converted to the stream type if it is floating point."""
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
 def attends(layer: int) -> bool:
-    """Whether ``layer``, from 0, holds a block's attention."""
+    """Return whether ``layer``, counted from 0, contains the attention of a block."""
     return layer % LAYERS_PER_BLOCK == 0
 
 
 def carries_mask(architecture: Architecture, after_layer: int) -> bool:
-    """Whether a later layer attends, so that a mask must cross the cut after ``after_layer`` layers."""
+    """Return whether a later layer attends, so that the mask must cross the cut after ``after_layer``."""
     return any(attends(layer) for layer in range(after_layer, architecture.n_layers))
 
 
@@ -169,7 +169,7 @@ def payload_specs(
     tokens: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[TensorSpec, ...]:
-    """What crosses the cut after ``after_layer`` layers (0: the model's input) for ``items`` items."""
+    """Return the payload that crosses the cut after ``after_layer`` layers (0: the model's input)."""
     shape = (items, tokens)
     if after_layer == 0:
         if family.masked:
@@ -185,7 +185,7 @@ def payload_specs(
 
 
 def _quantize(part: nn.Module, dtype: torch.dtype) -> None:
-    """Put layers with 8-bit weights in the place of the linear ones of ``part``, which is on ``meta``."""
+    """Replace the linear layers of ``part``, which is on ``meta``, with 8-bit ones."""
     for name, child in list(part.named_children()):
         if isinstance(child, nn.Linear):
             bias = child.bias is not None
@@ -193,25 +193,25 @@ def _quantize(part: nn.Module, dtype: torch.dtype) -> None:
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """A linear layer without storage, to be filled later."""
+    """Return a linear layer without storage, to be filled later."""
     return nn.Linear(inputs, outputs, bias=bias, device="meta")
 
 
 def norm(architecture: Architecture) -> nn.LayerNorm:
-    """A LayerNorm over the hidden size without storage, to be filled later."""
+    """Return a LayerNorm over the hidden size without storage, to be filled later."""
     return nn.LayerNorm(architecture.hidden, eps=architecture.eps, device="meta")
 
 
 def attend(qkv: torch.Tensor, heads: int, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multi-head scaled dot-product attention, https://arxiv.org/abs/1706.03762, eq. 1.
+    """Compute multi-head scaled dot-product attention, https://arxiv.org/abs/1706.03762, eq. 1.
 
     Args:
-        qkv: [N, T, 3D], queries, keys and values side by side.
-        heads: H, which divides D.
-        bias: added to the scores; broadcasts to [N, H, T, T].
+        qkv: Queries, keys and values side by side, [N, T, 3D].
+        heads: Number of heads H, which divides D.
+        bias: Bias added to the scores, which broadcasts to [N, H, T, T].
 
     Returns:
-        [N, T, D], contiguous.
+        Context [N, T, D], contiguous.
     """
     items, tokens, width = qkv.shape
     by_head = qkv.view(items, tokens, 3, heads, width // (3 * heads))
@@ -221,10 +221,10 @@ def attend(qkv: torch.Tensor, heads: int, bias: torch.Tensor | None) -> torch.Te
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """``mask`` [N, T] as a bias on attention scores [N, 1, 1, T], or None where nothing is masked.
+    """Return ``mask`` [N, T] as a bias on attention scores [N, 1, 1, T], or None if nothing is masked.
 
-    The most negative finite number, not minus infinity: a row without a single token then attends
-    evenly to everything, as in the reference, where infinities would give NaN.
+    The bias is the most negative finite number instead of minus infinity: a row without any token then
+    attends evenly to everything, as in the reference, while infinities would give NaN.
     """
     if bool(mask.all()):
         return None

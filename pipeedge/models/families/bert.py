@@ -14,7 +14,7 @@ __all__ = ["BERT"]
 
 
 class TextEmbeddings(nn.Module):
-    """Words, token types and learnt positions, normed."""
+    """Embeddings of words, token types and learnt positions, normalised."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class TextEmbeddings(nn.Module):
         self.norm = norm(architecture)
 
     def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
-        """[N, T] twice -> [N, T, D]"""
+        """Embed two inputs [N, T] -> [N, T, D]."""
         embedded = F.embedding(input_ids, self.word)
         embedded.add_(F.embedding(token_type_ids, self.token_type))
         embedded.add_(self.position[: input_ids.shape[1]])
@@ -34,7 +34,7 @@ class TextEmbeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Part 0: queries, keys and values in one product, attention."""
+    """Part 0: queries, keys and values in one product, then attention."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N, T, D] -> context [N, T, D], skip [N, T, D]"""
+        """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         return attend(self.qkv(hidden), self.heads, bias), hidden
 
 
 class Projection(nn.Module):
-    """Part 1: the projection of the heads' outputs, the residual, norm."""
+    """Part 1: projection of the heads' outputs, residual, norm."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Projection(nn.Module):
         self.norm1 = norm(architecture)
 
     def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
-        """context [N, T, D], skip [N, T, D] -> [N, T, D]"""
+        """Compute context [N, T, D], skip [N, T, D] -> [N, T, D]."""
         return (self.norm1(self.proj(context).add_(skip)),)
 
 
@@ -68,12 +68,12 @@ class Expansion(nn.Module):
         self.activation = ACTIVATIONS[architecture.activation]
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N, T, D] -> inner [N, T, I], skip [N, T, D]"""
+        """Compute [N, T, D] -> inner [N, T, I], skip [N, T, D]."""
         return self.activation(self.up(hidden)), hidden
 
 
 class Contraction(nn.Module):
-    """Part 3: the lower half of the MLP, the residual, norm."""
+    """Part 3: the lower half of the MLP, residual, norm."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class Contraction(nn.Module):
         self.norm2 = norm(architecture)
 
     def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
-        """inner [N, T, I], skip [N, T, D] -> [N, T, D]"""
+        """Compute inner [N, T, I], skip [N, T, D] -> [N, T, D]."""
         return (self.norm2(self.down(inner).add_(skip)),)
 
 
 class PooledHead(nn.Module):
-    """Pooler and classifier, as the model has them, on the first token."""
+    """Pooler and classifier on the first token, as far as the model has them."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class PooledHead(nn.Module):
         self.classifier = None if vector else linear(architecture.hidden, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
+        """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""
         first = hidden[:, 0].contiguous()
         if self.pooler is not None:
             first = torch.tanh_(self.pooler(first))

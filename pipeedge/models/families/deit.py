@@ -1,7 +1,7 @@
 """Data-efficient image Transformers, https://arxiv.org/abs/2012.12877: a ViT with a distillation token.
 
-A distilled model has a second classifier on that token; at inference its answer is the mean of both
-(section 4 of the paper).
+A distilled model has a second classifier on that token. At inference, the output is the mean of both
+classifiers (section 4 of the paper).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DistilledEmbeddings(ImageEmbeddings):
         self.distillation_token = nn.Parameter(torch.empty(1, 1, architecture.hidden, device="meta"))
 
     def prefix(self) -> tuple[torch.Tensor, ...]:
-        """The tokens in front of the patches, [1, 1, D] each."""
+        """Return the tokens in front of the patches, [1, 1, D] each."""
         return self.cls_token, self.distillation_token
 
 
@@ -38,7 +38,7 @@ class DistilledHead(nn.Module):
         self.distillation_classifier = linear(architecture.hidden, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, T, D] -> [N, classes]"""
+        """Compute [N, T, D] -> [N, classes]."""
         tokens = self.norm(hidden[:, :2].contiguous())
         logits: torch.Tensor = self.classifier(tokens[:, 0]) + self.distillation_classifier(tokens[:, 1])
         return (logits / 2).float()

@@ -24,18 +24,18 @@ class ImageEmbeddings(nn.Module):
         self.position = nn.Parameter(torch.empty(1, architecture.image_tokens, hidden, device="meta"))
 
     def prefix(self) -> tuple[torch.Tensor, ...]:
-        """The tokens in front of the patches, [1, 1, D] each."""
+        """Return the tokens in front of the patches, [1, 1, D] each."""
         return (self.cls_token,)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[N, C, height, width] -> [N, T, D]"""
+        """Embed [N, C, height, width] -> [N, T, D]."""
         patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in self.prefix()]
         return torch.cat([*prefix, patches], dim=1).add_(self.position)
 
 
 class Attention(nn.Module):
-    """Part 0: norm, queries, keys and values in one product, attention."""
+    """Part 0: norm, queries, keys and values in one product, then attention."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -44,24 +44,24 @@ class Attention(nn.Module):
         self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N, T, D] -> context [N, T, D], skip [N, T, D]"""
+        """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         return attend(self.qkv(self.norm1(hidden)), self.heads, bias), hidden
 
 
 class Projection(nn.Module):
-    """Part 1: the projection of the heads' outputs, and the residual."""
+    """Part 1: projection of the heads' outputs, and the residual."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.proj = linear(architecture.hidden, architecture.hidden)
 
     def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
-        """context [N, T, D], skip [N, T, D] -> [N, T, D]"""
+        """Compute context [N, T, D], skip [N, T, D] -> [N, T, D]."""
         return (self.proj(context).add_(skip),)
 
 
 class Expansion(nn.Module):
-    """Part 2: norm, the upper half of the MLP."""
+    """Part 2: norm, then the upper half of the MLP."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Expansion(nn.Module):
         self.activation = ACTIVATIONS[architecture.activation]
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N, T, D] -> inner [N, T, I], skip [N, T, D]"""
+        """Compute [N, T, D] -> inner [N, T, I], skip [N, T, D]."""
         return self.activation(self.up(self.norm2(hidden))), hidden
 
 
@@ -82,7 +82,7 @@ class Contraction(nn.Module):
         self.down = linear(architecture.intermediate, architecture.hidden)
 
     def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
-        """inner [N, T, I], skip [N, T, D] -> [N, T, D]"""
+        """Compute inner [N, T, I], skip [N, T, D] -> [N, T, D]."""
         return (self.down(inner).add_(skip),)
 
 
@@ -90,7 +90,7 @@ PRE_NORM_PARTS = (Attention, Projection, Expansion, Contraction)
 
 
 class FirstTokenHead(nn.Module):
-    """Final norm, then pooler and classifier as the model has them, on the first token."""
+    """Final norm, then pooler and classifier on the first token, as far as the model has them."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class FirstTokenHead(nn.Module):
         self.classifier = None if architecture.head == "vector" else linear(width, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, T, D] -> [N, classes], or without a classifier [N, D]"""
-        # Norms look at one token at a time, so only the one that is used needs it.
+        """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""
+        # The norm treats each token separately, so only the first token needs it.
         first: torch.Tensor = self.norm(hidden[:, 0].contiguous())
         if self.pooler is not None:
             first = self.activation(self.pooler(first))

@@ -1,10 +1,10 @@
-"""Fetching the known models' weights, checking them, and putting them under their default names.
+"""Fetching, checking and storing the weights of the known models under their default names.
 
     Google's ViT files       plain HTTP, resumed                            -> ViT-B_16-224.npz, ...
     DeiT and BERT            Hugging Face hub, resumed, then converted      -> DeiT_B_distilled.npz, ...
 
-A file takes its final name only after every name and shape in it was compared with the model's and, for
-Google's, every checksum with the data.
+A file gets its final name only after every name and shape in it, and for Google's files every checksum, has
+been verified.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ __all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "do
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
 _FRUITLESS_ATTEMPTS = 3
-"""How often in a row a broken transfer may bring nothing before we give up."""
+"""Number of consecutive attempts without progress before a broken transfer is given up."""
 
 
 @dataclass(frozen=True)
 class HttpSource:
-    """A file at a plain address."""
+    """A file at an HTTP address."""
 
     url: str
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A repository of the Hugging Face hub; the first of ``files`` that exists is taken."""
+    """A repository on the Hugging Face hub, of which the first existing file of ``files`` is used."""
 
     repository: str
     files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
     endpoint: str | None = None
-    """Another hub than the one that ``huggingface_hub`` is configured for."""
+    """Hub to use instead of the one that ``huggingface_hub`` is configured for."""
 
 
 Origin: TypeAlias = HttpSource | HubSource
@@ -89,22 +89,22 @@ def save_weights(
     origins: Mapping[str, Origin] = _ORIGINS,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Put the weights of the named models (by default of all that have a source) into ``directory``.
+    """Store the weights of the named models (by default all that have a source) in ``directory``.
 
-    Files that are there and whole are kept.
+    Complete files that exist already are kept.
 
     Args:
-        names: known model names, and with ``dtype`` Hugging Face directories too, whose weights are converted
-            where they are; empty for all known.
-        directory: where the default file names go.
-        random_seed: write random weights of the right shapes from this seed, fetching nothing.
-        dtype: store them in this type, beside the originals, which are kept; None: the originals alone.
-        origins: where each model's file comes from.
-        say: told one line a file.
+        names: Known model names. With ``dtype``, Hugging Face directories are accepted too, whose weights are
+            converted in place. Empty for all known models.
+        directory: Directory for files with default names.
+        random_seed: Seed of random weights of the right shapes to write instead of fetching any.
+        dtype: Number type to store in addition to the originals, which are kept; None: originals only.
+        origins: Source of each model's file.
+        say: Called with one line per file.
 
     Raises:
-        ModelError: a name without a source.
-        WeightsError: a file that cannot be fetched, does not fit its model, or cannot be written.
+        ModelError: A model has no source.
+        WeightsError: A file cannot be fetched, does not fit its model, or cannot be written.
     """
     own = [name for name in names if dtype is not None and name != DIGITS and Path(name).is_dir()]
     fetched = [_downloadable(name, origins) for name in names or origins if name not in own]
@@ -119,7 +119,7 @@ def save_weights(
             if problem is not None:
                 say(f"{problem}; it will be replaced")
         if target.exists() and problem is None:
-            say(f"{target}: already there and whole, kept (delete it to have it written again)")
+            say(f"{target}: already there and complete, kept (delete it to have it written again)")
         elif random_seed is not None:
             with ByteBar(target.name, model.weight_bytes()) as bar:
                 write_random(target, model.build(), model.config, random_seed, progress=bar.advance)
@@ -134,7 +134,7 @@ def save_weights(
 def convert(
     model: Model, source: Path, target: Path, dtype: torch.dtype, say: Callable[[str], object] = print
 ) -> None:
-    """Write the weights at ``source`` to ``target`` in another type, a tensor at a time.
+    """Write the weights at ``source`` to ``target`` in another number type, one tensor at a time.
 
     Raises:
         WeightsError: ``source`` does not fit the model or is damaged, or ``target`` cannot be written.
@@ -144,7 +144,7 @@ def convert(
     if target.exists():
         with open_weights(target) as there:
             if there.source == fingerprint:
-                say(f"{target}: already there, made of the same weights, kept")
+                say(f"{target}: already there and made from the same weights, kept")
                 return
     with open_weights(source) as file:
         shard = model.shard_for(file, dtype=dtype)
@@ -159,7 +159,7 @@ def convert(
 
 def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
     if name == DIGITS:
-        raise ModelError(f"{DIGITS} comes with the package; there is nothing to fetch")
+        raise ModelError(f"{DIGITS} comes with the package, so there is nothing to fetch")
     model = find_model(name)
     if name not in origins:
         known = ", ".join(known for known in MODEL_NAMES if known in origins)
@@ -168,7 +168,7 @@ def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
 
 
 def _problem(model: Model, path: Path) -> str | None:
-    """What is wrong with the weights at ``path`` for ``model``, or None. Reads headers only."""
+    """Return what is wrong with the weights at ``path`` for ``model``, or None. This reads only headers."""
     try:
         with open_weights(path) as file:
             needed_names(model.shard_for(file), model.config, file)
@@ -181,8 +181,8 @@ def download(model: Model, origin: Origin, target: Path) -> None:
     """Fetch the weights of ``model`` from ``origin`` to ``target``.
 
     Raises:
-        WeightsError: the transfer failed (what has arrived is kept and continued by the next call),
-            or what arrived does not fit the model.
+        WeightsError: The transfer failed (data received so far is kept, and the next call continues it), or
+            the data does not fit the model.
     """
     make_directory_of(target)
     if isinstance(origin, HttpSource):
@@ -201,18 +201,18 @@ def download_http(model: Model, origin: HttpSource, target: Path) -> None:
     _fetch(origin.url, part, target)
     problem = _damage(model, part)
     if problem is not None and resumed:
-        # The older piece may be of an older version of the file: once more, from the start.
+        # The part received earlier may belong to an older version of the file: fetch it again from the start.
         part.unlink()
         _fetch(origin.url, part, target)
         problem = _damage(model, part)
     if problem is not None:
         part.unlink()
-        raise WeightsError(f"what {origin.url} sent is not usable: {problem}")
+        raise WeightsError(f"the file from {origin.url} is not usable: {problem}")
     part.replace(target)
 
 
 def _fetch(url: str, part: Path, target: Path) -> None:
-    """Bring ``part`` to the length that the server announces, over as many connections as it takes."""
+    """Fetch the file completely into ``part``, over as many connections as it takes."""
     fruitless = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -239,7 +239,7 @@ def _by_hand(url: str, target: Path) -> str:
 
 
 def _transfer(url: str, part: Path, label: str) -> bool:
-    """One connection: append what is missing to ``part``. True when it is complete."""
+    """Append missing data to ``part`` over one connection. Return True when it is complete."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
     try:
@@ -249,7 +249,7 @@ def _transfer(url: str, part: Path, label: str) -> bool:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             if total == str(have):
                 return True
-            part.unlink()  # longer than the file itself, so of another version
+            part.unlink()  # longer than the file, so it belongs to another version
             return _transfer(url, part, label)
         raise
     with response:
@@ -265,7 +265,7 @@ def _transfer(url: str, part: Path, label: str) -> bool:
 
 
 def _damage(model: Model, part: Path) -> str | None:
-    """What is wrong with a fetched ``.npz``, or None: names and shapes first, then every checksum."""
+    """Return what is wrong with a fetched ``.npz`` file, or None, by names, shapes and checksums."""
     problem = _problem(model, part)
     if problem is None:
         with zipfile.ZipFile(part) as archive:
@@ -283,7 +283,7 @@ def _damage(model: Model, part: Path) -> str | None:
 def download_hub(model: Model, origin: HubSource, target: Path) -> None:
     """Fetch a file from the hub, continuing an earlier attempt, and convert it to ``target``.
 
-    The transfer's own files lie in ``<target>.part/`` until the conversion is done.
+    Temporary files of the transfer stay in ``<target>.part/`` until the conversion is done.
     """
     staging = target.with_name(target.name + ".part")
     fetched = _fetch_hub(origin, staging)
@@ -296,14 +296,14 @@ def download_hub(model: Model, origin: HubSource, target: Path) -> None:
 
 
 def _fetch_hub(origin: HubSource, staging: Path) -> Path:
-    # Imported here: it takes half a second that only a download needs to spend.
+    # Imported here because it takes half a second, which only a download needs to spend.
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     for name in origin.files:
         try:
-            # Asked by itself first: without a network this fails at once, where the download would
-            # try again for half a minute.
+            # Metadata is requested first: without a network this fails at once, while the download would
+            # retry for half a minute.
             get_hf_file_metadata(hf_hub_url(origin.repository, name, endpoint=origin.endpoint))
             return Path(hf_hub_download(origin.repository, name, local_dir=staging, endpoint=origin.endpoint))
         except LocalEntryNotFoundError as error:
@@ -311,7 +311,7 @@ def _fetch_hub(origin: HubSource, staging: Path) -> Path:
         except EntryNotFoundError:
             problem = f"it has none of {', '.join(origin.files)}"
             continue
-        except Exception as error:  # the hub's client lets its HTTP library's many exceptions through
+        except Exception as error:  # the hub's client passes on many exceptions of its HTTP library
             problem = f"{type(error).__name__}: {error}"
         break
     first_line = problem.strip().splitlines()[0] if problem.strip() else "no reason given"
@@ -326,9 +326,9 @@ def _open_fetched(path: Path) -> WeightsFile:
 
 
 class _PickledWeights(WeightsFile):
-    """A ``pytorch_model.bin``, for the one old repository without safetensors.
+    """A ``pytorch_model.bin`` file, for the one old repository without safetensors.
 
-    Read with PyTorch's restricted unpickler, which makes tensors and plain containers only. All of it
+    It is read with PyTorch's restricted unpickler, which creates only tensors and plain containers. All of it
     is held in memory.
     """
 
@@ -339,7 +339,7 @@ class _PickledWeights(WeightsFile):
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise WeightsError(f"{path} cannot be read as PyTorch weights") from error
         if not isinstance(tensors, dict):
-            raise WeightsError(f"{path} holds no table of tensors")
+            raise WeightsError(f"{path} does not contain a table of tensors")
         self._tensors = {
             str(name): tensor
             for name, tensor in tensors.items()

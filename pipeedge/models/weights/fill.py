@@ -1,4 +1,4 @@
-"""From a weights file to a shard's parameters: first every name and shape, then the data."""
+"""Filling a shard's parameters from a weights file: names and shapes are checked first, then data is read."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Filling:
-    """One parameter of a shard and the file tensors that make it up, in order along its first dimension."""
+    """A parameter of a shard and the file tensors that make it up, in order along its first dimension."""
 
     parameter: str
     sources: tuple[FileTensor, ...]
 
     def views(self, tensor: torch.Tensor, heads: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """Each source's name with the part of ``tensor`` it fills, viewed in the source's shape."""
+        """Yield each source's name with the part of ``tensor`` it fills, viewed in the source's shape."""
         for source, part in zip(self.sources, tensor.chunk(len(self.sources)), strict=True):
             yield source.name, source.layout(part, heads)
 
 
 def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
-    """Where in ``file`` each parameter of ``shard`` lies. Reads headers, no data.
+    """Find where in ``file`` each parameter of ``shard`` is stored. This reads headers, not data.
 
     Raises:
-        WeightsError: a tensor that is missing or of another shape or type (the first is named), or a
-            file of a deeper model.
+        WeightsError: A tensor is missing or of another shape or type (the first is named), or the file
+            belongs to a deeper model.
     """
     fillings = check_sizes(shard, architecture, file)
     parameters = shard.stored_tensors()
@@ -72,15 +72,15 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
 
 
 def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
-    """As ``plan``, but for the types of the tensors.
+    """Find the parameters as ``plan`` does, without checking the number types of the tensors.
 
     Raises:
-        WeightsError: a tensor that is missing or of another shape, or a file of a deeper model, or biases in
-            the file that the model has not.
+        WeightsError: A tensor is missing or of another shape, the file belongs to a deeper model, or it has
+            biases that the model lacks.
     """
     parameters = shard.stored_tensors()
     tables = dialects(architecture)
-    # The dialect that knows most of the file's names is the one to quote when a name is missing.
+    # If a name is missing, the message quotes it in the dialect that matches most names of the file.
     best = max(tables, key=lambda table: sum(_resolve(p, table, architecture, file)[1] for p in parameters))
     fillings = []
     for parameter, tensor in parameters.items():
@@ -116,7 +116,7 @@ def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> 
         bias = qkv_bias(architecture, file.names)
         if bias is not None:
             raise WeightsError(
-                f"{file.path} has {bias}, and the model's qkv_bias is false: which of the two is right?"
+                f"{file.path} has {bias}, but the model's qkv_bias is false: which of the two is right?"
             )
     return tuple(fillings)
 
@@ -129,18 +129,19 @@ def fill(
     device: str | torch.device = "cpu",
     progress: Callable[[int], object] = lambda _: None,
 ) -> Shard:
-    """Give ``shard``, built on ``meta``, its weights from ``file``, one tensor at a time; return it.
+    """Load weights from ``file`` into ``shard``, built on ``meta``, one tensor at a time; return the shard.
 
-    Each is converted to the shard's type as it is read. What is made 8-bit here passes through float32, one
-    tensor after the other. ``progress`` is told the bytes of each as it is stored here.
+    Each tensor is converted to the shard's type while it is read. Weights quantised to 8 bits here pass
+    through float32, one tensor after the other. ``progress`` is called with the bytes stored for each tensor.
 
     Raises:
-        WeightsError: as ``plan``, or data that ends early or is damaged.
+        WeightsError: As for ``plan``, or the data ends early or is damaged.
     """
     fillings = plan(shard, architecture, file)
     meta = shard.stored_tensors()
     int8_layers = {f"{name}.weight": layer for name, layer in shard.int8_layers()}
-    # One piece of memory for all that pass through float32: holes of different sizes would not be filled.
+    # One buffer serves all tensors that pass through float32: freed blocks of different sizes would leave
+    # holes that are not reused.
     memory = torch.empty(max((meta[name].numel() for name in int8_layers), default=0))
     for filling in fillings:
         name, place = filling.parameter, meta[filling.parameter]
@@ -168,7 +169,7 @@ def read(
     file: WeightsFile,
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A parameter of ``shape``, converted to ``dtype`` as it is read; in ``memory``, if given."""
+    """Return a parameter of ``shape``, converted to ``dtype`` while it is read, in ``memory`` if given."""
     tensor = torch.empty(shape, dtype=dtype) if memory is None else memory[: shape.numel()].view(shape)
     for name, view in filling.views(tensor, architecture.heads):
         file.read_into(name, view)
@@ -182,7 +183,7 @@ def read_int8(
     file: WeightsFile,
     memory: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight in 8 bits with its scales: as the file has it, or made so here, in float32 in ``memory``."""
+    """Return an 8-bit weight and its scales, as stored in the file or quantised here in ``memory``."""
     if not _is_int8(filling, file):
         return quantize_rows(read(filling, shape, torch.float32, architecture, file, memory))
     scale = torch.empty(shape[0])
@@ -196,7 +197,7 @@ def read_int8(
 
 
 def scale_name(name: str) -> str:
-    """What a file calls the scales of its 8-bit weight ``name``."""
+    """Return the name that a file gives to the scales of its 8-bit weight ``name``."""
     return f"{name}_scale"
 
 
@@ -205,10 +206,10 @@ def _is_int8(filling: Filling, file: WeightsFile) -> bool:
 
 
 def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> None:
-    """Refuse 8-bit weights where others are needed, or without their scales.
+    """Check that 8-bit weights are wanted and have their scales.
 
     Raises:
-        WeightsError: the message says what would do.
+        WeightsError: They do not fit. The message says what would.
     """
     if not _is_int8(filling, file):
         return
@@ -231,7 +232,7 @@ def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> Non
 
 
 def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
-    """Names, with prefix, and shapes of the tensors of ``shard`` as the Hugging Face hub stores them."""
+    """Return the prefixed names and shapes of the tensors of ``shard`` on the Hugging Face hub."""
     return {
         name: view.shape
         for parameter, tensor in shard.stored_tensors().items()
@@ -240,7 +241,7 @@ def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Siz
 
 
 def hub_filling(parameter: str, architecture: Architecture) -> Filling:
-    """What the Hugging Face hub calls the tensors that make up ``parameter``, prefix included."""
+    """Return the Hugging Face hub's tensors, with prefixed names, that make up ``parameter``."""
     key, block = canonical_name(parameter)
     prefix = "" if parameter.startswith("head.") and "classifier" in parameter else f"{architecture.family}."
     templates = (template.numbered(block) for template in hub_dialect(architecture)[key])
@@ -250,7 +251,7 @@ def hub_filling(parameter: str, architecture: Architecture) -> Filling:
 def _resolve(
     parameter: str, table: Dialect, architecture: Architecture, file: WeightsFile
 ) -> tuple[tuple[FileTensor, ...], int]:
-    """The sources of a parameter in one dialect, under the prefix that finds most of them, and how many."""
+    """Return the sources of a parameter in one dialect, under the best prefix, and how many are found."""
     key, block = canonical_name(parameter)
     templates = table.get(key, ())
     best: tuple[tuple[FileTensor, ...], int] = ((), 0)

@@ -1,4 +1,4 @@
-"""Where each parameter lies in a weights file, as tables: one a naming dialect.
+"""Names of parameters in weights files: one table for each naming dialect.
 
     block.3.qkv.weight      ours
     encoder.layer.3.attention.attention.{query,key,value}.weight       Hugging Face, on disk
@@ -7,9 +7,9 @@
         {query,key,value}/kernel                                       Google's .npz
     blocks.3.attn.qkv.weight                                           timm
 
-A parameter is made of one or more file tensors, equal parts along its first dimension. Google's arrays
-are laid out for ``x @ kernel``; a layout turns a parameter of ours into a *view* of the file's shape, so
-reading is always a plain copy into a view, and the file's expected shape is the view's shape.
+A parameter consists of one or more file tensors, which are equal parts along its first dimension. Google's
+arrays are laid out for ``x @ kernel``. A layout turns a parameter of ours into a *view* in the shape of the
+file, so that reading is always a plain copy into a view, whose shape is the expected one.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ __all__ = [
 ]
 
 Layout: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
-"""A parameter, or its part, and the number of heads -> a view of it in the shape of the file."""
+"""Function from a parameter, or a part of it, and the number of heads to a view in the shape of the file."""
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor in a file: its name, where ``{n}`` is the number of the block, and its layout."""
+    """A tensor in a file: its name, with ``{n}`` for the number of the block, and its layout."""
 
     name: str
     layout: Layout
 
     def numbered(self, block: str) -> FileTensor:
-        """The same for one block."""
+        """Return the file tensor with ``{n}`` replaced by ``block``."""
         return FileTensor(self.name.replace("{n}", block), self.layout)
 
 
 Dialect: TypeAlias = Mapping[str, tuple[FileTensor, ...]]
-"""Parameter of ours, with ``{n}`` for the block -> the file tensors that make it up."""
+"""Map from a parameter of ours, with ``{n}`` for the block, to the file tensors that make it up."""
 
 
 # Layouts: views of a parameter ---------------------------------------------------------------------
@@ -64,27 +64,27 @@ def _same(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
 
 
 def _kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
-    """[out, in] as [in, out]"""
+    """View [out, in] as [in, out]."""
     return tensor.t()
 
 
 def _kernel_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[out, in] as [in, heads, out / heads]"""
+    """View [out, in] as [in, heads, out / heads]."""
     return tensor.t().view(tensor.shape[1], heads, -1)
 
 
 def _kernel_from_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[out, in] as [heads, in / heads, out]"""
+    """View [out, in] as [heads, in / heads, out]."""
     return tensor.t().view(heads, -1, tensor.shape[0])
 
 
 def _bias_to_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[out] as [heads, out / heads]"""
+    """View [out] as [heads, out / heads]."""
     return tensor.view(heads, -1)
 
 
 def _patch_kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
-    """[out, in, height, width] as [height, width, in, out]"""
+    """View [out, in, height, width] as [height, width, in, out]."""
     return tensor.permute(2, 3, 1, 0)
 
 
@@ -92,7 +92,7 @@ def _patch_kernel(tensor: torch.Tensor, _heads: int) -> torch.Tensor:
 
 
 def _same_layout(modules: Mapping[str, Sequence[str]], weight: str = "weight", bias: str = "bias") -> Dialect:
-    """Modules with a weight and a bias, as PyTorch lays them out."""
+    """Return the table of modules with a weight and a bias in PyTorch's layout."""
     table = {}
     for ours, theirs in modules.items():
         table[f"{ours}.weight"] = tuple(FileTensor(f"{name}.{weight}", _same) for name in theirs)
@@ -101,7 +101,7 @@ def _same_layout(modules: Mapping[str, Sequence[str]], weight: str = "weight", b
 
 
 def _tensors(names: Mapping[str, str]) -> Dialect:
-    """Single tensors, as PyTorch lays them out."""
+    """Return the table of single tensors in PyTorch's layout."""
     return {ours: (FileTensor(theirs, _same),) for ours, theirs in names.items()}
 
 
@@ -135,7 +135,7 @@ _IMAGE_HUB: Dialect = {
         }
     ),
 }
-"""ViT and DeiT on the hub, and as transformers saves them."""
+"""ViT and DeiT on the Hugging Face hub, and as transformers saves them."""
 
 _IMAGE_MEMORY: Dialect = {
     **_IMAGE_TOKENS,
@@ -151,7 +151,7 @@ _IMAGE_MEMORY: Dialect = {
         }
     ),
 }
-"""ViT and DeiT as ``state_dict()`` of transformers 5 names them."""
+"""ViT and DeiT in a ``state_dict()`` of transformers 5."""
 
 _TIMM: Dialect = {
     **_tensors(
@@ -177,7 +177,7 @@ _TIMM: Dialect = {
         }
     ),
 }
-"""timm, and Facebook's own DeiT files."""
+"""timm's files, and Facebook's own DeiT files."""
 
 
 def _google() -> Dialect:
@@ -249,11 +249,11 @@ _BERT: Dialect = {
     ),
 }
 _BERT_GAMMA: Dialect = {**_BERT, **_same_layout(_BERT_NORMS, weight="gamma", bias="beta")}
-"""BERT checkpoints converted from TensorFlow keep its names for the norms."""
+"""BERT checkpoints converted from TensorFlow, which keep its names for the norms."""
 
 _DIALECTS: Mapping[tuple[FamilyName, bool], tuple[Dialect, ...]] = MappingProxyType(
     {
-        # Family, and whether it is distilled. The first is the one that is written.
+        # Family, and whether it is distilled. The first dialect is the one we write.
         ("vit", False): ({**_IMAGE_HUB, **_CLASSIFIER}, {**_IMAGE_MEMORY, **_CLASSIFIER}, _GOOGLE, _TIMM),
         ("deit", False): ({**_IMAGE_HUB, **_CLASSIFIER}, {**_IMAGE_MEMORY, **_CLASSIFIER}, _TIMM),
         ("deit", True): (
@@ -267,25 +267,25 @@ _DIALECTS: Mapping[tuple[FamilyName, bool], tuple[Dialect, ...]] = MappingProxyT
 
 
 def dialects(architecture: Architecture) -> tuple[Dialect, ...]:
-    """The naming dialects in which a file of this architecture may be written."""
+    """Return the naming dialects in which a file of this architecture may be written."""
     return _DIALECTS[architecture.family, architecture.head == "distilled"]
 
 
 def hub_dialect(architecture: Architecture) -> Dialect:
-    """The dialect of the Hugging Face hub, which is also the one we write."""
+    """Return the dialect of the Hugging Face hub, which is also the one we write."""
     return dialects(architecture)[0]
 
 
 def prefixes(family: FamilyName) -> tuple[str, ...]:
-    """What may stand in front of a tensor's name: Hugging Face puts the family before all but the heads."""
+    """Return the possible prefixes of tensor names: Hugging Face adds the family to all but the heads."""
     return "", f"{family}."
 
 
 def canonical_name(parameter: str) -> tuple[str, str]:
-    """The table key and the block number of a shard's parameter, e.g. of ``parts.5.proj.weight``.
+    """Return the table key and block number of a shard's parameter, such as ``parts.5.proj.weight``.
 
     Returns:
-        ``("block.{n}.proj.weight", "1")``; outside blocks the name itself and an empty number.
+        ``("block.{n}.proj.weight", "1")``, or the name itself and an empty number outside blocks.
     """
     if not parameter.startswith("parts."):
         return parameter, ""
@@ -294,10 +294,10 @@ def canonical_name(parameter: str) -> tuple[str, str]:
 
 
 def find_pooler(names: Collection[str], family: FamilyName, head: HeadKind) -> str | None:
-    """The name of the pooler's bias in a file, or None where the file has none that this head uses.
+    """Return the name of the pooler's bias in a file, or None if there is none that this head uses.
 
-    The hub's image classifiers take the first token as it is, even when their file carries a pooler
-    left over from pre-training. Google's and timm's ``pre_logits`` does stand before the classifier.
+    The hub's image classifiers use the first token directly, even if their file contains a pooler left over
+    from pre-training. In Google's and timm's files, ``pre_logits`` does precede the classifier.
     """
     candidates = ["pre_logits/bias", "pre_logits.fc.bias"] if family != "bert" else []
     if head == "vector" or family == "bert":
@@ -306,19 +306,19 @@ def find_pooler(names: Collection[str], family: FamilyName, head: HeadKind) -> s
 
 
 def stray_block(architecture: Architecture, names: Collection[str]) -> str | None:
-    """A tensor of the block after the last, which a file of a deeper model has, or None."""
+    """Return a tensor of a block beyond the last, as in a file of a deeper model, or None."""
     return _first_of(architecture, names, str(architecture.blocks), lambda key: "{n}" in key)
 
 
 def qkv_bias(architecture: Architecture, names: Collection[str]) -> str | None:
-    """A bias of queries, keys or values of the first block in a file, or None."""
+    """Return the name of a bias of queries, keys or values of the first block in a file, or None."""
     return _first_of(architecture, names, "0", lambda key: key == "block.{n}.qkv.bias")
 
 
 def _first_of(
     architecture: Architecture, names: Collection[str], block: str, wanted: Callable[[str], bool]
 ) -> str | None:
-    """The first tensor of ``block`` in a file that stands for a parameter that is ``wanted``."""
+    """Return the first tensor of ``block`` in a file whose parameter is ``wanted``, or None."""
     for dialect in dialects(architecture):
         for key, tensors in dialect.items():
             if wanted(key):

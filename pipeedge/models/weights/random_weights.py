@@ -1,7 +1,7 @@
-"""Random weights for benchmarks: the same for a tensor whatever the cut, the machine and the version.
+"""Random weights for benchmarks: the same for each tensor, whatever the cut, the machine and the version.
 
-Each tensor has a generator of its own, seeded by its name, whose integers are turned into floats by
-exact operations only; a shard needs to draw nothing but its own tensors.
+Each tensor has its own generator, seeded by its name, whose integers are turned into floats by exact
+operations only. A shard only needs to draw its own tensors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["RandomWeights"]
 
 _CHUNK = 1 << 18
 _STD = 0.02
-"""As the three families are initialised for training; activations stay of order one."""
+"""Standard deviation that the three families are initialised with; keeps activations of order one."""
 
 
 class RandomWeights(WeightsFile):
-    """Tensors under the given names, uniform with a standard deviation of 0.02; norms around one."""
+    """Tensors under the given names, uniform with a standard deviation of 0.02; norms are around one."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int) -> None:
         super().__init__(Path(f"random weights, seed {seed}"))
@@ -33,15 +33,19 @@ class RandomWeights(WeightsFile):
 
     @property
     def names(self) -> Collection[str]:
+        """Names of all tensors."""
         return self._shapes.keys()
 
     def entry(self, name: str) -> TensorEntry:
+        """Return the shape and number type of one tensor."""
         return TensorEntry(self._shapes[name], torch.float32, "float32")
 
     def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the seed and the shapes."""
         yield f"{self._seed} {sorted(self._shapes.items())}".encode()
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Draw the tensor's values into ``out``."""
         flat = out.view(-1) if out.is_contiguous() else torch.empty(out.numel())
         generator = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(name.encode())]))
         centre = 1.0 if name.lower().endswith("norm.weight") or _is_image_norm(name) else 0.0

@@ -1,8 +1,8 @@
-"""Reading weights: only the tensors that are asked for, in pieces, straight into their place.
+"""Reading weights: only the requested tensors, piece by piece, directly into their destination.
 
-No file is mapped into memory: pages of a mapping count towards a process's resident memory beside the
-copy that is made of them, which on a board is the difference between fitting and not. Every reader
-hands out a stream a tensor instead, and a megabyte at a time goes from it into the parameter.
+Files are not mapped into memory: pages of a mapping count towards the resident memory of the process in
+addition to the copy made from them, which on a small board decides whether a model fits. Instead, each reader
+provides a stream per tensor, which is copied into the parameter a megabyte at a time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
 )
 _MAX_HEADER_BYTES = 100 << 20
 SOURCE_KEY = "pipeedge_source"
-"""In the metadata of a ``.safetensors`` file: the fingerprint of what it was converted from."""
+"""Key in the metadata of a ``.safetensors`` file: fingerprint of the weights it was converted from."""
 _LONGEST_REASON = 80
 _NO_PICKLE = (
     "is a PyTorch pickle, which is not read because unpickling can run code; convert it once with "
@@ -75,22 +75,22 @@ _NO_PICKLE = (
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a file says about one of its tensors, without its data."""
+    """Header of one tensor in a file, without its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
-    """None: a type that cannot be a weight."""
+    """Number type, or None for a type that cannot be a weight."""
     dtype_name: str
     column_major: bool = False
 
 
 class WeightsFile(ABC):
-    """Named tensors in a file, or in several that belong together. A context manager."""
+    """Named tensors in one file or in several that belong together; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.source: str | None = None
-        """The fingerprint of the weights that these were converted from; None where they are the original."""
+        """Fingerprint of the weights that these were converted from, or None if they are the original."""
 
     def __enter__(self) -> WeightsFile:
         return self
@@ -99,41 +99,41 @@ class WeightsFile(ABC):
         self.close()
 
     def close(self) -> None:
-        """Let go of what is open; most readers keep nothing open."""
+        """Close open files; most readers keep none open."""
         return
 
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """Every tensor's name."""
+        """Names of all tensors."""
 
     @abstractmethod
     def entry(self, name: str) -> TensorEntry:
-        """Shape and type of one tensor, from the file's header alone."""
+        """Return the shape and number type of one tensor, from the header alone."""
 
     @abstractmethod
     def identity(self) -> Iterator[bytes]:
-        """Bytes that tell this content from another's, cheaply, the same wherever the file lies."""
+        """Yield bytes that identify the content cheaply, regardless of where the file is."""
 
     @abstractmethod
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Copy a tensor into ``out``, converting its values to the type of ``out``.
 
         Args:
-            name: one of ``names``.
-            out: CPU tensor of the entry's shape, of any strides.
+            name: One of ``names``.
+            out: CPU tensor of the entry's shape, with any strides.
 
         Raises:
-            WeightsError: the data ends early or is damaged.
+            WeightsError: The data ends early or is damaged.
         """
 
 
 class _StreamedFile(WeightsFile):
-    """A file whose tensors can be read from front to back."""
+    """A file whose tensors can be read sequentially."""
 
     @abstractmethod
     def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream that stands at the tensor's first value."""
+        """Open a stream positioned at the tensor's first value."""
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         entry = self.entry(name)
@@ -141,7 +141,7 @@ class _StreamedFile(WeightsFile):
             raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
         view = out.permute(tuple(reversed(range(out.dim())))) if entry.column_major else out
         while view.dim() > 1 and view.shape[0] == 1:
-            view = view[0]  # keeps the pieces small: the first dimension is the one that is cut
+            view = view[0]  # the first dimension is the one cut into pieces, so this keeps them small
         row = math.prod(view.shape[1:])
         rows_at_once = max(1, _CHUNK_BYTES // (row * entry.dtype.itemsize))
         with self._open(name) as stream:
@@ -157,11 +157,11 @@ class _StreamedFile(WeightsFile):
 
 
 class _HeaderError(ValueError):
-    """A header that is JSON and says something that cannot be."""
+    """A header that is valid JSON with invalid contents."""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object that JSON ``pairs`` make, if each name is given once."""
+    """Return the object for JSON ``pairs``; raise ``_HeaderError`` for a duplicate name."""
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
@@ -171,7 +171,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _HeaderError(f"{value!r} is no size")
+        raise _HeaderError(f"{value!r} is not a size")
     return value
 
 
@@ -186,7 +186,7 @@ class SafetensorsFile(_StreamedFile):
                 length_bytes = file.read(8)
                 length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
                 if not 2 <= length <= _MAX_HEADER_BYTES:
-                    raise WeightsError(f"{path} is no .safetensors file: it has no header")
+                    raise WeightsError(f"{path} is not a .safetensors file: it has no header")
                 if 8 + length > size:
                     raise WeightsError(f"{path} is truncated within its header; fetch the file again")
                 raw = file.read(length)
@@ -213,7 +213,7 @@ class SafetensorsFile(_StreamedFile):
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = f" ({excerpt(error, _LONGEST_REASON)})" if isinstance(error, _HeaderError) else ""
             raise WeightsError(
-                f"{path} is no .safetensors file: its header cannot be read{reason}"
+                f"{path} is not a .safetensors file: its header cannot be read{reason}"
             ) from error
         self._check_overlap()
         if end > size:
@@ -224,7 +224,7 @@ class SafetensorsFile(_StreamedFile):
             )
 
     def _check_overlap(self) -> None:
-        """Refuse two tensors that share bytes."""
+        """Check that no two tensors share bytes."""
         places = sorted(
             (start, stop, name) for name, (_, start, stop) in self._entries.items() if start < stop
         )
@@ -289,13 +289,13 @@ class NpzFile(_StreamedFile):
         return self._archive.data(name)
 
     def identity(self) -> Iterator[bytes]:
-        # The table of contents holds a checksum of every member: the whole content, for nothing.
+        # The table of contents has a checksum of every member, so this covers the whole content at no cost.
         for name, info in sorted(self._archive.members.items()):
             yield f"{name} {info.file_size} {info.CRC}\n".encode(errors="surrogateescape")
 
 
 class IndexedDirectory(WeightsFile):
-    """Several ``.safetensors`` files under one ``model.safetensors.index.json``."""
+    """Several ``.safetensors`` files listed in one ``model.safetensors.index.json``."""
 
     def __init__(self, index: Path) -> None:
         super().__init__(index)
@@ -305,7 +305,7 @@ class IndexedDirectory(WeightsFile):
         except OSError as error:
             raise WeightsError(f"{index} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise WeightsError(f"{index} is no index of weights: it needs a weight_map") from error
+            raise WeightsError(f"{index} is not an index of weights: weight_map is missing") from error
         for file in self._files.values():
             if Path(file).name != file:
                 raise WeightsError(f"{index} names {excerpt(repr(file))}, which is not in its own directory")
@@ -320,12 +320,12 @@ class IndexedDirectory(WeightsFile):
         if file not in self._opened:
             path = self.path.parent / file
             if not path.exists():
-                raise WeightsError(f"{path} is missing: {self.path} says that it holds {name}")
+                raise WeightsError(f"{path} is missing; {self.path} lists it as the file with {name}")
             _check_regular(path)
             self._opened[file] = SafetensorsFile(path)
         opened = self._opened[file]
         if name not in opened.names:
-            raise WeightsError(f"{opened.path} does not hold {name}, though {self.path.name} says so")
+            raise WeightsError(f"{opened.path} does not contain {name}, although {self.path.name} lists it")
         return opened
 
     def entry(self, name: str) -> TensorEntry:
@@ -343,7 +343,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
     """Open a ``.npz`` or ``.safetensors`` file, an index, or a directory with one of the latter two.
 
     Raises:
-        WeightsError: nothing there, a kind that is not read, or a damaged file.
+        WeightsError: The file is missing, damaged, or of a kind that cannot be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -369,16 +369,16 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
 
 
 def _check_regular(path: Path) -> None:
-    """Refuse a pipe, whose opening would wait for somebody to write into it, and the like."""
+    """Refuse anything but regular files: opening a pipe would block until somebody writes to it."""
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file; weights are read from .npz and .safetensors files")
 
 
 def find_in_directory(directory: Path) -> Path:
-    """The weights in a Hugging Face directory: one file, or the index of several.
+    """Return the weights in a Hugging Face directory: a single file, or the index of several.
 
     Raises:
-        WeightsError: neither is there.
+        WeightsError: The directory has neither.
     """
     for name in ("model.safetensors", "model.safetensors.index.json"):
         if (directory / name).exists():
@@ -390,7 +390,7 @@ def find_in_directory(directory: Path) -> Path:
 
 
 def identity_digest(parts: Iterator[bytes]) -> str:
-    """A short hexadecimal digest of ``parts``."""
+    """Return a short hexadecimal digest of ``parts``."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -1,7 +1,7 @@
-"""Writing weights, a tensor at a time, under a temporary name until whole.
+"""Writing weights atomically, one tensor at a time.
 
-As they are, float32, as ``.npz``; converted to another type as ``.safetensors``, whose 8-bit tensors have
-their scales beside them under their own name and ``_scale``.
+Originals are written in float32 as ``.npz``. Weights converted to another type are written as
+``.safetensors``; the scales of an 8-bit tensor are stored next to it under its name followed by ``_scale``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _HEADER_ALIGNMENT = 8
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside ``target`` that takes its place if the body succeeds, and else goes.
+    """Yield a temporary path beside ``target`` that replaces it on success and is removed on failure.
 
     Raises:
-        WeightsError: the directory cannot be written to, or the disk is full.
+        WeightsError: The directory is not writable, or the disk is full.
     """
     make_directory_of(target)
     temporary = temporary_beside(target)
@@ -59,10 +59,10 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def make_directory_of(target: Path) -> None:
-    """Make the directory that ``target`` is to lie in, unless it is there.
+    """Create the directory of ``target`` unless it exists.
 
     Raises:
-        WeightsError: it cannot be made.
+        WeightsError: The directory cannot be created.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,13 +79,14 @@ def write_npz(
 ) -> None:
     """Write the named tensors of ``source`` to ``target`` as float32, holding one of them at a time.
 
-    Members are stored, not deflated: weights do not compress, and are read at the speed of the disk.
+    Members are stored, not deflated: weights hardly compress, and stored ones are read at the speed of the
+    disk.
 
     Args:
-        target: the file to write.
-        names: tensors of ``source``.
-        source: where they come from.
-        progress: called with the bytes of each tensor written.
+        target: File to write.
+        names: Names of tensors of ``source``.
+        source: Weights to read from.
+        progress: Called with the bytes of each tensor written.
 
     Raises:
         WeightsError: ``source`` is damaged, or ``target`` cannot be written.
@@ -110,7 +111,7 @@ def write_random(
     *,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> None:
-    """Write to ``target`` the weights that ``shard`` would get from ``Model.random(seed=seed)``."""
+    """Write the weights that ``shard`` would get from ``Model.random(seed=seed)`` to ``target``."""
     source = RandomWeights(hub_tensors(shard, architecture), seed)
     write_npz(target, source.names, source, progress=progress)
 
@@ -124,15 +125,15 @@ def write_converted(
     *,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> None:
-    """Write to ``target`` what ``shard``, on ``meta``, would read from ``source``, in the shard's type.
+    """Write what ``shard``, on ``meta``, would read from ``source`` to ``target``, in the shard's type.
 
     Args:
-        target: a ``.safetensors`` file with the hub's names.
-        shard: of the type to convert to.
-        architecture: its model's.
-        source: the weights.
-        fingerprint: of ``source``, which the file carries from then on.
-        progress: called with the bytes of each parameter written.
+        target: A ``.safetensors`` file, written with the hub's names.
+        shard: Shard of the number type to convert to.
+        architecture: Architecture of its model.
+        source: Weights to read from.
+        fingerprint: Fingerprint of ``source``, stored in the file.
+        progress: Called with the bytes of each parameter written.
 
     Raises:
         WeightsError: ``source`` does not fit or is damaged, or ``target`` cannot be written.
@@ -158,7 +159,7 @@ def write_converted(
 def _stored(
     filling: Filling, place: torch.Tensor, architecture: Architecture, source: WeightsFile
 ) -> Iterator[torch.Tensor]:
-    """The tensors that stand for one parameter in a file: its parts, and their scales if they have some."""
+    """Yield the tensors that represent a parameter in a file: its parts, and their scales if any."""
     hub = hub_filling(filling.parameter, architecture)
     if place.dtype is not torch.int8:
         tensor = read(filling, place.shape, place.dtype, architecture, source)
@@ -172,7 +173,7 @@ def _stored(
 def _stored_specs(
     parameter: str, place: torch.Tensor, architecture: Architecture
 ) -> Iterator[tuple[str, torch.dtype, torch.Size]]:
-    """Name, type and shape of each of ``_stored``."""
+    """Yield the name, number type and shape of each tensor of ``_stored``."""
     views = dict(hub_filling(parameter, architecture).views(place, architecture.heads))
     yield from ((name, place.dtype, view.shape) for name, view in views.items())
     if place.dtype is torch.int8:
@@ -180,7 +181,7 @@ def _stored_specs(
 
 
 def _safetensors_header(specs: Iterable[tuple[str, str, torch.Size]], metadata: Mapping[str, str]) -> bytes:
-    """Length and JSON, https://huggingface.co/docs/safetensors, of tensors that follow in this order."""
+    """Return the length and JSON header of the tensors: https://huggingface.co/docs/safetensors."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, kind, shape in specs:
@@ -193,10 +194,10 @@ def _safetensors_header(specs: Iterable[tuple[str, str, torch.Size]], metadata: 
 
 
 def needed_names(shard: Shard, architecture: Architecture, source: WeightsFile) -> tuple[str, ...]:
-    """The tensors of ``source`` that make up ``shard``.
+    """Return the names of the tensors of ``source`` that make up ``shard``.
 
     Raises:
-        WeightsError: one is missing or of another shape.
+        WeightsError: A tensor is missing or of another shape.
     """
     fillings = plan(shard, architecture, source)
     return tuple(tensor.name for filling in fillings for tensor in filling.sources)
