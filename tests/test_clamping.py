@@ -82,14 +82,14 @@ def test_the_error_on_gaussian_rows(bits: int, limit: float) -> None:
 
 
 @pytest.mark.parametrize(("bits", "reported"), [(2, 0.393), (4, 0.137), (6, 0.041), (8, 0.010)])
-def test_the_original_is_modelled_as_it_is(bits: int, reported: float) -> None:
+def test_model_of_the_original_matches_its_error(bits: int, reported: float) -> None:
     values = torch.randn(8 * 197, LENGTH, generator=torch.Generator().manual_seed(6))
     assert original(values, bits) == pytest.approx(reported, rel=0.02)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("bits", ACIQ)
-def test_the_error_is_never_above_the_originals(name: str, bits: int) -> None:
+def test_error_never_exceeds_that_of_the_original(name: str, bits: int) -> None:
     values = DISTRIBUTIONS[name]()
     assert ours(values, bits, "mse") <= original(values, bits)
 
@@ -112,7 +112,7 @@ def least(cost: Callable[[float], float]) -> float:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
-def test_laplace_is_where_the_expected_error_is_least(bits: int) -> None:
+def test_laplace_minimises_the_expected_error(bits: int) -> None:
     alpha = least(lambda a: 2 * np.exp(-a) + a**2 / (3 * 4**bits))
     assert alpha == pytest.approx(ACIQ[bits], abs=0.02)
     levels = laplace_levels(bits)
@@ -120,7 +120,7 @@ def test_laplace_is_where_the_expected_error_is_least(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
-def test_gelu_is_where_the_expected_one_sided_error_is_least(bits: int) -> None:
+def test_gelu_minimises_the_expected_one_sided_error(bits: int) -> None:
     """On values of which half are 0 and half exponential, the highest level is half a step below alpha."""
     alpha = least(lambda a: np.exp(-a) + a**2 / (24 * 4**bits))
     values = np.random.default_rng(5).exponential(size=(20, 50_000)).astype(np.float32)
@@ -132,7 +132,7 @@ def test_gelu_is_where_the_expected_one_sided_error_is_least(bits: int) -> None:
     np.testing.assert_allclose(highest, alpha * (1 - 0.5 * 2.0**-bits), rtol=0.02)
 
 
-def test_gelu_is_laplace_where_values_are_far_below_zero() -> None:
+def test_gelu_falls_back_to_laplace_for_values_far_below_zero() -> None:
     assert gelu_levels(Sample.of(gaussian().numpy()), 4) == laplace_levels(4)
     assert gelu_levels(Sample.of(post_gelu().numpy()), 4) != laplace_levels(4)
 
@@ -163,7 +163,7 @@ def test_ds_aciq_finds_the_scale_of_the_bulk() -> None:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_mse_is_as_good_as_trying_everything(name: str, bits: int) -> None:
+def test_mse_search_matches_exhaustive_search(name: str, bits: int) -> None:
     sample = Sample.of(DISTRIBUTIONS[name]()[:48].numpy())
     found = sample.squared_error(bits, choose_levels("mse", sample, bits))
     factors = [0.3 * 1.15**step for step in range(40)]
@@ -174,7 +174,7 @@ def test_mse_is_as_good_as_trying_everything(name: str, bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("levels", [Levels(), Levels(1.5, 2.5), Levels(math.inf, 1)])
-def test_the_error_that_is_searched_is_the_error_that_comes(dtype: torch.dtype, levels: Levels) -> None:
+def test_searched_error_is_the_actual_error(dtype: torch.dtype, levels: Levels) -> None:
     values = gaussian()[:30].to(dtype)
     array = values.view(torch.uint16).numpy() if dtype is torch.bfloat16 else values.numpy()
     decoded = decode_tensor(encode_tensor(values.float(), 3, levels))
@@ -185,13 +185,13 @@ def test_the_error_that_is_searched_is_the_error_that_comes(dtype: torch.dtype, 
 @pytest.mark.parametrize("clamp", CLAMPS)
 @pytest.mark.parametrize("bits", BIT_WIDTHS)
 @pytest.mark.parametrize("value", [0.0, 5.0, -1e30])
-def test_constant_tensors_are_exact_however_clamped(clamp: str, bits: int, value: float) -> None:
+def test_constant_tensors_are_exact_with_every_clamp(clamp: str, bits: int, value: float) -> None:
     values = torch.full((3, 40), value)
     assert torch.equal(LinkDecoder().decode(LinkEncoder(clamp).encode((values,), bits))[0], values)
 
 
 def test_unknown_methods_and_negative_levels_are_refused() -> None:
-    with pytest.raises(ValueError, match="no clamp is called tanh"):
+    with pytest.raises(ValueError, match="there is no clamp tanh"):
         choose_levels("tanh", Sample.of(gaussian().numpy()), 4)
     for low, high in [(-1, 1), (1, -0.5), (math.nan, 1)]:
         with pytest.raises(ValueError, match="negative"):
@@ -201,7 +201,7 @@ def test_unknown_methods_and_negative_levels_are_refused() -> None:
 # --- windows --------------------------------------------------------------------------------------------
 
 
-def test_levels_are_kept_for_a_window_and_then_chosen_anew() -> None:
+def test_levels_are_chosen_once_per_window() -> None:
     """The same microbatch is encoded otherwise once others have been seen and the window is over."""
     narrow, wide = gaussian()[:64], post_gelu()[:64]
 

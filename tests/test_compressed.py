@@ -78,7 +78,7 @@ def whole(model: Model, inputs: Payload) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cut", [1, 6, 7, 12])
-def test_each_bit_brings_the_output_nearer_and_none_is_exact(cut: int) -> None:
+def test_error_falls_with_bits_and_zero_bits_is_exact(cut: int) -> None:
     images = digits(20)  # in the end a microbatch of 4
     expected = whole(DIGITS, (images,))
     errors = []
@@ -156,7 +156,7 @@ class CountingLease:
         self.released += 1
 
 
-def test_received_memory_is_free_once_decoded_unless_a_tensor_passes_through() -> None:
+def test_received_buffer_is_free_after_decoding_unless_passed_through() -> None:
     values, mask = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
     for payload, released in [((values,), 1), ((values, mask), 0)]:
         lease = CountingLease()
@@ -169,7 +169,7 @@ def test_received_memory_is_free_once_decoded_unless_a_tensor_passes_through() -
 
 @pytest.mark.parametrize("bits", BIT_WIDTHS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_no_bits_stand_for_is_an_error_that_says_where(bits: int, bad: float) -> None:
+def test_value_without_code_is_an_error_that_says_where(bits: int, bad: float) -> None:
     values = torch.zeros(2, 3, 8)
     values[1, 2, 0] = bad
     encode = Encode(FixedBits(bits), "mse", 10, stage=3, rank=5)
@@ -177,7 +177,7 @@ def test_what_no_bits_stand_for_is_an_error_that_says_where(bits: int, bad: floa
         encode(Packet(17, 2, (values,)))
 
 
-def test_what_is_no_compressed_payload_names_its_sender() -> None:
+def test_malformed_compressed_payload_names_its_sender() -> None:
     with pytest.raises(PeerFailedError, match=r"microbatch 4 from rank 2: .*table"):
         Decode(2)(Packet(4, 1, (torch.ones(3),)))
 
@@ -342,7 +342,7 @@ def test_the_error_tree_has_a_place_for_it() -> None:
     assert NonFiniteError.exit_code == 1
 
 
-def test_bits_without_a_link_are_worth_a_line() -> None:
+def test_bits_without_a_link_give_a_notice() -> None:
     for options, told in (("0 1 -q 8", True), ("0 1 -q 0", False), ("0 2 -q 8,0", False)):
         request = parse_runtime(["-m", "vit-digits", *options.split()], Environment()).request
         notes = plan_schedule(request, DIGITS).notes

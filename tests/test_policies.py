@@ -51,7 +51,7 @@ def narrowest() -> int:
 
 
 @given(bandwidth=BANDWIDTHS, target=st.floats(0.1, 500))
-def test_heuristic_takes_the_widest_that_reaches_the_target(bandwidth: float, target: float) -> None:
+def test_heuristic_takes_widest_codes_that_reach_the_target(bandwidth: float, target: float) -> None:
     policy = make_policy("heuristic", SIZES, target)
     bits = policy.decide(policy.start(), window(bandwidth)).decision.bits(0)
     reaching = [b for b in SIZES.widths if ITEMS / SIZES.seconds(b, bandwidth) >= target]
@@ -59,7 +59,7 @@ def test_heuristic_takes_the_widest_that_reaches_the_target(bandwidth: float, ta
 
 
 @given(bandwidth=BANDWIDTHS, target=st.floats(0.1, 500))
-def test_heuristic2_arrives_one_width_at_a_time_and_stays(bandwidth: float, target: float) -> None:
+def test_heuristic2_converges_one_width_at_a_time(bandwidth: float, target: float) -> None:
     policy = make_policy("heuristic2", SIZES, target)
     state, seen = policy.start(), []
     for number in range(2 * len(SIZES.widths)):
@@ -141,7 +141,7 @@ def test_auto_is_within_a_tenth_of_the_best_fixed_width_in_every_segment(trace: 
             state = policy.decide(state, window(bandwidth, compute_s=COMPUTE_S))
 
 
-def test_auto_gives_bits_back_and_spends_none_in_vain() -> None:
+def test_auto_widens_again_without_wasting_bits() -> None:
     """QuantPipe's trace: unlimited, 500, 50, 250 Mbit/s, unlimited."""
     policy = make_policy("auto", SIZES, 0.0)
     state, found = policy.start(), []
@@ -154,7 +154,7 @@ def test_auto_gives_bits_back_and_spends_none_in_vain() -> None:
     assert SIZES.seconds(wider, 50 * MBIT) > 0.85 * COMPUTE_S
 
 
-def test_auto_does_not_swing_with_noise() -> None:
+def test_auto_does_not_oscillate_with_noise() -> None:
     """A pace that is off by 4 % either way, at the worst place: just where a width stops fitting."""
     policy = make_policy("auto", SIZES, 0.0)
     edge = SIZES.bytes_at[6] / (0.95 * COMPUTE_S)
@@ -170,7 +170,7 @@ def test_auto_does_not_swing_with_noise() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_nothing_measured_changes_nothing(name: str) -> None:
+def test_no_measurement_changes_nothing(name: str) -> None:
     policy = make_policy(name, SIZES, 10.0)
     state = policy.start()
     assert policy.decide(state, window(None)) == state
@@ -195,7 +195,7 @@ def test_every_decision_has_a_reason_of_one_line(name: str) -> None:
         ("heuristic", math.inf),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, target: float) -> None:
+def test_invalid_policies_are_refused(name: str, target: float) -> None:
     with pytest.raises(ValueError, match=r"policy|target"):
         make_policy(name, SIZES, target)
 

@@ -3,9 +3,9 @@
     payload ──clamping──> levels ─┐
        └───────────────────────codec──> codes, ranges ──wire──> tensors of a frame
 
-``codec`` turns one tensor into codes and back, ``clamping`` decides which range of values the codes
-cover, ``wire`` puts all of that into a payload of ordinary tensors that says itself what it holds, and
-``link`` is the two ends: what a stage calls, microbatch by microbatch.
+``codec`` turns one tensor into codes and back. ``clamping`` chooses the range of values that the codes cover.
+``wire`` puts both into a self-describing payload of ordinary tensors. ``link`` provides the two ends that
+stages call for each microbatch. ``policies`` and ``adaptation`` choose the bits while the pipeline runs.
 """
 
 from pipeedge.compress.clamping import Levels, Sample, choose_levels

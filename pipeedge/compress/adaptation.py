@@ -1,14 +1,14 @@
-"""The bits of a link's microbatches, decided while it runs.
+"""Choice of the bits a value on a link while the pipeline runs.
 
     computing thread   bits(6) bits(7) bits(8) │ bits(9) ...        before each microbatch is encoded
-    watching thread       arrived(4) arrived(5) │ arrived(6) ...    when the next stage has it
+    watching thread       arrived(4) arrived(5) │ arrived(6) ...    when the next stage has received it
                                                 │
-                       a window ends: ──Window──> policy ──Decision──> bits of the next one
+                       a window ends: ──Window──> policy ──Decision──> bits of the next window
 
-The first window is short, because nothing is known before it, and what follows is until something is. A
-window ends early where packets suddenly take several times as long as its decision counted on: with much
-too wide codes, the rest of it would take long. What was decided, and why, is kept for the report, and told
-where the bits change.
+The first window is short because nothing has been measured before it; so are the next ones until a
+measurement exists. A window ends early if packets suddenly take several times as long as its decision
+assumed: with codes that are far too wide, the rest of the window would take long. Decisions and their reasons
+are kept for the report and logged when the bits change.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from pipeedge.compress.policies import Decided, Decision, Policy, Sizes, Window
 __all__ = ["AdaptiveBits", "FixedBits"]
 
 _FIRST = 3
-"""Microbatches of the first window."""
+"""Number of microbatches in the first window."""
 _ABRUPT = 2
-"""So many packets in a row, each so many times slower than was counted on, end a window."""
+"""A window ends early after this many packets in a row that took this many times as long as assumed."""
 _KEPT = 1000
-"""The last decisions, kept for the report."""
+"""Number of decisions kept for the report, the latest ones."""
 
 
 class FixedBits:
-    """The same bits for all."""
+    """The same bits for every microbatch."""
 
     def __init__(self, bits: int) -> None:
         self.latest = bits
-        """Those of the microbatch that was asked for last."""
+        """Bits of the microbatch that was asked for last."""
 
     def __call__(self, microbatch: int, items: int) -> int:
-        """Of ``microbatch``."""
+        """Return the bits of ``microbatch``."""
         del microbatch, items
         return self.latest
 
 
 class AdaptiveBits:
-    """Bits that a policy decides.
+    """Bits chosen by a policy.
 
     Args:
-        policy: makes the policy for microbatches of such sizes; what it remembers is kept here.
-        sizes: of the link's microbatches, at most.
-        window: microbatches from one decision to the next.
-        first_bits: before anything is known.
-        slowest_s: what the slowest stage spends on a microbatch; 0 while that is unknown.
-        clock: seconds.
-        tell: called with a line where the bits change, from the computing thread.
+        policy: Makes the policy for given microbatch sizes. Its state is kept here.
+        sizes: Largest size of the link's microbatches at each width.
+        window: Microbatches from one decision to the next.
+        first_bits: Bits used before anything is measured.
+        slowest_s: Seconds that the slowest stage spends on a microbatch, or 0 if not known.
+        clock: Returns the time in seconds.
+        tell: Called with a line when the bits change, on the computing thread.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AdaptiveBits:
         tell: Callable[[str], None],
     ) -> None:
         if first_bits not in sizes.bytes_at:
-            raise ValueError(f"{first_bits} bits are none of {sizes.widths}")
+            raise ValueError(f"{first_bits} bits is not one of the widths {sizes.widths}")
         self._policy = policy
         self._sizes = sizes
         self._window = window
@@ -80,20 +80,20 @@ class AdaptiveBits:
         start = policy(sizes).start()
         self._state = replace(start, decision=Decision.all(first_bits, "nothing is measured yet"))
         self.latest = first_bits
-        """Those of the microbatch that was asked for last."""
+        """Bits of the microbatch that was asked for last."""
         self._number = 0
         self._length = min(window, _FIRST)
         self._done = 0
         self._items = 0
         self._counted_on: float | None = None
         self._decided: deque[Decided] = deque(maxlen=_KEPT)
-        # Shared with the watching thread:
+        # State shared with the watching thread:
         self._lock = threading.Lock()
         self._under_way: dict[int, int] = {}
         self._arrivals: list[_Arrival] = []
 
     def __call__(self, microbatch: int, items: int) -> int:
-        """The bits of ``microbatch``, which is the next one."""
+        """Return the bits of ``microbatch``, which must be the next one."""
         if self._done >= self._length or (self._done and self._is_abrupt()):
             self._decide(microbatch)
         self.latest = bits = self._state.decision.bits(self._done)
@@ -104,7 +104,7 @@ class AdaptiveBits:
         return bits
 
     def arrived(self, microbatch: int, size: int, seconds: float) -> None:
-        """``microbatch`` with its ``size`` in bytes has occupied the link for ``seconds``."""
+        """Record that ``microbatch``, of ``size`` bytes, occupied the link for ``seconds``."""
         with self._lock:
             bits = self._under_way.pop(microbatch)
             if seconds > 0:
@@ -112,7 +112,7 @@ class AdaptiveBits:
 
     @property
     def decided(self) -> Sequence[Decided]:
-        """The decisions, in order, the last of them if there are many; called when the link has ended."""
+        """Return the latest decisions, in order. Call after the link has ended."""
         return tuple(self._decided)
 
     def _is_abrupt(self) -> bool:
@@ -125,10 +125,10 @@ class AdaptiveBits:
 
     def _decide(self, microbatch: int) -> None:
         with self._lock:
-            # The younger half: what was before says less of what comes. Summed, because a thread that is
-            # woken late makes one packet look slow and the next one fast.
+            # Only the younger half is used, because it predicts better. Times are summed, because a thread
+            # that wakes late makes one packet look slow and the next one fast.
             recent = self._arrivals[-max(_ABRUPT, len(self._arrivals) // 2) :]
-            if self._done < self._length:  # it ends early because of these
+            if self._done < self._length:  # these packets are why the window ends early
                 recent = recent[-_ABRUPT:]
             self._arrivals.clear()
         pace = fill = None
@@ -163,13 +163,13 @@ class AdaptiveBits:
 class _Arrival:
     bytes: int
     fill: float
-    """Its bytes, as a part of the largest that a microbatch has with these bits."""
+    """Bytes of the packet as a fraction of the largest microbatch at these bits."""
     seconds: float
-    """That it occupied the link."""
+    """Seconds that the packet occupied the link."""
 
     @property
     def bytes_per_s(self) -> float:
-        """The link's pace."""
+        """Throughput of the link in bytes a second."""
         return self.bytes / self.seconds
 
 

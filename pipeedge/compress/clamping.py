@@ -1,18 +1,18 @@
-"""Which part of a row's values the codes cover. Pure.
+"""Clamping: the choice of the range of a row's values that the codes cover. Pure functions.
 
-With b bits there are 2^b levels. Spread over the whole range of a row they lie far apart, for the sake
-of a few large values; clamping those costs some error there and makes all others better. Every method
-here answers with two factors (``Levels``) of the row's mean absolute deviation, the same for all rows
-of a tensor, so that the codec can find each row's levels in passing:
+With b bits there are 2^b levels. Spread over the whole range of a row, a few large values force them far
+apart. Clamping those values adds some error to them and reduces the error of all others. Every method
+here returns two factors (``Levels``) of the row's mean absolute deviation, the same for all rows of a
+tensor, so that the codec can compute the levels of each row on the fly:
 
     lowest level = max(min, mean - low * deviation)    highest = min(max, mean + high * deviation)
 
 Methods:
     none     The whole range.
-    laplace  ACIQ: the clamp that is best for a Laplace distribution around the row's mean.
+    laplace  ACIQ: the optimal clamp for a Laplace distribution around the row's mean.
     gelu     ACIQ's one-sided form for a tensor that is the output of GELU, laplace for others.
-    ds-aciq  ACIQ with the scale of the Laplace distribution searched for, such that it fits the values.
-    mse      Direct search of the two factors with the least true quantisation error on a sample.
+    ds-aciq  ACIQ with a search for the scale of the Laplace distribution that fits the values.
+    mse      Direct search for the two factors with the least quantisation error on a sample.
 
 References:
     ACIQ: R. Banner, Y. Nahshan, D. Soudry, "Post training 4-bit quantization of convolutional networks
@@ -46,19 +46,21 @@ __all__ = [
 ]
 
 _GELU_FLOOR = -0.2
-"""GELU is nowhere below -0.17, and no other tensor that crosses a cut stays above this."""
+"""Threshold that identifies the output of GELU, which is never below -0.17. Every other tensor that crosses
+a cut has values below this one.
+"""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """How far the levels reach from a row's mean, in mean absolute deviations; never past min and max."""
+    """Distances of the outermost levels from a row's mean, in mean absolute deviations, up to min and max."""
 
     low: float = math.inf
     high: float = math.inf
 
     def __post_init__(self) -> None:
         if not (self.low >= 0 and self.high >= 0):
-            raise ValueError(f"levels reach {self.low} down and {self.high} up; neither may be negative")
+            raise ValueError(f"levels {self.low} down and {self.high} up: neither may be negative")
 
 
 WHOLE_RANGE = Levels()
@@ -66,11 +68,11 @@ WHOLE_RANGE = Levels()
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a tensor, all finite.
+    """A sample of a tensor's rows, all finite.
 
     Attributes:
-        values: (rows, length), float32 or the bits of bfloat16 as uint16, contiguous.
-        statistics: (rows, 4), float32: minimum, maximum, mean, mean absolute deviation.
+        values: Values (rows, length), float32 or the bits of bfloat16 as uint16, contiguous.
+        statistics: Minimum, maximum, mean and mean absolute deviation of each row, float32 (rows, 4).
     """
 
     values: npt.NDArray[Any]
@@ -78,17 +80,17 @@ class Sample:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> Sample:
-        """Of these rows.
+        """Return the sample of the rows ``values``.
 
         Raises:
-            ValueError: a row with a NaN or an infinity.
+            ValueError: A row contains NaN or infinity.
         """
         return cls(values, native.row_statistics(values, values.shape[0]))
 
     def part(self, values: int) -> Sample:
-        """About so many of the values, at equal distances, with the statistics of their whole rows."""
+        """Return about ``values`` equidistant values, with the statistics of their whole rows."""
         rows, length = self.values.shape
-        along = max(1, round(length / 1024)) | 1  # odd: what is special often comes at powers of 2
+        along = max(1, round(length / 1024)) | 1  # odd, because special values often repeat at powers of 2
         across = max(1, rows * length // (along * values))
         return Sample(
             np.ascontiguousarray(self.values[::across, ::along]),
@@ -96,13 +98,13 @@ class Sample:
         )
 
     def squared_error(self, bits: int, levels: Levels) -> float:
-        """The quantisation error of all values, squared and summed."""
+        """Return the quantisation error of all values, squared and summed."""
         return native.squared_error(
             values=self.values, statistics=self.statistics, bits=bits, low=levels.low, high=levels.high
         )
 
     def standardised(self) -> npt.NDArray[np.float32]:
-        """(x - mean) / deviation of all values, row by row; rows without deviation left out."""
+        """Return (x - mean) / deviation of all values, row by row, without rows whose deviation is zero."""
         values = self.values
         if values.dtype == np.uint16:
             values = (values.astype(np.uint32) << 16).view(np.float32)
@@ -112,10 +114,10 @@ class Sample:
 
 
 def choose_levels(clamp: str, sample: Sample, bits: int) -> Levels:
-    """The levels for ``bits`` by the method called ``clamp``.
+    """Return the levels for ``bits`` chosen by the method called ``clamp``.
 
     Raises:
-        ValueError: no such method.
+        ValueError: There is no such method.
     """
     methods: dict[str, Callable[[], Levels]] = {
         "none": lambda: WHOLE_RANGE,
@@ -125,31 +127,31 @@ def choose_levels(clamp: str, sample: Sample, bits: int) -> Levels:
         "mse": lambda: mse_levels(sample, bits),
     }
     if clamp not in methods:
-        raise ValueError(f"no clamp is called {clamp}: {', '.join(methods)}")
+        raise ValueError(f"there is no clamp {clamp}: choose one of {', '.join(methods)}")
     return methods[clamp]()
 
 
 def laplace_levels(bits: int, scale: float = 1.0) -> Levels:
-    """ACIQ for a Laplace distribution whose scale is ``scale`` mean absolute deviations.
+    """Return ACIQ's levels for a Laplace distribution with a scale of ``scale`` mean absolute deviations.
 
     Clamped to mean +- alpha and cut into 2^M cells, the distribution with scale b loses
     ``2 b^2 exp(-alpha / b) + alpha^2 / (3 * 4^M)`` (Banner et al., equation 6). With t = alpha / b the
     derivative is 0 where ``t exp(t) = 3 * 4^M``. A level is the middle of its cell, so the outermost
-    ones are at ``alpha * (1 - 2^-M)``. The mean absolute deviation is the maximum-likelihood estimate
-    of b, so ``scale`` is 1 unless something better is known.
+    ones are at ``alpha * (1 - 2^-M)``. The mean absolute deviation is the maximum-likelihood estimate of b,
+    so ``scale`` is 1 unless a better value is known.
     """
     reach = _lambert_w(3 * 4.0**bits) * (1 - 2.0**-bits) * scale
     return Levels(reach, reach)
 
 
 def gelu_levels(sample: Sample, bits: int) -> Levels:
-    """ACIQ's one-sided form for the output of GELU, ``laplace_levels`` for another tensor.
+    """Return ACIQ's one-sided levels for the output of GELU, or ``laplace_levels`` for another tensor.
 
     One half of the values is close to 0, the other follows an exponential distribution with scale b.
-    Cut into 2^M cells, [0, alpha] loses ``b^2 exp(-alpha / b) + alpha^2 / (24 * 4^M)``, least where
+    Cut into 2^M cells, [0, alpha] loses ``b^2 exp(-alpha / b) + alpha^2 / (24 * 4^M)``, which is least where
     ``t exp(t) = 12 * 4^M`` with t = alpha / b (Banner et al., fused ReLU). Such values have the mean
-    b / 2 and the mean absolute deviation ``b exp(-1/2)``, from which alpha is found: it lies
-    ``(t - 1/2) b`` above the mean. The lowest level is the smallest value, at most 0.17 below 0.
+    b / 2 and the mean absolute deviation ``b exp(-1/2)``, which gives alpha: it lies ``(t - 1/2) b`` above
+    the mean. The lowest level is the smallest value, at most 0.17 below 0.
     """
     if sample.statistics.size and float(sample.statistics[:, 0].min()) < _GELU_FLOOR:
         return laplace_levels(bits)
@@ -159,18 +161,20 @@ def gelu_levels(sample: Sample, bits: int) -> Levels:
 
 _DS_BINS = 256
 _DS_REACH = 8
-"""Medians of the distance from the mean: what is farther away would leave the others few bins."""
+"""Largest distance from the mean in the histogram, in medians of that distance. Values farther away would
+leave few bins to the others.
+"""
 _DS_STEPS = 100
 
 
 def ds_aciq_levels(sample: Sample, bits: int) -> Levels:
-    """ACIQ with the scale of the Laplace distribution found by a directed search (QuantPipe).
+    """Return ACIQ's levels with a Laplace scale that is found by a directed search (QuantPipe).
 
-    ACIQ takes the scale b from the mean absolute deviation, and is misled where the values do not
-    follow that distribution. The distribution that has the same peak as the histogram of the values has
-    ``b = 1 / (2 * peak)``; the search goes from the one towards the other, in 100 equal steps, and takes
-    the b whose density is nearest to the histogram, by mean squared difference. That direction and that
-    criterion are the paper's; it begins at the b of the variance, where this begins at the likeliest one.
+    ACIQ derives the scale b from the mean absolute deviation, which misleads it if the values do not follow
+    that distribution. The distribution with the same peak as the histogram of the values has ``b = 1 / (2 *
+    peak)``. The search goes from the first scale towards the second in 100 equal steps, and takes the b whose
+    density is nearest to the histogram, by mean squared difference. Direction and criterion are the paper's;
+    the paper starts at the b of the variance, this search at the maximum-likelihood estimate.
     """
     values = sample.standardised()
     if not values.size:
@@ -186,22 +190,24 @@ def ds_aciq_levels(sample: Sample, bits: int) -> Levels:
 
 
 _MSE_FACTORS = tuple(0.3 * 1.25**step for step in range(22))
-"""Where the search begins: each of these for either side, 0.3 to 33 deviations."""
+"""Factors at which the search starts, for either side: 0.3 to 33 deviations."""
 _MSE_FIRST_VALUES = 1 << 13
 _MSE_RATIOS = (1.12, 1.06, 1.03)
 _MSE_MOVES = 12
-"""At most, for each ratio; from one good place to the next the search needs two or three."""
+"""Largest number of moves for each ratio; from a good start the search needs two or three."""
 _MSE_GAIN = 0.98
-"""What clamping must leave of the whole range's error on the sample: the far values of other rows, which
-are what it is about, are not all in the sample."""
+"""Largest error that clamping may leave, as a fraction of the whole range's error on the sample. The sample
+does not contain all of the outliers that clamping is about.
+"""
 
 
 def mse_levels(sample: Sample, bits: int) -> Levels:
-    """The two factors with the least quantisation error on ``sample``, found by trying.
+    """Return the two factors with the least quantisation error on ``sample``, found by search.
 
-    A grid on a part of the sample, because there are several local minima: where a level meets a value
-    that many have, as 0 after GELU. Then a pattern search from the best: each factor is made larger and
-    smaller by a ratio as long as that helps, then by a smaller ratio. The whole range is tried too.
+    A grid search on part of the sample comes first, because there are several local minima: places where a
+    level meets a frequent value, such as 0 after GELU. A pattern search from the best follows: each factor is
+    multiplied and divided by a ratio as long as that helps, then by a smaller ratio. The whole range is tried
+    too.
     """
     best = min(
         (Levels(low, high) for low in _MSE_FACTORS for high in _MSE_FACTORS),
@@ -225,7 +231,7 @@ def mse_levels(sample: Sample, bits: int) -> Levels:
 
 
 def _lambert_w(value: float) -> float:
-    """The t for which ``t * exp(t)`` is ``value``, for values above 1; Newton's method on logarithms."""
+    """Return the t for which ``t * exp(t)`` is ``value``, above 1, by Newton's method on logarithms."""
     t = math.log(value)
     for _ in range(50):
         step = (t + math.log(t) - math.log(value)) / (1 + 1 / t)

@@ -1,9 +1,9 @@
-"""One tensor and its codes, by the native codec (``src-native/codec/codec.hpp``).
+"""Encoding and decoding of one tensor by the native codec (``src-native/codec/codec.hpp``).
 
     row of values   x x x x ...     a token, an item, or the whole tensor
     its range       scale, offset   x' = offset + code * scale,   code = 0 ... 2^bits - 1
 
-The codes of all rows are one string of bits, packed without a gap.
+The codes of all rows form one bit string, packed without gaps.
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NonFiniteError(PipeEdgeError):
-    """A tensor holds a NaN or an infinity, which no code stands for."""
+    """A tensor contains NaN or infinity, which no code can represent."""
 
 
 class Granularity(IntEnum):
-    """What has a range of its own."""
+    """The part of a tensor that has its own range."""
 
     TOKEN = 0
-    """Each vector along the last dimension."""
+    """A range for each vector along the last dimension."""
     ITEM = 1
-    """Each item of the microbatch: all but the first dimension."""
+    """A range for each item of the microbatch: all but the first dimension."""
     TENSOR = 2
-    """Everything."""
+    """One range for the whole tensor."""
 
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A tensor as codes."""
+    """A tensor in encoded form."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     bits: int
     granularity: Granularity
     codes: torch.Tensor
-    """uint8 of one dimension, ``packed_bytes`` of them."""
+    """Codes, one-dimensional uint8 of ``packed_bytes``."""
     ranges: torch.Tensor
-    """float32 of (2, rows): the scales, then the offsets."""
+    """Ranges, float32 (2, rows): scales, then offsets."""
 
     @property
     def bytes(self) -> int:
-        """Of codes and ranges."""
+        """Size of codes and ranges in bytes."""
         return self.codes.numel() + 4 * self.ranges.numel()
 
 
 def is_compressible(dtype: torch.dtype) -> bool:
-    """Whether tensors of ``dtype`` can be encoded. Masks and indices cannot: their values are exact."""
+    """Return whether tensors of ``dtype`` can be encoded. Masks and indices, which are exact, cannot."""
     return dtype in _COMPRESSIBLE
 
 
 def row_count(shape: tuple[int, ...], granularity: Granularity) -> int:
-    """How many ranges a tensor of ``shape`` has; 0 if it is empty."""
+    """Return the number of ranges of a tensor of ``shape``; 0 if it is empty."""
     elements = math.prod(shape)
     if not elements or granularity is Granularity.TENSOR or not shape:
         return min(elements, 1)
@@ -83,10 +83,10 @@ def row_count(shape: tuple[int, ...], granularity: Granularity) -> int:
 
 
 def packed_bytes(elements: int, bits: int) -> int:
-    """Bytes of the codes of a tensor with so many values.
+    """Return the size in bytes of the codes of ``elements`` values.
 
     Raises:
-        ValueError: bits other than 2 to 8 and 16.
+        ValueError: ``bits`` is not one of 2 to 8 and 16.
     """
     return native.packed_bytes(elements, bits)
 
@@ -97,17 +97,17 @@ def encode_tensor(
     levels: Levels = WHOLE_RANGE,
     granularity: Granularity = Granularity.TOKEN,
 ) -> EncodedTensor:
-    """The codes of ``tensor``.
+    """Encode ``tensor``.
 
     Args:
-        tensor: float32, bfloat16 or float16, any shape, on the CPU. The last is decoded as float32.
-        bits: 2 to 8, or 16.
-        levels: which part of a row's range the codes cover; what lies outside becomes its border.
-        granularity: what has a range of its own.
+        tensor: Tensor of any shape on the CPU: float32, bfloat16, or float16, which is decoded as float32.
+        bits: Bits a value, 2 to 8 or 16.
+        levels: Range of a row's values that the codes cover; values outside are clamped to it.
+        granularity: Part of the tensor that has its own range.
 
     Raises:
-        NonFiniteError: a NaN or an infinity; the message says in which row.
-        ValueError: another type, bits outside the set.
+        NonFiniteError: The tensor contains NaN or infinity. The message names the row.
+        ValueError: The number type or the bits are not supported.
     """
     if not is_compressible(tensor.dtype):
         raise ValueError(f"a tensor of {tensor.dtype} cannot be encoded")
@@ -132,7 +132,7 @@ def encode_tensor(
 
 
 def decode_tensor(encoded: EncodedTensor) -> torch.Tensor:
-    """The tensor, as far as the codes tell it."""
+    """Decode the tensor, up to the quantisation error."""
     tensor = torch.empty(encoded.shape, dtype=encoded.dtype)
     native.decode(
         codes=encoded.codes.numpy(),
@@ -144,12 +144,12 @@ def decode_tensor(encoded: EncodedTensor) -> torch.Tensor:
 
 
 def error_bound(encoded: EncodedTensor) -> torch.Tensor:
-    """What a value may be off at most, for each row; float64 of (rows,).
+    """Return the largest possible error of a value in each row, float64 (rows,).
 
-    Half a step, and the rounding of single precision: 2^-21 of the row's range and 2^-23 of its largest
-    value (2^-8 if the result is bfloat16). It holds for the values between the lowest and the highest
-    level, which are all of them where nothing is clamped; others become the nearer level and may be
-    off by their distance from it and this. Without clamping a step is (max - min) / (2^bits - 1).
+    The bound is half a step, plus the rounding of single precision: 2^-21 of the row's range and 2^-23 of its
+    largest value (2^-8 if the result is bfloat16). It holds for values between the lowest and the highest
+    level, which are all of them without clamping. Other values become the nearest level, and their error may
+    exceed the bound by their distance from it. Without clamping a step is (max - min) / (2^bits - 1).
     """
     scale, offset = encoded.ranges[0].double(), encoded.ranges[1].double()
     top: int = 2**encoded.bits - 1
@@ -159,5 +159,5 @@ def error_bound(encoded: EncodedTensor) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """The memory of ``tensor`` as the native codec takes it: float32, or the bits of bfloat16."""
+    """Return the memory of ``tensor`` as the native codec expects it: float32, or the bits of bfloat16."""
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

@@ -21,22 +21,22 @@ from pipeedge.compress.wire import WirePart, from_wire, to_wire
 __all__ = ["LinkDecoder", "LinkEncoder"]
 
 DEFAULT_WINDOW = 10
-"""Microbatches for which the levels of one tensor stay as they are."""
+"""Number of microbatches for which the levels of a tensor stay the same."""
 
 _SAMPLE_ROWS = 64
 _SAMPLE_VALUES = 1 << 16
 
 
 class LinkEncoder:
-    """Encodes the payloads of one link.
+    """Encoder for the payloads of one link.
 
-    The levels of each tensor of the payload are chosen anew once in a window of microbatches, and when
-    the bits change, from a sample of its rows: rows at equal distances, the same for the same shape.
+    The levels of each tensor of the payload are chosen once per window of microbatches, and whenever the bits
+    change, from a sample of equidistant rows, the same rows for the same shape.
 
     Args:
-        clamp: one of the methods of ``pipeedge.compress.clamping``.
-        granularity: what has a range of its own.
-        window: microbatches in a window.
+        clamp: One of the methods of ``pipeedge.compress.clamping``.
+        granularity: Part of a tensor that has its own range.
+        window: Number of microbatches in a window.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class LinkEncoder:
         self._levels: dict[tuple[int, int], Levels] = {}
 
     def encode(self, payload: Payload, bits: int) -> Payload:
-        """``payload`` as it goes on the wire, with ``bits`` bits a value; 0: bit-exact.
+        """Return ``payload`` in wire form with ``bits`` bits a value; 0 is bit-exact.
 
         Masks and indices are never encoded.
 
         Raises:
-            NonFiniteError: a NaN or an infinity in a tensor that is to be encoded.
-            ValueError: bits outside the set.
+            NonFiniteError: A tensor to be encoded contains NaN or infinity.
+            ValueError: The bits are not supported.
         """
         if self._done % self._window == 0:
             self._levels.clear()
@@ -80,7 +80,7 @@ class LinkEncoder:
         rows = row_count(tuple(tensor.shape), self._granularity)
         values = tensor.reshape(rows, -1)
         if not bool(torch.isfinite(values).all()):
-            return WHOLE_RANGE  # the codec finds out where, and says so
+            return WHOLE_RANGE  # the codec will find the value and report it
         length = values.shape[1]
         wanted = max(1, min(_SAMPLE_ROWS, _SAMPLE_VALUES // length))
         sample = values[:: max(1, rows // wanted), :: -(-length // _SAMPLE_VALUES)][:wanted]
@@ -88,17 +88,17 @@ class LinkEncoder:
 
 
 class LinkDecoder:
-    """Decodes the payloads of one link."""
+    """Decoder for the payloads of one link."""
 
     def __init__(self) -> None:
         self.latest_bits = 0
-        """A value of what was decoded last; 0: it came as it is."""
+        """Bits a value of the last payload decoded, or 0 if it was not compressed."""
 
     def decode(self, payload: Payload) -> Payload:
-        """What was encoded. Tensors that were sent as they are remain views of what came.
+        """Return the decoded payload. Tensors that were sent unencoded remain views of the received ones.
 
         Raises:
-            PeerFailedError: ``payload`` is not in the form that an encoder gives it.
+            PeerFailedError: ``payload`` is not in wire form.
         """
         parts = from_wire(payload)
         self.latest_bits = max((part.bits for part in parts if isinstance(part, EncodedTensor)), default=0)

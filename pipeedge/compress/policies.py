@@ -1,19 +1,19 @@
-"""Bits that follow the bandwidth: what a link did in a window -> bits of the next window. Pure.
+"""Policies that adapt bits to the bandwidth: measurements of a window -> bits of the next window. Pure.
 
     state, Window ──Policy.decide──> state, Decision(8 bits for 6 microbatches, then 6 bits for 4; why)
 
-A window is a number of microbatches on one link. A policy holds no state of its own and reads no clock:
-what it remembers goes in and comes out, what was measured is in the window.
+A window is a number of microbatches on one link. A policy is stateless and reads no clock: its state is
+passed in and returned, and all measurements are in the window.
 
-    heuristic   the widest codes with which the link reaches a target rate, at the bandwidth just seen
-    heuristic2  the same, one width at a time, and wider only where that leaves a margin
+    heuristic   the widest codes with which the link reaches a target rate at the bandwidth just measured
+    heuristic2  the same, one width at a time, and wider only if that leaves a margin
     controller  integral control of the rate towards the target; the base rate comes from a Kalman filter,
                 and a window is split between two widths so that their mean is what the control asks for
     auto        no target: the widest codes with which the link takes less time than the slowest stage
 
-The first three are QuantPipe's (Wang et al., ICASSP 2023); the controller is that of C. Imes et al.,
-"POET: a portable approach to minimizing energy under soft real-time constraints", RTAS 2015, with bits in
-the place of clock rates.
+The first three are QuantPipe's (Wang et al., ICASSP 2023). The controller is that of C. Imes et al.,
+"POET: a portable approach to minimizing energy under soft real-time constraints", RTAS 2015, with bits
+instead of clock rates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a microbatch of a link takes at each width; widths of narrow codes first, 0 (as it is) last."""
+    """Size of a microbatch of a link at each width, narrow codes first and 0 (uncompressed) last."""
 
     bytes_at: Mapping[int, float]
 
@@ -52,43 +52,44 @@ class Sizes:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """From narrow to wide."""
+        """Widths in bits, from narrow to wide."""
         return tuple(sorted(self.bytes_at, key=lambda bits: (bits == 0, bits)))
 
     def seconds(self, bits: int, bytes_per_s: float) -> float:
-        """That a microbatch occupies the link."""
+        """Return the seconds that a microbatch occupies the link."""
         return self.bytes_at[bits] / bytes_per_s
 
     def widest_within(self, seconds: float, bytes_per_s: float) -> int:
-        """The widest codes with which a microbatch takes no longer; the narrowest if none do."""
+        """Return the widest codes with which a microbatch takes at most ``seconds``, else the narrowest."""
         fitting = [bits for bits in self.widths if self.seconds(bits, bytes_per_s) <= seconds]
         return fitting[-1] if fitting else self.widths[0]
 
     def scaled(self, factor: float) -> Sizes:
-        """Those of microbatches that are as many times as large at each width."""
+        """Return the sizes of microbatches that are ``factor`` times as large."""
         return Sizes({bits: factor * size for bits, size in self.bytes_at.items()})
 
     def speedup(self, bits: int) -> float:
-        """How many times as many microbatches the link carries as at its widest codes."""
+        """Return the rate of microbatches at ``bits``, relative to that at the widest codes."""
         return self.bytes_at[self.widths[-1]] / self.bytes_at[bits]
 
 
 @dataclass(frozen=True)
 class Window:
-    """What was measured of one link during a window."""
+    """Measurements of one link during a window."""
 
     number: int
-    """Of the window, from 0."""
+    """Number of the window, from 0."""
     microbatches: int
     items: float
-    """Of a microbatch, mean."""
+    """Mean number of items in a microbatch."""
     bytes_per_s: float | None
-    """Pace of the link while a packet occupied it, waiting for the next stage not included; None where none
-    has arrived."""
+    """Throughput of the link while a packet occupied it, without waiting for the next stage, in bytes/s;
+    None if no packet has arrived.
+    """
     slowest_compute_s: float
-    """Seconds a microbatch of the pipeline's slowest stage, decoding and encoding included; 0: unknown."""
+    """Seconds a microbatch of the slowest stage, including decoding and encoding; 0 if not known."""
     next_microbatches: int
-    """Of the window that the decision is for."""
+    """Number of microbatches in the window that the decision is for."""
 
 
 @dataclass(frozen=True)
@@ -96,53 +97,53 @@ class Decision:
     """Bits of the microbatches of the next window."""
 
     first_bits: int
-    """0: as it is."""
+    """Bits of the first microbatches; 0 for uncompressed."""
     first_count: int
-    """How many microbatches have them."""
+    """Number of microbatches with ``first_bits``."""
     then_bits: int
-    """The others."""
+    """Bits of the other microbatches."""
     reason: str
-    """A line for the log."""
+    """Reason, as a line for the log."""
 
     def bits(self, index: int) -> int:
-        """Of microbatch ``index`` of the window, from 0."""
+        """Return the bits of microbatch ``index`` of the window, from 0."""
         return self.first_bits if index < self.first_count else self.then_bits
 
     @classmethod
     def all(cls, bits: int, reason: str) -> Decision:
-        """The same for every microbatch."""
+        """Return a decision with the same bits for every microbatch."""
         return cls(bits, 0, bits, reason)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a policy remembers from one window to the next."""
+    """State that a policy keeps from one window to the next."""
 
     decision: Decision
     speedup: float = 1.0
-    """The controller's control variable."""
+    """Control variable of the controller."""
     base_rate: float | None = None
-    """The Kalman filter's estimate: microbatches a second at the widest codes."""
+    """Kalman filter's estimate of the microbatches a second at the widest codes."""
     variance: float = 1.0
-    """Of that estimate, relative to its square."""
+    """Variance of that estimate, relative to its square."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision that was taken, for the report."""
+    """A past decision, for the report."""
 
     microbatch: int
-    """The first that it holds for."""
+    """First microbatch that it applies to."""
     time_s: float
-    """When it was taken."""
+    """Time of the decision in seconds."""
     bits: int
-    """Of that microbatch; 0: as it is."""
+    """Bits of that microbatch; 0 for uncompressed."""
     bytes_per_s: float | None
-    """What the link carried; None where nothing was known."""
+    """Measured throughput of the link in bytes a second, or None if not known."""
     reason: str
 
     def to_body(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the decision as plain data."""
         return asdict(self)
 
     @classmethod
@@ -152,37 +153,37 @@ class Decided:
 
 
 class Policy(Protocol):
-    """Decides bits."""
+    """A rule that decides bits."""
 
     def start(self) -> State:
-        """Before anything was measured."""
+        """Return the state before the first measurement."""
 
     def decide(self, state: State, window: Window) -> State:
-        """After ``window``; ``state.decision`` is for the next one."""
+        """Return the state after ``window``; its ``decision`` is for the next window."""
 
 
 def make_policy(name: str, sizes: Sizes, target_items_per_s: float) -> Policy:
-    """The policy called ``name``.
+    """Return the policy called ``name``.
 
     Args:
-        name: as in ``pipeedge.request.config.ADAPTIVE``, which also says which of them need a target.
-        sizes: of the link's microbatches.
-        target_items_per_s: without meaning for ``auto``.
+        name: One of ``pipeedge.request.config.ADAPTIVE``, which also says which of them need a target.
+        sizes: Sizes of the link's microbatches.
+        target_items_per_s: Target rate; ignored by ``auto``.
 
     Raises:
-        ValueError: an unknown name, or a target that is not positive.
+        ValueError: The name is unknown, or the target is not positive.
     """
     if name == "auto":
         return Auto(sizes)
     if not 0 < target_items_per_s < float("inf"):
-        raise ValueError(f"a target of {figure(target_items_per_s, 6)} items a second")
+        raise ValueError(f"the target of {figure(target_items_per_s, 6)} items a second must be positive")
     if name == "heuristic":
         return Heuristic(sizes, target_items_per_s)
     if name == "heuristic2":
         return Heuristic2(sizes, target_items_per_s)
     if name == "controller":
         return Controller(sizes, target_items_per_s)
-    raise ValueError(f"no policy is called {name}")
+    raise ValueError(f"there is no policy {name}")
 
 
 def _start(sizes: Sizes) -> State:
@@ -205,11 +206,11 @@ class Heuristic:
     target_items_per_s: float
 
     def start(self) -> State:
-        """At the widest."""
+        """Start with the widest codes."""
         return _start(self.sizes)
 
     def decide(self, state: State, window: Window) -> State:
-        """From the bandwidth of ``window`` alone."""
+        """Decide from the bandwidth of ``window`` alone."""
         if window.bytes_per_s is None:
             return state
         bits = self.sizes.widest_within(window.items / self.target_items_per_s, window.bytes_per_s)
@@ -222,18 +223,18 @@ class Heuristic:
 
 @dataclass(frozen=True)
 class Heuristic2:
-    """One width narrower while the target is missed, one wider where that exceeds it by a margin."""
+    """One width narrower while the target is missed, one wider if that exceeds the target by a margin."""
 
     sizes: Sizes
     target_items_per_s: float
     margin: float = 0.1
 
     def start(self) -> State:
-        """At the widest."""
+        """Start with the widest codes."""
         return _start(self.sizes)
 
     def decide(self, state: State, window: Window) -> State:
-        """One step from the bits of ``window``."""
+        """Move at most one step from the bits of ``window``."""
         if window.bytes_per_s is None:
             return state
         widths = self.sizes.widths
@@ -253,31 +254,31 @@ class Heuristic2:
 
 @dataclass(frozen=True)
 class Controller:
-    """Integral control with a Kalman filter (POET, section IV), the window split between two widths."""
+    """Integral control with a Kalman filter (POET, section IV); the window is split between two widths."""
 
     sizes: Sizes
     target_items_per_s: float
     process_noise: float = 0.02
-    """Variance by which the base rate may change from one window to the next, relative to its square."""
+    """Variance by which the base rate may change between windows, relative to its square."""
     measurement_noise: float = 0.02
-    """Variance of a window's rate, likewise."""
+    """Variance of a window's measured rate, relative to its square."""
 
     def start(self) -> State:
-        """At the widest."""
+        """Start with the widest codes."""
         return _start(self.sizes)
 
     def decide(self, state: State, window: Window) -> State:
-        """One step of filter and control."""
+        """Take one step of filter and control."""
         if window.bytes_per_s is None:
             return state
         applied = self._mean_speedup(state.decision, window.microbatches)
         widest = self.sizes.widths[-1]
-        # What the link carried, in microbatches a second: its pace over the mean bytes of the window.
+        # Measured rate in microbatches a second: the throughput over the mean bytes of the window.
         rate = applied * window.bytes_per_s / self.sizes.bytes_at[widest]
         base, variance = self._filter(state, applied, rate)
         target = self.target_items_per_s / window.items
         limit = self.sizes.speedup(self.sizes.widths[0])
-        # u(t) = u(t - 1) + e(t) / base, kept within what widths can do, so that it does not wind up.
+        # u(t) = u(t - 1) + e(t) / base, limited to what the widths can achieve, to avoid windup.
         speedup = min(max(applied + (target - applied * base) / base, 1.0), limit)
         reason = (
             f"the link carries {figure(base * window.items)} items/s with {_name(widest)}, "
@@ -286,7 +287,7 @@ class Controller:
         return State(self._split(speedup, window.next_microbatches, reason), speedup, base, variance)
 
     def _filter(self, state: State, applied: float, rate: float) -> tuple[float, float]:
-        """Scalar Kalman filter of the base rate, observed as ``rate = applied * base``."""
+        """Update the scalar Kalman filter of the base rate, observed as ``rate = applied * base``."""
         if state.base_rate is None:
             return rate / applied, self.measurement_noise
         observed = rate / applied
@@ -301,14 +302,14 @@ class Controller:
         return microbatches / seconds
 
     def _split(self, speedup: float, microbatches: int, reason: str) -> Decision:
-        """``n / slow + (N - n) / fast = N / speedup`` for the two neighbouring widths."""
+        """Solve ``n / slow + (N - n) / fast = N / speedup`` for the two neighbouring widths."""
         widths = self.sizes.widths
         slow = max((bits for bits in widths if self.sizes.speedup(bits) <= speedup), key=self.sizes.speedup)
         fast = min((bits for bits in widths if self.sizes.speedup(bits) >= speedup), key=self.sizes.speedup)
         if slow == fast:
             return Decision.all(slow, reason)
         slow_s, fast_s = 1 / self.sizes.speedup(slow), 1 / self.sizes.speedup(fast)
-        # Rounded down: rather a few bits fewer than a rate that is missed.
+        # Rounded down: slightly fewer bits are better than missing the rate.
         count = int(microbatches * (1 / speedup - fast_s) / (slow_s - fast_s) + 1e-9)
         return Decision(slow, count, fast, reason)
 
@@ -317,22 +318,22 @@ class Controller:
 class Auto:
     """The widest codes that keep the link just below the slowest stage's time.
 
-    More bits cost nothing then, and fewer would gain nothing. Narrower at once; wider only with a margin,
-    so that noise does not make the bits swing.
+    More bits would cost nothing then, and fewer would gain nothing. Codes become narrower at once, but wider
+    only with a margin, so that noise does not make the bits oscillate.
     """
 
     sizes: Sizes
     below: float = 0.95
-    """Part of the slowest stage's time that a microbatch may take on the link."""
+    """Fraction of the slowest stage's time that a microbatch may take on the link."""
     wider_below: float = 0.85
-    """The same for codes that are wider than those now."""
+    """The same fraction for codes that are wider than the present ones."""
 
     def start(self) -> State:
-        """At the widest."""
+        """Start with the widest codes."""
         return _start(self.sizes)
 
     def decide(self, state: State, window: Window) -> State:
-        """From bandwidth and computing time of ``window``."""
+        """Decide from the bandwidth and computing time of ``window``."""
         if window.bytes_per_s is None or window.slowest_compute_s <= 0:
             return state
         widths, pace, compute_s = self.sizes.widths, window.bytes_per_s, window.slowest_compute_s

@@ -1,12 +1,12 @@
-"""Compressed payloads as ordinary tensors. Pure.
+"""Compressed payloads as ordinary tensors. Pure functions.
 
     payload         hidden                skip                   mask
     on the wire     table | codes ranges | codes ranges         | mask
                     int64  uint8 float32   uint8 float32          bool
 
-The table has a row for each tensor of the payload: bits (0: it follows as it is), granularity, type,
-number of dimensions, dimensions. So every microbatch says itself how it is encoded, and the bits may
-change from one to the next; and a transport needs to know nothing of all this.
+The table has a row for each tensor of the payload: bits (0: the tensor follows unencoded), granularity, type,
+number of dimensions, dimensions. Each microbatch thus describes its own encoding, the bits may change from
+one to the next, and transports need not know about compression.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeedge.compress.codec import (
 __all__ = ["WirePart", "from_wire", "to_wire", "wire_specs"]
 
 WirePart: TypeAlias = torch.Tensor | EncodedTensor
-"""A tensor as it is, or its codes."""
+"""A tensor sent unencoded, or its codes."""
 
 _MAX_DIMS = 6
 _COLUMNS = 4 + _MAX_DIMS
@@ -41,10 +41,10 @@ _MAX_ELEMENTS = 1 << 48
 
 
 def to_wire(parts: Sequence[WirePart]) -> Payload:
-    """The tensors to send for ``parts``.
+    """Return the tensors to send for ``parts``.
 
     Raises:
-        ValueError: more dimensions than the form has room for.
+        ValueError: A tensor has more dimensions than the table has room for.
     """
     rows: list[list[int]] = []
     tensors: list[torch.Tensor] = []
@@ -63,10 +63,10 @@ def to_wire(parts: Sequence[WirePart]) -> Payload:
 
 
 def from_wire(payload: Payload) -> tuple[WirePart, ...]:
-    """What ``to_wire`` was given. Everything is checked before it is used; nothing is copied.
+    """Return the parts that ``to_wire`` was given. Everything is checked before use; nothing is copied.
 
     Raises:
-        PeerFailedError: the payload has another form.
+        PeerFailedError: The payload is malformed.
     """
     if not payload or payload[0].dtype is not torch.int64 or payload[0].shape[1:] != (_COLUMNS,):
         raise PeerFailedError("a payload on a compressed link does not begin with its table")
@@ -86,7 +86,7 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     shape = tuple(dims[:ndim])
     if granularity not in tuple(Granularity) or min(shape, default=0) < 0:
         raise PeerFailedError(f"a compressed tensor claims granularity {granularity} and the shape {shape}")
-    # A dimension of 0 makes room for any others, and no tensor can have those.
+    # Dimensions of 0 would hide any others from the product, but no tensor can have such others.
     if math.prod(max(dim, 1) for dim in shape) > _MAX_ELEMENTS:
         raise PeerFailedError(f"a compressed tensor claims the impossible shape {shape}")
     part = EncodedTensor(shape, _TYPES[code], bits, Granularity(granularity), _next(rest), _next(rest))
@@ -94,8 +94,8 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     for tensor, spec in zip((part.codes, part.ranges), wanted, strict=True):
         if tensor.dtype is not spec.dtype or tuple(tensor.shape) != spec.shape:
             raise PeerFailedError(
-                f"the codes of a tensor {shape} came as {tensor.dtype} {tuple(tensor.shape)}, "
-                f"{spec.dtype} {spec.shape} were due"
+                f"the codes of a tensor {shape} are {tensor.dtype} {tuple(tensor.shape)} instead of "
+                f"{spec.dtype} {spec.shape}"
             )
     if not bool(torch.isfinite(part.ranges).all()):
         raise PeerFailedError(f"the ranges of a compressed tensor {shape} are not finite")
@@ -112,10 +112,10 @@ def _next(rest: Iterator[torch.Tensor]) -> torch.Tensor:
 def wire_specs(
     specs: Sequence[TensorSpec], bits: int, granularity: Granularity = Granularity.TOKEN
 ) -> tuple[TensorSpec, ...]:
-    """What crosses a link that sends payloads of ``specs`` with ``bits`` bits a value; 0: as they are.
+    """Return what crosses a link for payloads of ``specs`` with ``bits`` bits a value (0: uncompressed).
 
     Raises:
-        ValueError: bits other than 0, 2 to 8 and 16.
+        ValueError: ``bits`` is not 0, 2 to 8 or 16.
     """
     found = [TensorSpec((len(specs), _COLUMNS), torch.int64)]
     for spec in specs:
