@@ -23,7 +23,7 @@ from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, S
 from pipeedge.run.worker import Activity, Outgoing
 from pipeedge.transport.base import Link, Packet, Receipt
 from pipeedge.transport.frame import FrameBuffer, FrameError, Kind
-from pipeedge.transport.p2p import P2PSender, TellingReceiver
+from pipeedge.transport.p2p import P2PSender, ReceiptingReceiver
 from pipeedge.transport.rpc import RpcReceiver
 
 LIMIT_S = 10.0
@@ -45,7 +45,7 @@ class Clock:
 @given(
     seed=st.integers(0, 2**32 - 1), bandwidth=st.floats(1.0, 1e4), slow=st.sampled_from(["way", "next", "no"])
 )
-def test_receipts_tell_a_slow_link_from_a_slow_stage(seed: int, bandwidth: float, slow: str) -> None:
+def test_receipts_distinguish_slow_link_from_slow_stage(seed: int, bandwidth: float, slow: str) -> None:
     """A link of known bandwidth, simulated packet by packet with two receives posted at the far end: what
     the receipts say is what each packet took on the wire, whoever else is slow, on clocks that disagree."""
     chance = random.Random(seed)
@@ -69,7 +69,7 @@ def test_receipts_tell_a_slow_link_from_a_slow_stage(seed: int, bandwidth: float
         assert receipt.link_seconds(way_s) == pytest.approx(wire_s, rel=1e-3, abs=1e-8)
 
 
-def test_a_receipt_never_says_less_than_nothing() -> None:
+def test_link_seconds_are_never_negative() -> None:
     assert Receipt(1.0, held_s=3.0).link_seconds(2.9) == 0.0
     assert Receipt(float("inf")).link_seconds(2.0) == 2.0
     assert Receipt(1.0, held_s=0.5).link_seconds(2.0) == 1.0
@@ -113,7 +113,7 @@ def packet(number: int) -> Packet:
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_packets_arrive_in_order_and_each_is_receipted(count: int) -> None:
     group = Group()
-    receiver = TellingReceiver(group, 0, LINK)
+    receiver = ReceiptingReceiver(group, 0, LINK)
     arrived: list[tuple[int, int, float]] = []
     sender = P2PSender(group, 1, LINK)
     outgoing = Outgoing(sender, 1, Activity(), receipts=True, arrived=lambda *what: arrived.append(what))
@@ -143,7 +143,7 @@ def test_packets_arrive_in_order_and_each_is_receipted(count: int) -> None:
     assert outgoing.seconds.count == count
 
 
-def test_a_receipt_that_makes_no_sense_is_refused() -> None:
+def test_invalid_receipt_is_refused() -> None:
     group = Group()
     shipment = P2PSender(group, 1, LINK).post(packet(0))
     group.send([torch.tensor([float("nan")], dtype=torch.float64)], 0, 1)
@@ -151,7 +151,7 @@ def test_a_receipt_that_makes_no_sense_is_refused() -> None:
         shipment.receipt()
 
 
-def test_rpc_says_how_long_a_frame_took_and_how_long_the_reply_was_held() -> None:
+def test_rpc_reply_reports_transfer_and_hold_times() -> None:
     clock = Clock()
     receiver = RpcReceiver(LINK, clock)
     replies = []
@@ -253,7 +253,7 @@ def test_auto_is_never_the_bottleneck_for_longer_than_a_window(
         assert SIZES.widths.index(used) <= SIZES.widths.index(fits[-1])
 
 
-def test_nothing_is_decided_before_anything_is_known_and_then_at_once() -> None:
+def test_first_decision_follows_the_first_measurement() -> None:
     known = [0.0]
     clock, told = Clock(), []
     bits = AdaptiveBits(
@@ -266,7 +266,7 @@ def test_nothing_is_decided_before_anything_is_known_and_then_at_once() -> None:
     assert len(told) == 1
 
 
-def test_nothing_has_arrived_when_a_window_ends() -> None:
+def test_window_without_arrivals_keeps_the_bits() -> None:
     bits, _, _ = adaptive(first=4)
     assert [bits(number, 8) for number in range(20)] == [4] * 20
     assert {one.bytes_per_s for one in bits.decided} == {None}
@@ -286,7 +286,7 @@ class Turns:
         return State(Decision(8, 2, 4, "turns"))
 
 
-def test_a_window_may_be_split_and_is_told_once() -> None:
+def test_split_window_is_logged_once() -> None:
     windows: list[Window] = []
     bits, clock, told = adaptive(lambda sizes: Turns(windows), window=5)
     link = ToyLink(bits, clock)
@@ -298,7 +298,7 @@ def test_a_window_may_be_split_and_is_told_once() -> None:
     assert told == ["8 bits and 4 bits in turns from microbatch 3 on, values as they are before: turns"]
 
 
-def test_bits_to_begin_with_must_be_among_those_allowed() -> None:
+def test_first_bits_must_be_an_allowed_width() -> None:
     with pytest.raises(ValueError, match="3 bits"):
         adaptive(first=3)
     assert FixedBits(5)(17, 8) == 5
@@ -310,7 +310,7 @@ DIGITS = ("-m", "vit-digits", "-b", 96, "-u", 4)
 
 
 @pytest.mark.parametrize("comm", ["p2p", "rpc"])
-def test_ranks_adapt_and_their_results_are_all_there(comm: str, tmp_path: Path) -> None:
+def test_adaptive_ranks_deliver_all_results(comm: str, tmp_path: Path) -> None:
     """A target that no link reaches: as few bits as allowed, from the first thing that is known."""
     options = ("-c", comm, "-pt", "1,6,7,11,12,16", "-q", "0,16,8", "--report", tmp_path / "r.json")
     policy = ("--adaptive", "heuristic", "--send-constraint", "1e15", "--min-bits", 4, "--window-size", 4)

@@ -38,7 +38,7 @@ class Thread(threading.Thread):
         return self.is_alive()
 
 
-def test_values_come_in_order_and_never_more_than_the_capacity_wait() -> None:
+def test_values_are_ordered_and_bounded_by_the_capacity() -> None:
     channel: Channel[int] = Channel(2)
     produced: list[int] = []
 
@@ -57,7 +57,7 @@ def test_values_come_in_order_and_never_more_than_the_capacity_wait() -> None:
     assert thread.ended() is None
 
 
-def test_a_full_channel_holds_its_producer() -> None:
+def test_full_channel_blocks_its_producer() -> None:
     channel: Channel[str] = Channel(1)
     channel.put("a")
     thread = Thread(lambda: channel.put("b"))
@@ -68,7 +68,7 @@ def test_a_full_channel_holds_its_producer() -> None:
     assert channel.empty
 
 
-def test_finish_lets_what_is_queued_out() -> None:
+def test_finish_drains_queued_values() -> None:
     channel: Channel[int] = Channel(2)
     channel.put(1)
     channel.put(2)
@@ -87,7 +87,7 @@ def test_finish_wakes_a_waiting_consumer() -> None:
 
 
 @pytest.mark.parametrize("side", ["put", "get"])
-def test_close_wakes_everybody_and_for_good(side: str) -> None:
+def test_close_wakes_all_threads_for_good(side: str) -> None:
     channel: Channel[int] = Channel(1)
     if side == "put":
         channel.put(0)
@@ -101,7 +101,7 @@ def test_close_wakes_everybody_and_for_good(side: str) -> None:
         channel.put(2)
 
 
-def test_a_close_after_finish_still_says_closed() -> None:
+def test_close_after_finish_raises_closed() -> None:
     channel: Channel[int] = Channel(1)
     channel.put(1)
     channel.finish()
@@ -110,7 +110,7 @@ def test_a_close_after_finish_still_says_closed() -> None:
         channel.get()
 
 
-def test_many_threads_lose_and_double_nothing() -> None:
+def test_many_threads_neither_lose_nor_duplicate_values() -> None:
     channel: Channel[int] = Channel(3)
     taken: list[int] = []
 
@@ -131,8 +131,8 @@ def test_many_threads_lose_and_double_nothing() -> None:
     assert sorted(taken) == list(range(400))
 
 
-def test_a_channel_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+def test_capacity_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
         Channel(0)
 
 

@@ -108,7 +108,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @settings(deadline=None, max_examples=150)
 @given(payloads(), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 200))
-def test_what_is_written_is_read_bit_for_bit(
+def test_written_frame_is_read_back_bit_for_bit(
     payload: tuple[torch.Tensor, ...], number: int, items: int, spare: int
 ) -> None:
     specs = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in payload)
@@ -150,7 +150,7 @@ def test_an_end_mark_is_as_long_as_the_header() -> None:
     ],
     ids=["tensors", "dimensions", "dtype", "capacity"],
 )
-def test_a_payload_that_cannot_be_held_is_not_written(payload: tuple[torch.Tensor, ...]) -> None:
+def test_payload_beyond_the_capacity_is_refused(payload: tuple[torch.Tensor, ...]) -> None:
     buffer = torch.zeros(4096, dtype=torch.uint8)
     with pytest.raises(ValueError, match="frame"):
         write_frame(buffer, kind=Kind.MICROBATCH, number=0, items=1, payload=payload)
@@ -163,9 +163,9 @@ HUGE = 2**64 - 1
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no frame"),
+        (b"", "not a frame"),
         (b"GET / HTTP/1.1\r\n\r\n", "another program"),
-        (header([], version=2), "version 2, this program speaks 1"),
+        (header([], version=2), "version 2, but this program uses 1"),
         (header([], count=9), "9 tensors"),
         (header([], count=255), "255 tensors"),
         (header([], crc=1), "checksum"),
@@ -205,7 +205,7 @@ def test_a_hostile_header_is_refused_in_words(data: bytes, says: str) -> None:
 def test_a_truncated_frame_is_refused(size: int) -> None:
     whole = torch.zeros(1024, dtype=torch.uint8)
     write_frame(whole, kind=Kind.MICROBATCH, number=0, items=1, payload=(torch.ones(3),))
-    with pytest.raises(FrameError, match=f"{size} came"):
+    with pytest.raises(FrameError, match=f"{size} were received"):
         read_frame(whole[:size])
 
 
@@ -217,7 +217,7 @@ def test_a_frame_cut_within_its_values_is_refused() -> None:
             read_frame(whole[:size])
 
 
-def test_every_flipped_bit_of_a_header_is_noticed() -> None:
+def test_every_flipped_header_bit_is_detected() -> None:
     whole = torch.zeros(1024, dtype=torch.uint8)
     write_frame(whole, kind=Kind.MICROBATCH, number=5, items=2, payload=(torch.ones(2, 3), torch.ones(4)))
     for bit in range(8 * (32 + 2 * 64)):
@@ -281,7 +281,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("what", ["built", "mutated", "noise"])
-def test_no_header_makes_the_reader_do_anything_but_refuse(what: str) -> None:
+def test_reader_refuses_every_random_header(what: str) -> None:
     """Frames of a hostile peer: refused, or views that lie within the buffer; never another exception."""
     hostile = Hostile(20)
     capacity = 1024

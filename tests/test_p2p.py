@@ -77,7 +77,7 @@ def test_packets_arrive_in_order_and_end() -> None:
     assert wire.posted == len(wire.sent)  # no receive is left behind
 
 
-def test_two_receives_are_posted_while_a_packet_is_dealt_with() -> None:
+def test_two_receives_stay_posted_while_a_packet_is_processed() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
     for number in range(3):
@@ -87,7 +87,7 @@ def test_two_receives_are_posted_while_a_packet_is_dealt_with() -> None:
         assert wire.posted - len(wire.sent) == 2
 
 
-def test_memory_is_received_into_again_only_when_it_is_released() -> None:
+def test_buffer_is_reused_only_after_release() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
     for number in range(6):
@@ -96,7 +96,7 @@ def test_memory_is_received_into_again_only_when_it_is_released() -> None:
     assert [got.payload[0][0, 0].item() for got in kept if got is not None] == [0, 1, 2, 3]
 
 
-def test_what_was_made_in_the_memory_of_a_link_is_sent_from_there() -> None:
+def test_reserved_memory_is_sent_without_copying() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
     places = set()
@@ -115,7 +115,7 @@ def test_what_was_made_in_the_memory_of_a_link_is_sent_from_there() -> None:
     sender.finish()
 
 
-def test_memory_that_was_reserved_and_not_used_is_given_back_or_copied_elsewhere() -> None:
+def test_unused_reservation_is_returned_or_copied() -> None:
     wire, other = Wire(), Wire()
     sender = P2PSender(wire, 1, LINK)
     for _ in range(5):
@@ -130,21 +130,21 @@ def test_memory_that_was_reserved_and_not_used_is_given_back_or_copied_elsewhere
         sender.post(packet(number, number))
 
 
-def test_a_payload_beyond_the_agreed_is_not_reserved() -> None:
+def test_payload_beyond_the_capacity_is_not_reserved() -> None:
     with pytest.raises(ValueError, match="does not fit the agreed"):
         P2PSender(Wire(), 1, LINK).reserve((TensorSpec((200, 3), torch.float32),))
 
 
-def test_a_packet_out_of_turn_is_no_packet() -> None:
+def test_out_of_order_packet_is_refused() -> None:
     wire = Wire()
     sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
     sender.post(packet(1))
-    with pytest.raises(FrameError, match="from rank 3: microbatch 1 came where 0 was due") as caught:
+    with pytest.raises(FrameError, match="from rank 3: received microbatch 1, expected 0") as caught:
         receiver.receive()
     assert caught.value.peer == 3
 
 
-def test_whatever_gloo_fails_at_is_the_loss_of_the_peer() -> None:
+def test_gloo_failure_is_reported_as_loss_of_the_peer() -> None:
     for step in ("send", "arrive", "receive", "post"):
         wire = Wire()
         sender, receiver = P2PSender(wire, 1, LINK), P2PReceiver(wire, 0, LINK)
@@ -161,7 +161,7 @@ def test_whatever_gloo_fails_at_is_the_loss_of_the_peer() -> None:
         assert str(caught.value).endswith("ing: Connection closed by peer [10.0.0.1]:4")
 
 
-def test_who_waits_second_finds_the_memory_free() -> None:
+def test_second_waiter_sees_released_buffer() -> None:
     """One thread measures, another needs the memory: neither goes on before it is given back."""
     given_back: list[int] = []
     arrived, giving = threading.Event(), threading.Event()
@@ -182,7 +182,7 @@ def test_who_waits_second_finds_the_memory_free() -> None:
     assert given_back == [1]
 
 
-def test_what_gloo_says_is_shown_without_its_own_words() -> None:
+def test_gloo_messages_are_shortened() -> None:
     assert _brief(RuntimeError(CLOSED)) == "Connection closed by peer [10.0.0.1]:4"
     noisy = "[a/b.cc:1] Gloo connectFullMesh failed with [c/d.cc:31] no error. GLHF!\nmore"
     assert _brief(RuntimeError(noisy)) == "Gloo connectFullMesh failed with no error"
@@ -210,7 +210,7 @@ print("done")
 """
 
 
-def test_the_links_need_no_rendezvous_once_they_stand() -> None:
+def test_open_links_need_no_rendezvous() -> None:
     ended = subprocess.run([sys.executable, "-c", MEET], capture_output=True, text=True, timeout=60)
     soft, *rest = ended.stdout.split()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -49,7 +49,7 @@ def parsed(*options: str) -> TransportRequest:
     return parse_runtime(["0", "2", *options], Environment()).request.transport
 
 
-def test_p2p_is_the_default_and_rpc_is_there_to_choose() -> None:
+def test_p2p_is_default_and_rpc_can_be_chosen() -> None:
     assert parsed() == TransportRequest("p2p", None)
     assert parsed("-c", "rpc", "-w", "6") == TransportRequest("rpc", 6)
 
@@ -65,7 +65,7 @@ def test_p2p_is_the_default_and_rpc_is_there_to_choose() -> None:
         (("-c", "carrier-pigeon"), "carrier-pigeon"),
     ],
 )
-def test_threads_that_cannot_be_are_refused(options: tuple[str, ...], named: str) -> None:
+def test_invalid_thread_counts_are_refused(options: tuple[str, ...], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         parsed(*options)
 
@@ -83,7 +83,7 @@ def test_ranks_with_different_transports_disagree() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(count=st.integers(0, 30), seed=st.integers(0, 2**32 - 1))
-def test_frames_come_out_by_number_and_never_wait_beyond_the_queue(count: int, seed: int) -> None:
+def test_frames_are_ordered_and_the_queue_is_bounded(count: int, seed: int) -> None:
     """A sender that keeps its window, a network that reorders, a stage that takes whenever it likes."""
     chance = random.Random(seed)
     receiver = RpcReceiver(LINK)
@@ -125,7 +125,7 @@ def test_frames_come_out_by_number_and_never_wait_beyond_the_queue(count: int, s
     assert all(reply.done() and reply.value() == "" for reply in unanswered)
 
 
-def test_a_reply_is_withheld_while_the_inbox_is_full() -> None:
+def test_reply_is_withheld_while_the_inbox_is_full() -> None:
     receiver = RpcReceiver(LINK)
     replies = [receiver.deliver(frame(number)) for number in range(QUEUE)]
     assert [reply.done() for reply in replies] == [True] * (QUEUE - WINDOW) + [False] * WINDOW
@@ -137,15 +137,15 @@ def test_a_reply_is_withheld_while_the_inbox_is_full() -> None:
     ("what", "told"),
     [
         (torch.zeros(10_000, dtype=torch.uint8), "agreed capacity"),
-        (torch.zeros(600, dtype=torch.uint8), "no frame"),
-        (torch.zeros(600, dtype=torch.float32), "no frame"),
-        (torch.zeros(30, 20, dtype=torch.uint8), "no frame"),
-        ("a string", "no frame"),
-        (frame(QUEUE), "was due"),
-        (frame(2**63), "was due"),
+        (torch.zeros(600, dtype=torch.uint8), "not a frame"),
+        (torch.zeros(600, dtype=torch.float32), "not a frame"),
+        (torch.zeros(30, 20, dtype=torch.uint8), "not a frame"),
+        ("a string", "not a frame"),
+        (frame(QUEUE), "expected 0"),
+        (frame(2**63), "expected 0"),
     ],
 )
-def test_what_is_no_frame_or_too_early_is_refused_and_told_at_both_ends(what: Any, told: str) -> None:
+def test_malformed_or_early_frame_fails_at_both_ends(what: Any, told: str) -> None:
     receiver = RpcReceiver(LINK)
     assert told in receiver.deliver(what).value()
     with pytest.raises(FrameError, match=told) as caught:
@@ -153,13 +153,13 @@ def test_what_is_no_frame_or_too_early_is_refused_and_told_at_both_ends(what: An
     assert caught.value.peer == LINK.source
 
 
-def test_a_number_twice_is_refused() -> None:
+def test_duplicate_frame_number_is_refused() -> None:
     receiver = RpcReceiver(LINK)
     assert receiver.deliver(frame(1)).value() == ""
-    assert "was due" in receiver.deliver(frame(1)).value()
+    assert "expected" in receiver.deliver(frame(1)).value()
 
 
-def test_closing_wakes_who_waits_and_answers_who_comes_late() -> None:
+def test_close_wakes_waiters_and_answers_late_frames() -> None:
     receiver = RpcReceiver(LINK)
     woken: Future[BaseException] = Future()
 
@@ -336,10 +336,10 @@ import datetime, os, threading, time
 import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
 from pipeedge.transport.rendezvous import connect_store, serve_store
-from pipeedge.transport.rpc import PoliteStore
+from pipeedge.transport.rpc import UnlockingStore
 os.environ["TP_SOCKET_IFNAME"] = "lo"
 served, port = serve_store("127.0.0.1")
-store = PoliteStore(connect_store("127.0.0.1", port, timeout_s=20.0))
+store = UnlockingStore(connect_store("127.0.0.1", port, timeout_s=20.0))
 store.set_timeout(datetime.timedelta(seconds=1.5))
 beats = []
 def beat():
@@ -357,7 +357,7 @@ os._exit(0)
 """
 
 
-def test_other_threads_run_while_rpc_waits_for_a_rank_that_is_stopped() -> None:
+def test_other_threads_run_while_rpc_waits_for_a_stopped_rank() -> None:
     ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.stdout.split() == ["True", "True"], ended.stderr
 
@@ -366,7 +366,7 @@ def test_other_threads_run_while_rpc_waits_for_a_rank_that_is_stopped() -> None:
     ("addresses", "warned"),
     [(["127.0.0.1"], None), (["127.0.0.1", "::1"], None), (["10.0.0.7", "fe80::1"], "10.0.0.7"), ([], None)],
 )
-def test_rpc_beyond_the_loopback_is_warned_of(addresses: list[str], warned: str | None) -> None:
+def test_rpc_beyond_loopback_gives_a_warning(addresses: list[str], warned: str | None) -> None:
     line = exposure(addresses)
     assert (line is None) == (warned is None)
     assert line is None or f"-c rpc listens at {warned}:" in line

@@ -1,6 +1,6 @@
-"""Links between stages: ordered, bounded, never silent.
+"""Links between stages: ordered, bounded, and monitored for failures.
 
-A link carries packets from one rank to one other, in order. What the rest of the package sees is
-``Link``, ``Sender`` and ``Receiver`` of ``transport.base``; behind them stand memory (``loopback``,
-for neighbours on one rank and for tests) and gloo (``p2p``). ``frame`` and ``channel`` are pure.
+A link carries packets from one rank to another, in order. The rest of the package uses ``Link``, ``Sender``
+and ``Receiver`` of ``transport.base``. They are implemented in memory (``loopback``, for neighbours on one
+rank and for tests), over gloo (``p2p``) and over RPC (``rpc``). ``frame`` is pure.
 """

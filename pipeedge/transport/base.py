@@ -1,4 +1,4 @@
-"""What a stage sees of the network: two ends of a link, and the packets that cross it."""
+"""The interface of transports: the two ends of a link, and the packets that cross it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ __all__ = [
 
 
 class Lease(Protocol):
-    """The memory behind a packet, which whoever received it wants back."""
+    """The memory behind a packet, which the receiving stage must give back."""
 
     def release(self) -> None:
-        """The memory is free again. Whoever has copied the values out says so, once, and nobody looks at
-        them afterwards. Forgetting it costs memory, not correctness."""
+        """Give the memory back. Call this once, when the values will not be read any more.
+
+        A missing call costs memory, not correctness.
+        """
 
 
 class Owned:
-    """Memory that nobody wants back."""
+    """Memory that need not be given back."""
 
     def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing: nobody reuses the memory."""
 
 
 OWNED = Owned()
@@ -43,7 +45,7 @@ OWNED = Owned()
 
 @dataclass(frozen=True)
 class Packet:
-    """One microbatch on its way. Its number, from 0, stays with it to the end."""
+    """One microbatch in flight. Its number, from 0, stays the same to the end."""
 
     number: int
     items: int
@@ -53,125 +55,127 @@ class Packet:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Memory for a payload that is yet to be made. A packet of exactly these tensors and this lease,
-    posted on the link that reserved them, crosses it without being copied."""
+    """Memory reserved for a payload that is still to be computed.
+
+    A packet of exactly these tensors and this lease, posted on the link that reserved them, is not copied.
+    """
 
     payload: Payload
     lease: Lease = field(default=OWNED, repr=False)
 
 
 def unbound(specs: Sequence[TensorSpec]) -> Reserved:
-    """Memory of no link."""
+    """Return memory that belongs to no link."""
     return Reserved(tuple(spec.empty() for spec in specs))
 
 
 @dataclass(frozen=True)
 class Link:
-    """A directed link that a schedule needs, known to both its ends before anything is sent."""
+    """A directed link of a schedule, known to both of its ends before anything is sent."""
 
     source: int
     """Rank that sends."""
     destination: int
     """Rank that receives."""
     specs: tuple[TensorSpec, ...]
-    """The largest payload that will cross it."""
+    """Specification of the largest payload that will cross the link."""
     receipts: bool = False
-    """The receiving end tells the sending one when each packet has arrived; its ``run`` is called."""
+    """Whether the receiving end sends a receipt for each packet. Its ``run`` must then be called."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the receiving end of a link says of a packet that has come. Durations, because no clock is shared.
+    """A receiver's timing of one packet, in durations, because the ranks share no clock.
 
         sender     posted ├───────────────────── way ──────────────────────┤ receipt
         receiver             ├──── apart ────┤ arrived ├── held ──┤ receipt
 
-    The packet crossed the link within ``apart_s``, and within ``way - held_s``; where the network is what it
-    waited for, in no less than the smaller of the two: ``link_seconds``.
+    The packet crossed the link within ``apart_s``, and within ``way - held_s``. If the network was the
+    bottleneck, it took at least the smaller of the two: ``link_seconds``.
     """
 
     apart_s: float
-    """Since the packet before it had arrived and there was room for this one; infinite: not known."""
+    """Seconds since the previous packet had arrived and this one had room; infinite if not known."""
     held_s: float = 0.0
-    """From its arrival until the receipt was sent."""
+    """Seconds from its arrival until the receipt was sent."""
 
     def link_seconds(self, way_s: float) -> float:
-        """That the packet occupied the link, waiting for the next stage not included.
+        """Return the seconds that the packet occupied the link, without waiting for the next stage.
 
         Args:
-            way_s: from posting the packet to having the receipt, by the sender's clock.
+            way_s: Seconds from posting the packet to having the receipt, by the sender's clock.
         """
         return max(0.0, min(self.apart_s, way_s - self.held_s))
 
 
 class Shipment(Protocol):
-    """A packet under way."""
+    """A packet in flight."""
 
     @property
     def bytes(self) -> int:
-        """What it puts on the wire; 0 where there is none."""
+        """Size on the wire in bytes; 0 if the packet crosses no wire."""
 
     def wait(self) -> None:
-        """Wait until the other end has it.
+        """Wait until the other end has received the packet.
 
         Raises:
-            PeerError: the other end is gone.
+            PeerError: The other end is gone.
         """
 
     def receipt(self) -> Receipt:
-        """Wait for what the other end says of it; once, and only on a link with receipts.
+        """Wait for the receipt of the packet. Call this once, and only on a link with receipts.
 
         Raises:
-            PeerError: the other end is gone.
+            PeerError: The other end is gone.
         """
 
 
 class Sender(Protocol):
-    """The sending end."""
+    """The sending end of a link."""
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """Memory for the payload of the next packet; blocks while two are under way.
+        """Reserve memory for the payload of the next packet; blocks while two are in flight.
 
         Raises:
-            PeerError: the other end is gone.
+            PeerError: The other end is gone.
         """
 
     def post(self, packet: Packet) -> Shipment:
-        """Hand over one packet, in order; blocks while two are under way.
+        """Send one packet, in order; blocks while two are in flight.
 
         Raises:
-            PeerError: the other end is gone.
+            PeerError: The other end is gone.
         """
 
     def finish(self) -> None:
-        """Tell the other end that nothing follows, and wait until it has everything."""
+        """Tell the other end that no more packets follow, and wait until it has received all of them."""
 
 
 class Receiver(Protocol):
-    """The receiving end."""
+    """The receiving end of a link."""
 
     def run(self) -> None:
-        """On a link with receipts: send them, in a thread of its own, until the last packet."""
+        """Send receipts until the last packet, in a thread of its own. Only for links with receipts."""
 
     def close(self) -> None:
-        """Wake whoever waits here for the other thread."""
+        """Wake any thread that waits here for another thread."""
 
     def receive(self) -> Packet | None:
-        """The next packet, in order; None when the other end has finished.
+        """Return the next packet, in order, or None when the other end has finished.
 
         Raises:
-            PeerError: the other end is gone, or sent what is no frame.
+            PeerError: The other end is gone, or sent a malformed frame.
         """
 
 
 class Transport(Protocol):
-    """Opens the ends of links."""
+    """Factory of the ends of links."""
 
     def sender(self, link: Link) -> Sender:
-        """The sending end of ``link``, which starts on this rank."""
+        """Open the sending end of ``link``, which starts on this rank."""
 
     def receiver(self, link: Link) -> Receiver:
-        """The receiving end of ``link``, which ends on this rank."""
+        """Open the receiving end of ``link``, which ends on this rank."""
 
     def close(self) -> None:
-        """Take the links down after all of them have finished."""
+        """Close the links after all of them have finished."""

@@ -1,4 +1,4 @@
-"""A bounded queue that can be closed, so that no thread waits on it for ever.
+"""A bounded queue that can be closed, so that no thread waits on it forever.
 
 put ──> [ · · ] ──> get          close(): both sides see Closed at once, whatever is queued
                                  finish(): getters drain what is queued, then see None
@@ -22,7 +22,7 @@ class Channel(Generic[T]):
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a channel holds at least one value, not {capacity}")
+            raise ValueError(f"the capacity of a channel must be at least 1, not {capacity}")
         self._capacity = capacity
         self._values: deque[T] = deque()
         self._changed = Condition()
@@ -30,10 +30,10 @@ class Channel(Generic[T]):
         self._closed = False
 
     def put(self, value: T) -> None:
-        """Append ``value``; waits while the channel is full.
+        """Append ``value``; blocks while the channel is full.
 
         Raises:
-            Closed: the channel was closed.
+            Closed: The channel was closed.
         """
         with self._changed:
             while len(self._values) >= self._capacity and not self._closed:
@@ -44,10 +44,10 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> T | None:
-        """The oldest value; waits while there is none. None once the channel is finished and empty.
+        """Return the oldest value, or None once the channel is finished and empty; blocks while empty.
 
         Raises:
-            Closed: the channel was closed.
+            Closed: The channel was closed.
         """
         with self._changed:
             while not self._values and not self._finished and not self._closed:
@@ -62,18 +62,18 @@ class Channel(Generic[T]):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is queued at this moment."""
+        """Return whether the channel is empty at this moment."""
         with self._changed:
             return not self._values
 
     def finish(self) -> None:
-        """No more values will come."""
+        """Announce that no more values will come."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give up: whoever waits, or comes to wait, gets ``Closed``."""
+        """Close the channel: threads that wait now or later get ``Closed``."""
         with self._changed:
             self._closed = True
             self._values.clear()

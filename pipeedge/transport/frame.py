@@ -1,4 +1,4 @@
-"""One microbatch as one message: a typed, sized, checksummed frame. Pure: bytes in, values out.
+"""Frames: one microbatch as one typed, sized, checksummed message. Pure: bytes in, values out.
 
     0        4        6    7    8          16         24      28      32
     +--------+--------+----+----+----------+----------+-------+-------+
@@ -9,12 +9,11 @@
     | tensor 0 (aligned to 64) | tensor 1 (aligned to 64) | ...       |   from byte 576 on
     +----------------------------------------------------------------+
 
-All numbers are little-endian. ``length`` is the whole frame's; a receiver's buffer may be larger
-(its capacity is agreed at start-up) and everything is checked against that capacity before it is
-used. The checksum covers prelude and descriptors, not the values: TCP has its own, and a header that
-was misread is what could do harm. There is no pickle, and nothing is allocated by what a header
-says. Tensors are aligned so that the kernels that read them in place behave as they do on memory of
-their own.
+All numbers are little-endian. ``length`` is the length of the whole frame. A receiver's buffer may be larger:
+its capacity is agreed at start-up, and everything is checked against that capacity before it is used. The
+checksum covers prelude and descriptors, but not the values: TCP has its own checksum, and only a misread
+header could do harm. There is no pickle, and nothing is allocated by what a header says. Tensors are aligned
+so that kernels that read them in place behave as they do on memory of their own.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ ALIGNMENT = 64
 _PRELUDE = struct.Struct("<4sHBBQQII")
 _DESCRIPTOR = struct.Struct("<BB6xQ6Q")
 HEADER_BYTES = 576
-"""Where the first tensor begins: prelude and all descriptors, rounded up to the alignment."""
+"""Offset of the first tensor: prelude and all descriptors, rounded up to the alignment."""
 
 _MAX_EXTENT = 1 << 59
-"""Strides in bytes of a tensor of that many values are still signed 64-bit numbers."""
+"""Largest number of values, for which strides in bytes still fit signed 64-bit numbers."""
 
 _DTYPES: dict[int, torch.dtype] = {
     1: torch.float32,
@@ -70,11 +69,11 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 class FrameError(PeerFailedError):
-    """Bytes that are no frame of this protocol."""
+    """Received bytes are not a valid frame of this protocol."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     MICROBATCH = 1
     END = 2
@@ -82,7 +81,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame that was read; its tensors are views of the buffer it was read from."""
+    """A received frame; its tensors are views of the buffer it was read from."""
 
     kind: Kind
     number: int
@@ -96,16 +95,16 @@ def _aligned(size: int) -> int:
 
 
 def frame_capacity(specs: tuple[TensorSpec, ...]) -> int:
-    """Bytes of a frame that holds a payload of these ``specs``."""
+    """Return the size in bytes of a frame that holds a payload of these ``specs``."""
     return HEADER_BYTES + sum(_aligned(spec.bytes) for spec in specs)
 
 
 class FrameBuffer:
-    """Memory for one frame, to be written and sent, or received and read, again and again.
+    """Reusable memory for one frame, either written and sent, or received and read.
 
-    The microbatches of a link are nearly always alike, so the place of each tensor is kept from one
-    frame to the next. That is more than a saving of time: each operation on a tensor lets go of the
-    interpreter's lock, and takes it again only when another thread leaves it.
+    The microbatches of a link are nearly always alike, so the tensor layout is kept from one frame to the
+    next. This saves more than time: each operation on a tensor releases the interpreter lock, and gets it
+    back only when another thread releases it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -115,10 +114,10 @@ class FrameBuffer:
         self._read: tuple[bytes, int, Payload] | None = None
 
     def write(self, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()) -> torch.Tensor:
-        """Write a frame and return the part of the memory that is to be sent.
+        """Write a frame and return the part of the memory to send.
 
         Raises:
-            ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+            ValueError: The payload does not fit the buffer or the protocol, which is a bug of the caller.
         """
         layout = self._layout(payload)
         header = _header(kind, number, items, layout)
@@ -129,18 +128,18 @@ class FrameBuffer:
         return layout.message
 
     def place(self, specs: Sequence[TensorSpec]) -> Payload:
-        """Where a payload of ``specs`` will lie: written there, it need not be copied by ``write``.
+        """Return where a payload of ``specs`` will lie: if it is computed there, ``write`` need not copy it.
 
         Raises:
-            ValueError: it does not fit the buffer or the protocol; a fault of the caller.
+            ValueError: The payload does not fit the buffer or the protocol, which is a bug of the caller.
         """
         return self._layout(specs).views
 
     def read(self) -> Frame:
-        """The frame that was received. Its tensors are views of the memory.
+        """Return the frame that was received. Its tensors are views of the memory.
 
         Raises:
-            FrameError: what is there is no whole, consistent frame.
+            FrameError: The memory does not contain a complete, consistent frame.
         """
         header = _check_header(bytes(self._bytes[:HEADER_BYTES]), self.memory.numel())
         if self._read is None or self._read[:2] != (header.descriptors, header.length):
@@ -155,10 +154,10 @@ class FrameBuffer:
 
 
 def read_frame(buffer: torch.Tensor) -> Frame:
-    """The frame at the start of ``buffer`` (1-dimensional, uint8). Tensors are views, not copies.
+    """Return the frame at the start of ``buffer`` (1-dimensional, uint8). Tensors are views, not copies.
 
     Raises:
-        FrameError: anything that is not a whole, consistent frame within the buffer.
+        FrameError: The buffer does not contain a complete, consistent frame.
     """
     header = _check_header(bytes(buffer[:HEADER_BYTES].numpy()), buffer.numel())
     return Frame(header.kind, header.number, header.items, _tensors(header, buffer), header.length)
@@ -170,7 +169,7 @@ def write_frame(
     """Write a frame into ``buffer`` (1-dimensional, uint8) and return its length.
 
     Raises:
-        ValueError: the payload does not fit the buffer or the protocol; a fault of the caller.
+        ValueError: The payload does not fit the buffer or the protocol, which is a bug of the caller.
     """
     layout = _Layout.of(payload, buffer)
     header = _header(kind, number, items, layout)
@@ -182,12 +181,12 @@ def write_frame(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the tensors of a payload lie in a buffer."""
+    """Positions of a payload's tensors in a buffer."""
 
     descriptors: bytes
     views: Payload
     message: torch.Tensor
-    """The part of the buffer that the frame takes."""
+    """Part of the buffer that the frame takes."""
 
     @classmethod
     def of(cls, payload: Sequence[torch.Tensor | TensorSpec], buffer: torch.Tensor) -> _Layout:
@@ -222,7 +221,7 @@ def _header(kind: Kind, number: int, items: int, layout: _Layout) -> bytes:
 
 @dataclass(frozen=True)
 class _Header:
-    """A header that is consistent in itself and within the capacity."""
+    """A header that is consistent and within the capacity."""
 
     kind: Kind
     number: int
@@ -233,22 +232,22 @@ class _Header:
 
 def _check_header(header: bytes, capacity: int) -> _Header:
     if capacity < HEADER_BYTES:
-        raise FrameError(f"a frame needs at least {HEADER_BYTES} bytes, {capacity} came")
+        raise FrameError(f"a frame needs at least {HEADER_BYTES} bytes, but {capacity} were received")
     magic, version, kind, count, number, length, items, crc = _PRELUDE.unpack_from(header)
     if magic != MAGIC:
-        raise FrameError("what came is no frame of this program: is another program on this port?")
+        raise FrameError("received data is not a frame of this program: is another program on this port?")
     if version != VERSION:
-        raise FrameError(f"the frame has protocol version {version}, this program speaks {VERSION}")
+        raise FrameError(f"the frame has protocol version {version}, but this program uses {VERSION}")
     if count > MAX_TENSORS:
-        raise FrameError(f"the frame claims {count} tensors, the protocol allows {MAX_TENSORS}")
+        raise FrameError(f"the frame claims {count} tensors, but the protocol allows {MAX_TENSORS}")
     descriptors = header[_PRELUDE.size : _PRELUDE.size + count * _DESCRIPTOR.size]
     bare = _PRELUDE.pack(magic, version, kind, count, number, length, items, 0)
     if zlib.crc32(descriptors, zlib.crc32(bare)) != crc:
-        raise FrameError("the checksum of the frame's header does not match: it was damaged on the way")
+        raise FrameError("the checksum of the frame's header does not match: it was damaged in transit")
     if kind not in (Kind.MICROBATCH, Kind.END):
-        raise FrameError(f"the frame is of unknown kind {kind}")
+        raise FrameError(f"the frame has the unknown kind {kind}")
     if not HEADER_BYTES <= length <= capacity:
-        raise FrameError(f"the frame claims {length} bytes, the agreed capacity is {capacity}")
+        raise FrameError(f"the frame claims {length} bytes, but the agreed capacity is {capacity}")
     return _Header(Kind(kind), number, length, items, descriptors)
 
 
@@ -260,10 +259,10 @@ def _tensors(header: _Header, buffer: torch.Tensor) -> Payload:
         dtype = _DTYPES.get(code)
         if dtype is None or ndim > MAX_DIMS:
             raise FrameError(f"tensor {index} of the frame has type code {code} and {ndim} dimensions")
-        # Python's integers do not overflow, so neither does the product of hostile dimensions.
+        # Python integers do not overflow, so neither does the product of hostile dimensions.
         shape = dims[:ndim]
         size = math.prod(shape) * dtype.itemsize
-        # A dimension of 0 makes room for any others, and no tensor can have those.
+        # Dimensions of 0 would hide any others from the product, but no tensor can have such others.
         if math.prod(max(dim, 1) for dim in shape) > _MAX_EXTENT:
             raise FrameError(f"tensor {index} of the frame ({shape}) has a dimension that no tensor can have")
         if offset != expected or offset + size > header.length:
@@ -273,5 +272,5 @@ def _tensors(header: _Header, buffer: torch.Tensor) -> Payload:
         payload.append(buffer[offset : offset + size].view(dtype).view(shape))
         expected = offset + _aligned(size)
     if expected != header.length:
-        raise FrameError(f"the frame claims {header.length} bytes, its tensors take {expected}")
+        raise FrameError(f"the frame claims {header.length} bytes, but its tensors take {expected}")
     return tuple(payload)

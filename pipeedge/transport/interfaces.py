@@ -17,7 +17,7 @@ _OPEN_FILES = 1 << 16
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """The IP addresses of each interface that is up."""
+    """Return the IP addresses of each interface that is up."""
     stats = psutil.net_if_stats()
     return {
         name: tuple(
@@ -31,10 +31,10 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def choose_interface(wanted: str | None, addr: str, port: int) -> str:
-    """The interface for the links: ``wanted``, or the one that routes to ``addr``.
+    """Return the interface for the links: ``wanted``, or the one that routes to ``addr``.
 
     Raises:
-        RequestError: there is no such interface, it has no address, or no route leads to ``addr``.
+        RequestError: The interface does not exist or has no address, or no route leads to ``addr``.
     """
     addresses = interface_addresses()
     if wanted is not None:
@@ -75,16 +75,17 @@ def _source_address(addr: str, port: int) -> str:
 
 
 def listen(addr: str, port: int) -> socket.socket:
-    """Return a socket that listens at ``addr`` alone, never at all addresses.
+    """Return a socket that listens at ``addr`` only, never at all addresses.
 
-    Whoever listens needs a file for each connection, of strangers too: the limit of open files is raised.
+    A listening process needs a file descriptor for every connection, also those of strangers. The limit of
+    open files is therefore raised.
 
     Args:
-        addr: an address or name of this machine.
-        port: 0 for any that is free.
+        addr: Address or name of this machine.
+        port: Port, or 0 for any free one.
 
     Raises:
-        RequestError: ``addr`` is not this machine's, or ``port`` is in use.
+        RequestError: ``addr`` does not belong to this machine, or ``port`` is in use.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM)[0]
@@ -107,13 +108,13 @@ def listen(addr: str, port: int) -> socket.socket:
             ) from error
         own = ", ".join(address for found in interface_addresses().values() for address in found)
         raise RequestError(
-            f"--addr {addr} is no address of this machine, where rank 0 must listen; its addresses: {own}"
+            f"--addr {addr} is not an address of this machine, where rank 0 must listen; its addresses: {own}"
         ) from error
     return listener
 
 
 def _raise_open_files() -> None:
-    """Let this process have as many open files as it may have without further rights."""
+    """Raise this process's limit of open files as far as it may without privileges."""
     if sys.platform == "win32":
         return
     import resource
@@ -121,7 +122,7 @@ def _raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

@@ -1,6 +1,6 @@
-"""Links in memory: for neighbours on one rank, and for whole pipelines in one process (tests).
+"""Links in memory, for neighbours on one rank and for whole pipelines in one process (tests).
 
-Both ends of a link are the same bounded channel; tensors are handed over as they are.
+Both ends of a link share one bounded channel; tensors are handed over without copying.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pipeedge.transport.channel import Channel
 __all__ = ["LocalLink", "LoopbackTransport"]
 
 CAPACITY = 2
-"""Microbatches that wait in front of a stage, as over a network."""
+"""Number of microbatches that may wait in front of a stage, as over a network."""
 
 
 class Handover:
-    """A packet that has arrived already. Nothing goes over a wire."""
+    """A packet that has already arrived, without crossing a wire."""
 
     bytes = 0
 
     def wait(self) -> None:
-        """It is there."""
+        """Return at once: the packet has arrived."""
 
     def receipt(self) -> Receipt:
-        """It took no time."""
+        """Return a receipt of zero seconds."""
         return Receipt(0.0)
 
 
@@ -38,47 +38,47 @@ class LocalLink:
         self._channel: Channel[Packet] = Channel(CAPACITY)
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """Memory of its own: it is handed over as it is."""
+        """Reserve memory that is handed over to the receiver without copying."""
         return unbound(specs)
 
     def post(self, packet: Packet) -> Handover:
-        """Hand over one packet; waits while two are waiting."""
+        """Hand over one packet; blocks while two are waiting."""
         self._channel.put(packet)
         return Handover()
 
     def run(self) -> None:
-        """There is nothing to tell."""
+        """Do nothing: this link sends no receipts."""
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Tell the receiver that no more packets follow."""
         self._channel.finish()
 
     def receive(self) -> Packet | None:
-        """The next packet; None when the other end has finished."""
+        """Return the next packet, or None when the other end has finished."""
         return self._channel.get()
 
     def close(self) -> None:
-        """Wake both ends, for good."""
+        """Wake both ends for good."""
         self._channel.close()
 
 
 class LoopbackTransport:
-    """Any number of ranks in one process: whoever asks for the same link gets the same channel."""
+    """Transport for any number of ranks in one process: the same link always gets the same channel."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], LocalLink] = {}
         self._lock = Lock()
 
     def sender(self, link: Link) -> LocalLink:
-        """The sending end of ``link``."""
+        """Open the sending end of ``link``."""
         return self._open(link)
 
     def receiver(self, link: Link) -> LocalLink:
-        """The receiving end of ``link``."""
+        """Open the receiving end of ``link``."""
         return self._open(link)
 
     def close(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting threads."""
         with self._lock:
             for link in self._links.values():
                 link.close()

@@ -4,26 +4,26 @@
     packet ──copy──> [frame] ──isend──┐   ┌──> [frame] posted ──┐
                      [frame] ──isend──┴───┴──> [frame] posted ──┴──> packet (views, no copy)
 
-A packet whose tensors still lie in the frame they came in, all of them, is sent on from there without
-being copied; so is one that was made in memory that the sender had reserved for it.
+A packet is sent without copying if all of its tensors still lie in the frame in which they were received, or
+if it was computed in memory that the sender had reserved for it.
 
-Facts about gloo that shape this (measured): a send waits for the matching receive, so receives are
-posted ahead; a message longer than the posted buffer aborts the process, so the capacity of a link is
-agreed before anything is sent; a shorter one is fine, so a frame carries its own length. One timed-out
-wait closes every connection of the group, so waits here are not timed by gloo: the hub of
-``pipeedge.control`` watches over all ranks, and ends a run in which somebody has fallen silent.
+Measured properties of gloo explain this design. A send waits for the matching receive, so receives are posted
+ahead. A message longer than the posted buffer aborts the process, so the capacity of a link is agreed before
+anything is sent; a shorter message is allowed, so a frame carries its own length. One timed-out wait closes
+every connection of the group, so gloo's timeouts are not used: the hub of ``pipeedge.control`` monitors all
+ranks, and ends a run in which one falls silent.
 
-Two receives are posted per link, beside the frame that the stage has: that is the bound on microbatches
-that wait in front of it. Two, because one connection carries both directions of a pair of ranks: that there
-is room for a frame is said behind whatever goes the other way, half a second late where that is a frame on
-a slow link, and the wire must not stand still until then. A received buffer belongs to the packet made of
-it until the packet is released, and is posted again then: memory fresh from the allocator costs more, in
-page faults, than copying a frame.
+Two receives are posted per link, besides the frame that the stage holds, which bounds the microbatches that
+wait in front of it. There are two because one connection carries both directions between a pair of ranks: the
+notice that there is room for a frame queues behind traffic in the other direction, which delays it by half a
+second behind a frame on a slow link, and the wire must not idle until then. A received buffer belongs to its
+packet until the packet is released, and is then posted again: page faults on newly allocated memory cost more
+than copying a frame.
 
-When a send has ended says little of the network: gloo is done as soon as the kernel has the bytes, which
-keeps megabytes, or as late as the receiving stage makes room (measured on a link of 50 Mbit/s: anything
-from 0.6 ms to 160 ms for frames that need 100). On a link with receipts the receiving end therefore has a
-thread that waits for arrivals, and sends back for each a few bytes under a tag of their own.
+The end of a send says little about the network: gloo completes it as soon as the kernel has the bytes, of
+which it buffers megabytes, or as late as the receiving stage makes room (measured on a link of 50 Mbit/s: 0.6
+ms to 160 ms for frames that need 100). On a link with receipts the receiving end therefore has a thread that
+waits for arrivals, and returns a few bytes for each under a separate tag.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pipeedge.transport.rendezvous import join_group
 __all__ = ["P2PTransport"]
 
 IN_FLIGHT = 2
-"""Frames under way per link: enough that the wire never waits for a thread to be woken."""
+"""Number of frames in flight per link: enough that the wire never waits for a thread to wake up."""
 
 _FRAMES, _RECEIPTS = 0, 1
 """Tags of gloo's messages."""
@@ -59,8 +59,8 @@ _FRAMES, _RECEIPTS = 0, 1
 class P2PTransport:
     """Links among the ranks of one gloo group.
 
-    The group's members are the ranks that take part in the schedule; ``members[i]`` is the rank that
-    is number i in the group. Creating it waits until all of them have come.
+    The members of the group are the ranks that take part in the schedule: ``members[i]`` is the rank with
+    number i in the group. The constructor waits until all of them have joined.
     """
 
     def __init__(self, *, store: Any, rank: int, members: tuple[int, ...]) -> None:
@@ -75,21 +75,21 @@ class P2PTransport:
             ) from error
 
     def sender(self, link: Link) -> P2PSender:
-        """The sending end of ``link``."""
+        """Open the sending end of ``link``."""
         return P2PSender(self._group, self._index[link.destination], link)
 
     def receiver(self, link: Link) -> Receiver:
-        """The receiving end of ``link``, with its receives already posted."""
-        kind = TellingReceiver if link.receipts else P2PReceiver
+        """Open the receiving end of ``link``, with its receives already posted."""
+        kind = ReceiptingReceiver if link.receipts else P2PReceiver
         return kind(self._group, self._index[link.source], link)
 
     def close(self) -> None:
-        """Take the group down, so that another may be created in this process."""
+        """Destroy the group, so that another may be created in this process."""
         dist.destroy_process_group()
 
 
 class P2PShipment:
-    """One frame under way."""
+    """One frame in flight."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class P2PShipment:
         self.bytes = length
 
     def wait(self) -> None:
-        """Wait until the frame's memory is free again, which is when the other end has it."""
-        with self._lock:  # both who measures and who needs the memory wait
+        """Wait until the frame's memory is free again, which is when the other end has received it."""
+        with self._lock:  # a measuring thread and one that needs the memory may both wait
             if self._work is None:
                 return
             try:
@@ -116,12 +116,12 @@ class P2PShipment:
             except RuntimeError as error:
                 raise _lost_sending(self._link, error) from error
             self._work = None
-            self._arrived()  # before the lock is left: whoever else waits here needs the memory at once
+            self._arrived()  # before the lock is released: other waiters need the memory
 
     def receipt(self) -> Receipt:
-        """What the other end says of it; once, and only on a link with receipts."""
+        """Wait for the receipt of the packet. Call this once, and only on a link with receipts."""
         if self._receipt is None:
-            raise ValueError(f"no receipts come from rank {self._link.destination}")
+            raise ValueError(f"the link to rank {self._link.destination} has no receipts")
         try:
             self._receipt.work.wait()
         except RuntimeError as error:
@@ -142,18 +142,18 @@ class _AwaitedReceipt:
 
 @dataclass(frozen=True)
 class Lease:
-    """A received frame that a packet holds until it is released."""
+    """A received frame that a packet occupies until it is released."""
 
     buffer: FrameBuffer
     frame: Frame
     free: deque[FrameBuffer]
 
     def release(self) -> None:
-        """The memory may be received into again. Deques may be used from several threads."""
+        """Make the memory available to receives again. Deques are thread-safe."""
         self.free.append(self.buffer)
 
     def holds(self, packet: Packet) -> bool:
-        """Whether ``packet`` is, as it stands, what the frame says."""
+        """Return whether ``packet`` consists of exactly the tensors of the frame."""
         return (
             packet.number == self.frame.number
             and packet.items == self.frame.items
@@ -164,19 +164,19 @@ class Lease:
 
 @dataclass(frozen=True)
 class Draft:
-    """A frame to be sent, while its payload is being made."""
+    """A frame whose payload is still being computed."""
 
     buffer: FrameBuffer
     payload: Payload
     free: deque[FrameBuffer]
 
     def release(self) -> None:
-        """It will not be sent."""
+        """Do nothing: the frame will not be sent."""
         self.free.append(self.buffer)
 
 
 class P2PSender:
-    """Copies packets into frames and keeps up to two of them under way."""
+    """Sender that copies packets into frames and keeps up to two of them in flight."""
 
     def __init__(self, group: Any, peer: int, link: Link) -> None:
         self._group = group
@@ -188,14 +188,14 @@ class P2PSender:
         self._sent = 0
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """The next frame; waits while two are under way."""
+        """Reserve the next frame; blocks while two are in flight."""
         self._make_room()
         buffer = self._free.pop()
         payload = buffer.place(specs)
         return Reserved(payload, Draft(buffer, payload, self._free))
 
     def post(self, packet: Packet) -> P2PShipment:
-        """Send ``packet``; waits while two are under way."""
+        """Send ``packet``; blocks while two are in flight."""
         self._make_room()
         if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
             return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
@@ -207,7 +207,7 @@ class P2PSender:
         return shipment
 
     def finish(self) -> None:
-        """Send the end mark, one for each posted receive, and wait until everything has arrived."""
+        """Send an end mark for each posted receive, and wait until everything has arrived."""
         for _ in range(IN_FLIGHT):
             self._make_room()
             self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
@@ -253,13 +253,13 @@ def _lost_receiving(link: Link, error: RuntimeError) -> PeerFailedError:
 
 
 def _brief(error: Exception) -> str:
-    """Return what gloo says in short: without places in its source, and without its good wishes (GLHF!)."""
+    """Return gloo's message in short, without source locations and good wishes (GLHF!)."""
     text = re.sub(r"\[[^]]*\.(cc|cpp|h):\d+\]\s*", "", str(error)).partition("\n")[0]
     return re.sub(r"[\s,.;]*GLHF!?\s*", "", text).strip()
 
 
 class _Inbound:
-    """Posts receives of one link, and reads what came into them, in order."""
+    """Posts the receives of one link, and reads what arrives, in order."""
 
     def __init__(self, group: Any, peer: int, link: Link) -> None:
         self._group = group
@@ -270,7 +270,7 @@ class _Inbound:
         self._received = 0
 
     def post(self) -> _Posted:
-        """Room for one more frame."""
+        """Post a receive for one more frame."""
         try:
             buffer = self._free.pop()
         except IndexError:
@@ -281,7 +281,7 @@ class _Inbound:
             raise _lost_receiving(self._link, error) from error
 
     def wait(self, posted: _Posted) -> Frame:
-        """What came into ``posted``, the oldest that was not waited for."""
+        """Wait for the frame of ``posted``, the oldest receive not waited for."""
         try:
             posted.work.wait()
         except RuntimeError as error:
@@ -289,25 +289,25 @@ class _Inbound:
         try:
             frame = posted.buffer.read()
             if frame.number != self._received:
-                raise FrameError(f"microbatch {frame.number} came where {self._received} was due")
+                raise FrameError(f"received microbatch {frame.number}, expected {self._received}")
         except FrameError as error:
             raise FrameError(f"from rank {self._link.source}: {error}", peer=self._link.source) from error
         self._received += 1
         return frame
 
     def packet(self, posted: _Posted, frame: Frame) -> Packet:
-        """The microbatch in ``frame``; its memory comes back when it is released."""
+        """Return the microbatch in ``frame``, whose memory is reused once it is released."""
         return Packet(frame.number, frame.items, frame.payload, Lease(posted.buffer, frame, self._free))
 
-    def tell(self, receipt: torch.Tensor) -> Any:
-        """Send ``receipt`` to the sending end; the work to wait for."""
+    def send_receipt(self, receipt: torch.Tensor) -> Any:
+        """Start to send ``receipt`` to the sending end; return the work to wait for."""
         try:
             return self._group.send([receipt], self._peer, _RECEIPTS)
         except RuntimeError as error:
             raise _lost_receiving(self._link, error) from error
 
-    def wait_told(self, work: Any) -> None:
-        """Until the sending end has a receipt."""
+    def wait_receipt_sent(self, work: Any) -> None:
+        """Wait until the sending end has received a receipt."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -322,32 +322,32 @@ class _Posted:
 
 
 class P2PReceiver:
-    """Keeps two receives posted and turns what arrives into packets, in order."""
+    """Receiver that keeps two receives posted and turns arrivals into packets, in order."""
 
     def __init__(self, group: Any, peer: int, link: Link) -> None:
         self._inbound = _Inbound(group, peer, link)
         self._posted = deque(self._inbound.post() for _ in range(IN_FLIGHT))
 
     def receive(self) -> Packet | None:
-        """The next packet; None after the other end has finished."""
+        """Return the next packet, or None after the other end has finished."""
         posted = self._posted.popleft()
         frame = self._inbound.wait(posted)
         if frame.kind is Kind.END:
-            while self._posted:  # each posted receive gets its end mark, so none is left behind
+            while self._posted:  # each posted receive gets its own end mark
                 self._inbound.wait(self._posted.popleft())
             return None
         self._posted.append(self._inbound.post())
         return self._inbound.packet(posted, frame)
 
     def run(self) -> None:
-        """Nobody wants receipts."""
+        """Do nothing: this link sends no receipts."""
 
     def close(self) -> None:
-        """No thread waits for another here, and one that waits for gloo cannot be woken."""
+        """Do nothing: no thread waits for another here, and one that waits for gloo cannot be woken."""
 
 
-class TellingReceiver:
-    """The same with receipts: a thread of its own waits for arrivals.
+class ReceiptingReceiver:
+    """Receiver that sends receipts: a separate thread waits for arrivals.
 
     [ run ] posted ──wait, read──> arrived ──> [ receive ]
        ^  └──receipt──> sender                     │
@@ -361,12 +361,12 @@ class TellingReceiver:
         self._clock = clock
         self._posted: Channel[_Posted] = Channel(IN_FLIGHT + 1)
         self._arrived: Channel[tuple[_Posted, Frame]] = Channel(IN_FLIGHT + 1)
-        self._telling: deque[tuple[Any, torch.Tensor]] = deque()
+        self._receipts: deque[tuple[Any, torch.Tensor]] = deque()
         for _ in range(IN_FLIGHT):
             self._post()
 
     def receive(self) -> Packet | None:
-        """The next packet; None after the other end has finished."""
+        """Return the next packet, or None after the other end has finished."""
         arrived = self._arrived.get()
         if arrived is None:
             return None
@@ -374,7 +374,7 @@ class TellingReceiver:
         return self._inbound.packet(*arrived)
 
     def run(self) -> None:
-        """Wait for packets and say how long each took, until the last."""
+        """Wait for packets and send the receipt of each, until the last."""
         before = -math.inf
         ends = 0
         while ends < IN_FLIGHT and (posted := self._posted.get()) is not None:
@@ -385,14 +385,14 @@ class TellingReceiver:
                 if ends == 1:
                     self._arrived.finish()
                 continue
-            self._tell(now - max(before, posted.at))
+            self._send_receipt(now - max(before, posted.at))
             before = now
             self._arrived.put((posted, frame))
-        while self._telling:
-            self._inbound.wait_told(self._telling.popleft()[0])
+        while self._receipts:
+            self._inbound.wait_receipt_sent(self._receipts.popleft()[0])
 
     def close(self) -> None:
-        """Wake whoever waits, for good."""
+        """Wake all waiting threads for good."""
         self._posted.close()
         self._arrived.close()
 
@@ -400,8 +400,8 @@ class TellingReceiver:
         posted = self._inbound.post()
         self._posted.put(_Posted(posted.buffer, posted.work, self._clock()))
 
-    def _tell(self, apart_s: float) -> None:
-        if len(self._telling) == IN_FLIGHT:
-            self._inbound.wait_told(self._telling.popleft()[0])
+    def _send_receipt(self, apart_s: float) -> None:
+        if len(self._receipts) == IN_FLIGHT:
+            self._inbound.wait_receipt_sent(self._receipts.popleft()[0])
         receipt = torch.tensor([apart_s], dtype=torch.float64)
-        self._telling.append((self._inbound.tell(receipt), receipt))
+        self._receipts.append((self._inbound.send_receipt(receipt), receipt))

@@ -1,8 +1,8 @@
-"""Where the ranks of a gloo group find one another: a key-value store on rank 0.
+"""The rendezvous of a gloo group: a key-value store on rank 0.
 
-torch's store would listen at every address of the machine; it is handed a socket that listens at one. It
-keeps whatever anybody sends, so it is closed as soon as the group has met: ``join_group`` ends with a
-barrier, after which no member needs it. RPC asks it for addresses until the end.
+torch's own store would listen at every address of the machine. It is therefore given a socket that listens at
+one. The store keeps whatever anybody sends, so it is closed as soon as the group has formed: ``join_group``
+ends with a barrier, after which no member needs it. RPC, however, asks it for addresses until the end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pipeedge.transport.interfaces import listen
 __all__ = ["agent_store", "connect_store", "join_group", "serve_store"]
 
 _FOREVER = datetime.timedelta(days=365)
-"""One wait of gloo that takes too long closes all connections of the group, so the hub watches instead."""
+"""Timeout of gloo's waits: never, because one timeout closes all connections. The hub watches instead."""
 
-# torch.distributed exports its stores at run time only, where a type checker does not see them.
+# torch.distributed exports its stores at run time only, so type checkers do not see them.
 _dist: Any = torch.distributed
 
 
 def serve_store(addr: str) -> tuple[Any, int]:
-    """Serve a store at ``addr``, as long as it is referred to. Returns it and its port.
+    """Serve a store at ``addr`` for as long as it is referenced. Return the store and its port.
 
     Raises:
-        RequestError: ``addr`` is not this machine's.
+        RequestError: ``addr`` does not belong to this machine.
     """
     listener = listen(addr, 0)
     port = int(listener.getsockname()[1])
@@ -39,10 +39,10 @@ def serve_store(addr: str) -> tuple[Any, int]:
 
 
 def connect_store(addr: str, port: int, *, timeout_s: float) -> Any:
-    """The store that another rank serves.
+    """Connect to the store that another rank serves.
 
     Raises:
-        PeerFailedError: it is not there.
+        PeerFailedError: The store cannot be reached.
     """
     try:
         return _dist.TCPStore(
@@ -57,15 +57,15 @@ def connect_store(addr: str, port: int, *, timeout_s: float) -> Any:
 
 
 def join_group(store: Any, *, index: int, size: int) -> Any:
-    """Join the gloo group of ``store`` and wait until all members have; nobody needs the store any more then.
+    """Join the gloo group of ``store``; wait until all members have joined and need the store no longer.
 
     Args:
-        store: where they meet.
-        index: number of this member.
-        size: how many there are.
+        store: Store through which the members find one another.
+        index: Number of this member.
+        size: Number of members.
 
     Raises:
-        RuntimeError, ValueError: the links could not be opened.
+        RuntimeError, ValueError: The links could not be opened.
     """
     _dist.init_process_group("gloo", store=store, rank=index, world_size=size, timeout=_FOREVER)
     _dist.barrier()
@@ -73,5 +73,5 @@ def join_group(store: Any, *, index: int, size: int) -> Any:
 
 
 def agent_store(addr: str, port: int, run: str, *, timeout_s: float) -> Any:
-    """The store of ``torchrun``'s agent, for the keys of this ``run`` of ours alone."""
+    """Connect to the store of ``torchrun``'s agent, restricted to the keys of this ``run``."""
     return _dist.PrefixStore(f"pipeedge/{run}", connect_store(addr, port, timeout_s=timeout_s))

@@ -5,20 +5,20 @@
                      [frame 1] ──rpc _deliver──┴───┘         │
                        ^ free again <── reply: there is room ┘
 
-RPC neither orders nor bounds what it carries, so this does both. A frame carries its number and the
-inbox hands frames out by it. A reply is a credit: a sender keeps at most ``WINDOW`` frames without a
-reply, and the inbox withholds replies while more than ``QUEUE - WINDOW`` frames wait in it; so no more
-than ``QUEUE`` ever do, and what is under way has an upper limit in both memories. Replies are futures
-that the stage's own thread completes: no RPC worker thread ever blocks, one is enough, and nothing is
-computed on them (``docs/rpc.md`` says why that matters for memory).
+RPC neither orders nor limits what it carries, so this module does both. A frame carries its number, and the
+inbox delivers frames in that order. A reply is a credit: a sender keeps at most ``WINDOW`` frames without a
+reply, and the inbox withholds replies while more than ``QUEUE - WINDOW`` frames wait in it. So at most
+``QUEUE`` frames ever wait, and the memory for frames in flight is limited on both ranks. Replies are futures
+that the stage's own thread completes: no RPC worker thread ever blocks, one is enough, and none computes
+anything (``docs/rpc.md`` explains why that matters for memory).
 
-The data rank has the stages created: it calls ``_create_stage`` on each rank of the schedule and learns
-from the reply that the shard is loaded, or why not.
+The data rank requests the stages: it calls ``_create_stage`` on each rank of the schedule and learns from the
+reply that the shard is loaded, or why it is not.
 
-Calls have no deadline of their own, because a stage may compute for long: the hub of
-``pipeedge.control`` watches over all ranks, and ``abort`` wakes whoever waits here.
+Calls have no timeout, because a stage may compute for long. Instead, the hub of ``pipeedge.control`` monitors
+all ranks, and ``abort`` wakes threads that wait here.
 
-On a link with receipts a reply is more than a credit: it says how long the frame took.
+On a link with receipts a reply is more than a credit: it also reports how long the frame took.
 """
 
 from __future__ import annotations
@@ -45,29 +45,39 @@ from pipeedge.transport.channel import Channel, Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 from pipeedge.transport.rendezvous import connect_store
 
-__all__ = ["QUEUE", "WINDOW", "Order", "PoliteStore", "RpcReceiver", "RpcSender", "RpcTransport", "exposure"]
+__all__ = [
+    "QUEUE",
+    "WINDOW",
+    "Order",
+    "UnlockingStore",
+    "RpcReceiver",
+    "RpcSender",
+    "RpcTransport",
+    "exposure",
+]
 
 WINDOW = 2
-"""Frames under way without a reply, per link: the wire is never idle while a reply travels."""
+"""Number of frames per link without a reply: the wire is never idle while a reply travels."""
 QUEUE = 4
-"""Frames that wait in front of a stage at most: as over gloo, where two wait here and two at the sender."""
+"""Largest number of frames that wait in front of a stage; over gloo, two wait here and two at the sender."""
 
 _SCHEME = "pipeedge"
 _NO_DEADLINE = 0.0
 _ENDED = "the run has ended"
 _TRANSPORTS = ("uv",)
 _CHANNELS = ("basic",)
-"""TCP alone, one connection for each pair of ranks, at the chosen interface. Left to itself TensorPipe
-prefers shared memory between processes of one machine, where its thread polls without end and takes
-time from the stages; its other channels open further ports, or pass the network by."""
+"""Plain TCP, one connection for each pair of ranks, at the chosen interface. By default TensorPipe prefers
+shared memory between processes of one machine, for which its thread polls continuously and takes time from
+the stages. Its other channels open more ports or bypass the network.
+"""
 
-# torch.distributed gives its types at run time only, where a type checker does not see them.
+# torch.distributed provides its types at run time only, so type checkers do not see them.
 _rpc: Any = torch.distributed.rpc
 _dist: Any = torch.distributed
 _Future: Any = torch.futures.Future
 
-# A remote call names a function, and that function must find this process's transport somewhere. There
-# is one RPC agent in a process, which torch too keeps in its module; so there is one transport.
+# A remote call names a function, which must find the transport of this process. There is one RPC agent
+# per process, which torch also keeps in a module variable, and thus one transport.
 _serving: list[RpcTransport] = []
 _serving_lock = threading.Lock()
 
@@ -90,19 +100,19 @@ def exposure(addresses: Sequence[str]) -> str | None:
 class RpcTransport:
     """Links among the ranks of one RPC group.
 
-    The group's members are the ranks that take part in the schedule; ``members[i]`` is its worker i.
-    Creating it waits until all of them have come. There can be one at a time in a process.
+    The members of the group are the ranks that take part in the schedule; ``members[i]`` is worker i. The
+    constructor waits until all of them have joined. A process can have one at a time.
 
     Args:
-        addr: where the rendezvous of ``pipeedge.transport.rendezvous`` is served.
-        port: its port.
-        rank: this rank.
-        members: all ranks of the group, in the same order everywhere.
-        worker_threads: threads that serve calls.
-        timeout_s: how long to wait for the rendezvous.
+        addr: Address where the rendezvous of ``pipeedge.transport.rendezvous`` is served.
+        port: Port of the rendezvous.
+        rank: This rank.
+        members: All ranks of the group, in the same order everywhere.
+        worker_threads: Number of threads that serve calls.
+        timeout_s: Seconds to wait for the rendezvous.
 
     Raises:
-        PeerFailedError: the group did not come together.
+        PeerFailedError: The group could not be formed.
     """
 
     def __init__(
@@ -124,8 +134,8 @@ class RpcTransport:
         self._was_ordered = False
         with _serving_lock:
             if _serving:
-                raise PipeEdgeError("an RPC transport is open in this process already")
-            _serving.append(self)  # before the group stands, because others may call as soon as it does
+                raise PipeEdgeError("this process already has an open RPC transport")
+            _serving.append(self)  # before the group is formed, because others may call as soon as it is
         host = f"[{addr}]" if ":" in addr else addr
         try:
             options = _rpc.TensorPipeRpcBackendOptions(
@@ -136,7 +146,7 @@ class RpcTransport:
                 _channels=list(_CHANNELS),
             )
             with warnings.catch_warnings():
-                # torch's own start of RPC uses what torch calls deprecated
+                # torch's own start of RPC uses a feature that torch deprecates.
                 warnings.filterwarnings("ignore", message=".*as a ProcessGroup", category=UserWarning)
                 _rpc.init_rpc(
                     _worker(rank),
@@ -152,14 +162,14 @@ class RpcTransport:
     # -- links ------------------------------------------------------------------------------------
 
     def sender(self, link: Link) -> RpcSender:
-        """The sending end of ``link``."""
+        """Open the sending end of ``link``."""
         sender = RpcSender(link)
         with self._lock:
             self._senders.append(sender)
         return sender
 
     def receiver(self, link: Link) -> RpcReceiver:
-        """The receiving end of ``link``; from now on frames may come."""
+        """Open the receiving end of ``link``; frames may arrive from now on."""
         receiver = RpcReceiver(link)
         with self._lock:
             self._inboxes[link.source] = receiver
@@ -168,7 +178,7 @@ class RpcTransport:
     # -- stages -----------------------------------------------------------------------------------
 
     def create_stages(self, ranks: Sequence[int]) -> None:
-        """On the data rank: have ``ranks[n]`` build and load stage n, all at once."""
+        """Start to have ``ranks[n]`` build and load stage n, all at once. Called on the data rank."""
         for stage, rank in enumerate(ranks):
             creation = _Answer(
                 rank,
@@ -180,16 +190,16 @@ class RpcTransport:
             creation.call(_create_stage, stage)
 
     def wait_created(self) -> None:
-        """On the data rank: wait until all stages are there.
+        """Wait until all stages are loaded. Called on the data rank.
 
         Raises:
-            PeerFailedError: one could not be created; the message says why.
+            PeerFailedError: A stage could not be created. The message says why.
         """
         for creation in self._creations:
             creation.wait()
 
     def wait_for_order(self) -> Order:
-        """On a rank of the schedule: wait until the data rank wants a stage here."""
+        """Wait until the data rank requests a stage here. Called on each rank of the schedule."""
         order = self._orders.get()
         if order is None:
             raise Closed
@@ -198,7 +208,7 @@ class RpcTransport:
     # -- the end ----------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Wake whoever waits here: the run has failed."""
+        """Wake all waiting threads, because the run has failed."""
         with self._lock:
             ends: list[RpcReceiver | RpcSender | _Answer] = [
                 *self._inboxes.values(),
@@ -210,7 +220,7 @@ class RpcTransport:
             end.close()
 
     def close(self) -> None:
-        """Wait until all members have come here too, and take the group down."""
+        """Wait until all members have called this too, and shut the group down."""
         try:
             _rpc.shutdown(graceful=True)
         except RuntimeError as error:
@@ -225,7 +235,7 @@ class RpcTransport:
     # -- what others call here --------------------------------------------------------------------
 
     def delivered(self, source: int, buffer: torch.Tensor) -> Any:
-        """A frame came from rank ``source``; the future of the reply."""
+        """Accept a frame from rank ``source``; return the future of the reply."""
         with self._lock:
             inbox = self._inboxes.get(source)
         if inbox is None:
@@ -233,10 +243,10 @@ class RpcTransport:
         return inbox.deliver(buffer)
 
     def ordered(self, stage: int) -> Any:
-        """The data rank wants ``stage`` here; the future of the reply."""
+        """Accept the data rank's request for ``stage``; return the future of the reply."""
         with self._lock:
             if self._was_ordered:
-                return _answered("it has one already")
+                return _answered("it already has a stage")
             self._was_ordered = True
         order = Order(stage)
         try:
@@ -247,23 +257,23 @@ class RpcTransport:
 
 
 class Order:
-    """The data rank wants a stage here, and waits to hear how that went."""
+    """The data rank's request for a stage, to be answered with the outcome."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.reply = _Future()
 
     def done(self) -> None:
-        """It is loaded."""
+        """Report that the stage is loaded."""
         self.reply.set_result("")
 
     def failed(self, line: str) -> None:
-        """It could not be loaded, for the reason in ``line``."""
+        """Report that the stage could not be loaded, with the reason in ``line``."""
         self.reply.set_result(line)
 
 
 class _Answer:
-    """What another rank will say to one call. Text that is not empty says why not."""
+    """The reply of another rank to one call; a non-empty text is a refusal with its reason."""
 
     def __init__(self, peer: int, *, lost: str, refused: str) -> None:
         self._peer = peer
@@ -274,31 +284,31 @@ class _Answer:
         self._reply: object = None
 
     def call(self, function: Any, *arguments: object) -> None:
-        """Make the call; returns at once."""
+        """Make the call, without waiting for the reply."""
         try:
             future = _rpc.rpc_async(_worker(self._peer), function, args=arguments, timeout=_NO_DEADLINE)
         except RuntimeError as error:
             self._settle(self._failure(self._lost, error))
         else:
-            future.add_done_callback(self._hear)
+            future.add_done_callback(self._receive_reply)
 
     def wait(self) -> None:
-        """Wait for the reply, from any number of threads.
+        """Wait for the reply. Any number of threads may call this.
 
         Raises:
-            PeerFailedError: the call was refused, or the other rank is gone.
-            Closed: the run has ended.
+            PeerFailedError: The call was refused, or the other rank is gone.
+            Closed: The run has ended.
         """
         self._settled.wait()
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Wake whoever waits, unless the reply is here."""
+        """Wake all waiting threads, unless the reply has arrived."""
         if not self._settled.is_set():
             self._settle(Closed())
 
-    def _hear(self, future: Any) -> None:
+    def _receive_reply(self, future: Any) -> None:
         try:
             reply = future.value()
         except RuntimeError as error:
@@ -316,7 +326,7 @@ class _Answer:
 
 
 class RpcShipment(_Answer):
-    """One frame under way."""
+    """One frame in flight."""
 
     def __init__(self, link: Link, number: int, length: int) -> None:
         super().__init__(
@@ -328,12 +338,12 @@ class RpcShipment(_Answer):
         self.bytes = length
 
     def receipt(self) -> Receipt:
-        """What the other end says of it; only on a link with receipts."""
+        """Wait for the receipt of the packet. Only for a link with receipts."""
         self.wait()
         reply = self._reply
         if not isinstance(reply, tuple) or len(reply) != 2 or not all(_is_duration(part) for part in reply):
             raise FrameError(
-                f"from rank {self._link.destination}: a reply that is no receipt", peer=self._link.destination
+                f"from rank {self._link.destination}: the reply is not a receipt", peer=self._link.destination
             )
         return Receipt(*reply)
 
@@ -343,7 +353,7 @@ def _is_duration(value: object) -> bool:
 
 
 class RpcSender:
-    """Copies packets into frames and keeps up to ``WINDOW`` of them under way."""
+    """Sender that copies packets into frames and keeps up to ``WINDOW`` of them in flight."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -355,11 +365,11 @@ class RpcSender:
         self._closed = False
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """Memory of its own, which is copied into a frame: RPC serialises what it sends anyway."""
+        """Reserve separate memory, which is copied into a frame: RPC serialises what it sends anyway."""
         return unbound(specs)
 
     def post(self, packet: Packet) -> RpcShipment:
-        """Send ``packet``; waits while ``WINDOW`` frames are without a reply."""
+        """Send ``packet``; blocks while ``WINDOW`` frames are without a reply."""
         return self._post(Kind.MICROBATCH, packet)
 
     def finish(self) -> None:
@@ -369,7 +379,7 @@ class RpcSender:
             shipment.wait()
 
     def close(self) -> None:
-        """Wake whoever waits, for good."""
+        """Wake all waiting threads for good."""
         with self._lock:
             self._closed = True
             shipments = list(self._under_way)
@@ -378,7 +388,7 @@ class RpcSender:
 
     def _post(self, kind: Kind, packet: Packet) -> RpcShipment:
         if len(self._under_way) == WINDOW:
-            self._under_way[0].wait()  # its reply frees the frame that is filled next
+            self._under_way[0].wait()  # its reply frees the frame to fill next
         buffer = self._frames[0]
         self._frames.rotate(-1)
         length = write_frame(
@@ -392,13 +402,13 @@ class RpcSender:
             if len(self._under_way) == WINDOW:
                 self._under_way.popleft()
             self._under_way.append(shipment)
-        shipment.call(_deliver, self._link.source, _alone(buffer, length))
+        shipment.call(_deliver, self._link.source, _trimmed(buffer, length))
         self._sent += 1
         return shipment
 
 
 class RpcReceiver:
-    """Puts the frames of one link into order, and says when there is room for more."""
+    """Receiver that orders the frames of one link and grants credits when there is room for more."""
 
     def __init__(self, link: Link, clock: Callable[[], float] = time.perf_counter) -> None:
         self._link = link
@@ -413,7 +423,7 @@ class RpcReceiver:
         self._closed = False
 
     def receive(self) -> Packet | None:
-        """The next packet by number; None after the other end has finished."""
+        """Return the next packet by number, or None after the other end has finished."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._due in self._waiting or self._error is not None or self._closed
@@ -426,13 +436,13 @@ class RpcReceiver:
             self._due += 1
             withheld = self._withheld.popleft() if self._withheld else None
         if withheld is not None:
-            withheld.reply.set_result(self._yes(withheld.apart_s, withheld.since))
+            withheld.reply.set_result(self._grant(withheld.apart_s, withheld.since))
         if frame.kind is Kind.END:
             return None
         return Packet(frame.number, frame.items, frame.payload)
 
     def deliver(self, buffer: torch.Tensor) -> Any:
-        """A frame has come, in whatever order; the future of the reply, which says there is room."""
+        """Accept a frame, in any order; return the future of the reply, which says that there is room."""
         try:
             frame = self._read(buffer)
             with self._changed:
@@ -441,13 +451,13 @@ class RpcReceiver:
                 if self._closed:
                     return _answered(_ENDED)
                 if not self._due <= frame.number < self._due + QUEUE or frame.number in self._waiting:
-                    raise FrameError(f"microbatch {frame.number} came where {self._due} was due")
+                    raise FrameError(f"received microbatch {frame.number}, expected {self._due}")
                 self._waiting[frame.number] = frame
                 self._changed.notify_all()
                 if len(self._waiting) > QUEUE - WINDOW:
                     self._withheld.append(_Withheld(_Future(), apart_s, now))
                     return self._withheld[-1].reply
-            return _answered(self._yes(apart_s, now))
+            return _answered(self._grant(apart_s, now))
         except FrameError as error:
             with self._changed:
                 self._error = FrameError(f"from rank {self._link.source}: {error}", peer=self._link.source)
@@ -455,23 +465,23 @@ class RpcReceiver:
             return _answered(str(error))
 
     def run(self) -> None:
-        """Receipts are replies, which need no thread."""
+        """Do nothing: receipts are replies, which need no thread."""
 
     def close(self) -> None:
-        """Wake whoever waits, for good."""
+        """Wake all waiting threads for good."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
-    def _yes(self, apart_s: float, arrived_at: float) -> str | tuple[float, float]:
+    def _grant(self, apart_s: float, arrived_at: float) -> str | tuple[float, float]:
         return (apart_s, self._clock() - arrived_at) if self._link.receipts else ""
 
     def _read(self, buffer: object) -> Frame:
         if not isinstance(buffer, torch.Tensor) or buffer.dtype != torch.uint8 or buffer.dim() != 1:
-            raise FrameError("what came is no frame")
+            raise FrameError("received data is not a frame")
         if buffer.numel() > self._capacity:
-            raise FrameError(f"{buffer.numel()} bytes came, the agreed capacity is {self._capacity}")
+            raise FrameError(f"received {buffer.numel()} bytes, but the agreed capacity is {self._capacity}")
         return read_frame(buffer)
 
 
@@ -482,9 +492,11 @@ class _Withheld:
     since: float
 
 
-def _alone(buffer: torch.Tensor, length: int) -> torch.Tensor:
-    """The first ``length`` bytes, as memory that ends there: torch sends all that is behind a tensor, unless
-    that is more than twice as much."""
+def _trimmed(buffer: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the first ``length`` bytes in memory that ends there.
+
+    torch sends all memory behind a tensor, unless that is more than twice as much.
+    """
     return torch.from_numpy(buffer.numpy()[:length])
 
 
@@ -505,23 +517,23 @@ def _transport() -> RpcTransport:
 
 @_rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _deliver(source: int, buffer: torch.Tensor) -> Any:
-    """Called by another rank. The reply is empty once there is room for more, else says what is wrong."""
+    """Accept a frame from another rank. The reply is empty once there is room for more, else an error."""
     return _transport().delivered(source, buffer)
 
 
 @_rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _create_stage(stage: int) -> Any:
-    """Called by the data rank. The reply is empty once the stage is loaded, else says why it is not."""
+    """Accept a request of the data rank. The reply is empty once the stage is loaded, else an error."""
     return _transport().ordered(stage)
 
 
-class PoliteStore(_dist.Store):  # type: ignore[misc]
-    """A store that can be asked by native code that holds the interpreter's lock.
+class UnlockingStore(_dist.Store):  # type: ignore[misc]
+    """A store that native code may call while it holds the interpreter lock.
 
-    TensorPipe's agent is created with the lock held, and asks the store for the names of all others. While
-    one of them, or the rank that serves the store, is stopped, no thread of this process could run: no beat
-    would be sent, no verdict be heard, and the process would never end. A method of Python lets the lock go
-    while it waits.
+    TensorPipe's agent is created with the lock held, and asks the store for the names of all other workers.
+    If one of them, or the rank that serves the store, is stopped, no thread of this process could run: it
+    would neither send heartbeats nor receive a verdict, and would never end. A Python method releases the
+    lock while it waits.
     """
 
     def __init__(self, store: Any) -> None:
@@ -533,19 +545,19 @@ class PoliteStore(_dist.Store):  # type: ignore[misc]
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Wait for ``key``."""
+        """Wait for ``key`` and return its value."""
         return bytes(self._store.get(key))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set ``key`` if it has the value ``expected``. Returns its value."""
+        """Set ``key`` if it has the value ``expected``. Return its value."""
         return bytes(self._store.compare_set(key, expected, desired))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
+        """Add to a counter and return its value."""
         return int(self._store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all ``keys`` are there."""
+        """Return whether all ``keys`` exist."""
         return bool(self._store.check(keys))
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
@@ -560,23 +572,23 @@ class PoliteStore(_dist.Store):  # type: ignore[misc]
         return bool(self._store.delete_key(key))
 
     def num_keys(self) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         return int(self._store.num_keys())
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set how long ``get`` and ``wait`` wait."""
+        """Set the timeout of ``get`` and ``wait``."""
         super().set_timeout(timeout)
         self._store.set_timeout(timeout)
 
 
 def _served_store(url: str, **_: object) -> Iterator[tuple[Any, int, int]]:
-    """The store at ``pipeedge://addr:port``: one that is served already, where torch would serve its own."""
+    """Yield the store served at ``pipeedge://addr:port``, instead of one that torch would serve."""
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     store = connect_store(str(parts.hostname), int(parts.port or 0), timeout_s=float(query["timeout_s"]))
-    # Referred to as long as this generator is, which torch keeps: its agent holds the native part alone.
-    polite = PoliteStore(store)
-    yield polite, int(query["rank"]), int(query["world_size"])
+    # torch keeps this generator, and thereby a reference to the store; its agent only holds the native part.
+    unlocking = UnlockingStore(store)
+    yield unlocking, int(query["rank"]), int(query["world_size"])
 
 
 _dist.register_rendezvous_handler(_SCHEME, _served_store)
