@@ -78,7 +78,7 @@ class TestRequest:
             ({"dataset_name": "CoLA", "seed": -1}, "seed -1"),
         ],
     )
-    def test_what_cannot_be_is_refused_on_creation(self, options: dict[str, object], message: str) -> None:
+    def test_invalid_requests_are_refused_on_creation(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(InputError, match=message):
             InputRequest(**options)  # type: ignore[arg-type]
 
@@ -321,7 +321,7 @@ class TestText:
         assert types.shape == ids.shape
         assert microbatch.sources == (f"{path}:1", f"{path}:4", f"{path}:5")
 
-    def test_long_sentences_are_cut_with_one_warning(
+    def test_long_sentences_are_truncated_with_one_warning(
         self, tmp_path: Path, vocabulary: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         path = file_with(tmp_path, "the cat\n" + "cat " * 50 + "\n" + "sat " * 60 + "\n")
@@ -413,7 +413,7 @@ class TestText:
             InputRequest(paths=(Path("-"), path))
 
     @pytest.mark.parametrize("word", ["cat ", "x" * 99 + " ", "cat" + " " * 2000, "\u4e2d", "xy" * 500 + " "])
-    def test_of_a_long_line_only_the_beginning_is_tokenised(
+    def test_only_the_beginning_of_a_long_line_is_tokenised(
         self, tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch, word: str
     ) -> None:
         limit = 16
@@ -501,7 +501,7 @@ class TestText:
 
     def test_a_tokenizer_of_another_model(self, tmp_path: Path, vocabulary: Path) -> None:
         path = file_with(tmp_path, "the cats\n")
-        with pytest.raises(InputError, match="another model's tokenizer"):
+        with pytest.raises(InputError, match="tokenizer of another model"):
             open_input(InputRequest(paths=(path,)), bert(vocab=9, directory=vocabulary))
 
     def test_a_damaged_tokenizer(self, tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ class TestArrays:
             ({"input_ids": np.ones((3, 5))}, "input_ids is float64"),
             ({"input_ids": np.ones(3, int)}, r"input_ids is \[3\]"),
             ({"attention_mask": np.full((3, 5), 2)}, "attention_mask has 2, .* takes 0 to 1"),
-            ({"attention_mask": np.eye(3, 5, 1, int) * 0}, "hides every token of item 0"),
+            ({"attention_mask": np.eye(3, 5, 1, int) * 0}, "masks every token of item 0"),
             ({"token_type_ids": np.full((3, 5), 2)}, "token_type_ids has 2"),
             ({"attention_mask": np.ones((3, 4), int)}, "different numbers of tokens"),
             ({"attention_mask": np.ones((2, 5), int)}, "different numbers of items"),
@@ -579,7 +579,7 @@ class TestArrays:
             ({"labels": np.zeros(3)}, "labels is float64"),
             (tokens(3, 0), "0 tokens an item"),
             (tokens(2, 9), "9 tokens an item, .* takes 1 to 8"),
-            (tokens(0, 5), "hold no item"),
+            (tokens(0, 5), "contain no items"),
         ],
     )
     def test_tokens_that_do_not_fit(self, tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -596,7 +596,7 @@ class TestArrays:
             (np.zeros((2, 1, 8, 8), np.uint8), "not floating point"),
             (np.full((2, 1, 8, 8), np.nan, np.float32), "not finite"),
             (np.full((2, 1, 8, 8), 1e300), "not finite"),
-            (np.zeros((0, 1, 8, 8), np.float32), "hold no item"),
+            (np.zeros((0, 1, 8, 8), np.float32), "contain no items"),
         ],
     )
     def test_pixels_that_do_not_fit(self, tmp_path: Path, pixels: np.ndarray, message: str) -> None:

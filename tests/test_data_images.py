@@ -156,7 +156,7 @@ class TestArithmetic:
             ),
         ],
     )
-    def test_the_descriptions_that_were_published_are_the_defaults(
+    def test_defaults_match_the_published_descriptions(
         self, tmp_path: Path, family: str, description: dict[str, object]
     ) -> None:
         write_processor(tmp_path, **description)
@@ -178,14 +178,14 @@ class TestArithmetic:
         # A colour picture becomes grey.
         assert transformed(image_transform(model, (asset("vit-digits"),)), picture(40, 20)).shape == (1, 8, 8)
 
-    def test_descriptions_that_do_not_serve(self, tmp_path: Path) -> None:
+    def test_unusable_descriptions_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "preprocessor_config.json").write_text("{")
         with pytest.raises(InputError, match=r"preprocessor_config.json: not an image processor"):
             image_transform(vit(), (tmp_path,))
         write_processor(tmp_path, image_processor_type="ViTImageProcessor", size={"height": 9, "width": 8})
-        with pytest.raises(InputError, match=r"makes images of \(3, 9, 8\), the model takes \(3, 16, 16\)"):
+        with pytest.raises(InputError, match=r"of shape \(3, 9, 8\), but the model takes \(3, 16, 16\)"):
             image_transform(vit(16), (tmp_path,))
-        with pytest.raises(InputError, match=r"for images of 3 channels .* is it of another model\?"):
+        with pytest.raises(InputError, match=r"process images of 3 channels .* is it for another model\?"):
             image_transform(vit(16), (asset("vit-digits"),))
 
     def test_a_model_of_other_channels(self) -> None:
@@ -209,7 +209,7 @@ class TestArithmetic:
 
 
 class TestFiles:
-    def test_the_way_a_camera_was_held_is_undone(self, tmp_path: Path) -> None:
+    def test_exif_orientation_is_applied(self, tmp_path: Path) -> None:
         image = Image.new("RGB", (30, 10))
         exif = Image.Exif()
         exif[0x0112] = 6  # a quarter turn
@@ -285,7 +285,7 @@ class TestFiles:
         list(source.microbatches(1))
         assert len(source.skipped) == 3
 
-    def test_a_picture_that_would_fill_the_memory(self, tmp_path: Path) -> None:
+    def test_image_beyond_the_pixel_limit_is_refused(self, tmp_path: Path) -> None:
         saved(tmp_path, "a.png")
         fits = open_input(InputRequest(paths=(tmp_path,), max_image_pixels=600), vit(8))
         assert len(list(fits.microbatches(1))) == 1
@@ -326,7 +326,7 @@ class TestFiles:
         with pytest.raises(InputError, match=r"a\.png: cannot be read as an image"):
             open_image(tmp_path / "a.png")
 
-    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+    def test_pipe_is_refused_without_blocking(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a.png")
         with pytest.raises(InputError, match=r"a\.png: is not a regular file"):
             open_image(tmp_path / "a.png")

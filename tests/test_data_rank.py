@@ -22,7 +22,7 @@ from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 
 
-def test_outputs_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     """Two microbatches of three items come back; one item of the first is NaN, one of the second infinite."""
     model = find_model("vit-digits")
     source = open_input(InputRequest(batch_size=6), model)

@@ -50,7 +50,7 @@ class Gated:
         return Item((torch.tensor([index]),), None, self.source(index))
 
 
-def test_items_come_in_order_though_they_are_read_out_of_it() -> None:
+def test_items_are_in_order_although_read_out_of_order() -> None:
     items, crew = Gated(9), Crew()
     source = InputSource(items)
     reading = ReadAhead(source, 4, threads=2)
@@ -102,7 +102,7 @@ def test_bad_items_that_are_skipped_leave_gaps() -> None:
     assert [skipped.reason for skipped in source.skipped] == ["item 1 is bad", "item 4 is bad"]
 
 
-def test_a_stop_wakes_whoever_waits_though_a_read_hangs() -> None:
+def test_stop_wakes_waiters_while_a_read_hangs() -> None:
     items, crew = Gated(6, stuck=2), Crew()
     source = InputSource(items)
     reading = ReadAhead(source, 1, threads=2)
@@ -113,7 +113,7 @@ def test_a_stop_wakes_whoever_waits_though_a_read_hangs() -> None:
         crew.wait(30)
 
 
-def test_what_is_no_input_error_ends_the_crew() -> None:
+def test_unexpected_error_ends_the_crew() -> None:
     class Faulty(Gated):
         def read(self, index: int) -> Item:
             raise MemoryError("no memory for item 0")

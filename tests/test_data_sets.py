@@ -149,7 +149,7 @@ class TestImageNetArchives:
         assert listing(open_imagenet(validation, "validation")) == VALIDATION_LISTING
 
     @pytest.mark.parametrize("split", ["train", "val"])
-    def test_an_interruption_is_made_up_for(
+    def test_interrupted_extraction_is_completed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
     ) -> None:
         write_devkit(tmp_path)
@@ -226,7 +226,7 @@ class TestImageNetArchives:
         with pytest.raises(InputError, match="holds 3 images of 5"):
             open_imagenet(validation)
 
-    def test_what_is_needed_is_named(self, validation: Path) -> None:
+    def test_missing_files_are_named(self, validation: Path) -> None:
         with pytest.raises(
             InputError, match=r"expected a folder train or ILSVRC2012_img_train.tar .*it has val"
         ):
@@ -281,7 +281,7 @@ class TestImageNetFolders:
 
     def test_no_classes(self, tmp_path: Path) -> None:
         (tmp_path / "val").mkdir()
-        with pytest.raises(InputError, match="no folder of a class with images"):
+        with pytest.raises(InputError, match="no class folder with images"):
             open_imagenet(tmp_path)
 
     def test_unreadable_images(self, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ class TestCoLA:
         assert asked == [True]
         assert before == datasets.config.HF_HUB_OFFLINE
 
-    def test_what_cannot_be(self, directory: Path) -> None:
+    def test_invalid_requests_are_refused(self, directory: Path) -> None:
         model = bert(7, directory=directory)
         with pytest.raises(InputError, match="no split 'best'"):
             open_input(InputRequest(dataset_name="CoLA", dataset_split="best"), model)
@@ -389,12 +389,12 @@ class TestSelection:
             ("\n", "no index"),
         ],
     )
-    def test_a_list_that_is_wrong(self, tmp_path: Path, content: str, message: str) -> None:
+    def test_invalid_index_list_is_refused(self, tmp_path: Path, content: str, message: str) -> None:
         path = tmp_path / "indices.txt"
         path.write_text(content)
         with pytest.raises(InputError, match=message):
             select(InputRequest(dataset_name="CoLA", dataset_indices_file=path), 5)
 
-    def test_a_list_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_missing_index_list_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot be read"):
             select(InputRequest(dataset_name="CoLA", dataset_indices_file=tmp_path / "x"), 5)

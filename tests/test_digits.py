@@ -42,7 +42,7 @@ def printed() -> dict[str, float]:
     return json.loads(asset("vit-digits/training.json").read_text())["held_out"]
 
 
-def test_the_split_is_the_one_that_the_script_makes(tool: ModuleType, arrays: dict[str, np.ndarray]) -> None:
+def test_split_matches_the_script(tool: ModuleType, arrays: dict[str, np.ndarray]) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -67,7 +67,7 @@ def test_the_split_is_a_partition_with_every_class_held_out(arrays: dict[str, np
     assert np.bincount(arrays["labels_heldout"]).tolist() == [36] * 10
 
 
-def test_the_shards_reproduce_the_accuracy_that_was_printed(printed: dict[str, float]) -> None:
+def test_shards_reproduce_the_recorded_accuracy(printed: dict[str, float]) -> None:
     model = find_model(DIGITS)
     shard = model.load()
     accuracy = Accuracy()
@@ -90,7 +90,7 @@ def test_transformers_reads_the_same_model(printed: dict[str, float], arrays: di
     assert int((best == arrays["labels_heldout"]).sum()) == printed["correct"]
 
 
-def test_what_is_shipped_is_small_and_in_the_usual_format() -> None:
+def test_shipped_model_is_small_and_in_the_usual_format() -> None:
     weights = asset("vit-digits/model.safetensors")
     assert weights.stat().st_size < 1_000_000
     with safe_open(weights, "pt") as stored:

@@ -116,7 +116,7 @@ class TestFiles:
         assert rows[0]["top"][0]["name"] == "one, or so"
         assert rows[0]["top"][1]["score"] == pytest.approx(softmax(OUTPUTS[0].tolist())[3], rel=1e-5)
 
-    def test_jsonl_stays_json_when_outputs_are_no_numbers(self, tmp_path: Path) -> None:
+    def test_jsonl_is_valid_json_for_nan_outputs(self, tmp_path: Path) -> None:
         path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), Items.of(0)))
 
         def refuse(text: str) -> None:
@@ -174,7 +174,7 @@ class TestFiles:
 
 class TestFailure:
     @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
-    def test_a_failed_run_leaves_what_was_there(self, tmp_path: Path, suffix: str) -> None:
+    def test_failed_run_keeps_the_existing_file(self, tmp_path: Path, suffix: str) -> None:
         path = tmp_path / f"out{suffix}"
         path.write_text("before")
 
@@ -189,7 +189,7 @@ class TestFailure:
         assert path.read_text() == "before"
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_nothing_is_seen_before_the_end(self, tmp_path: Path) -> None:
+    def test_file_appears_only_when_complete(self, tmp_path: Path) -> None:
         path = tmp_path / "out.csv"
         with ResultWriter(path, NAMED, 3) as writer:
             assert not path.exists()
@@ -202,9 +202,9 @@ class TestFailure:
         target = None if path is None else tmp_path / path
         with ResultWriter(target, NAMED, 3) as writer:
             writer.write(0, OUTPUTS[:1], Items.of(0))
-            with pytest.raises(PipeEdgeError, match="microbatch 2 came where 1 was due"):
+            with pytest.raises(PipeEdgeError, match="results of microbatch 2, expected 1"):
                 writer.write(2, OUTPUTS[:1], Items.of(2))
-            with pytest.raises(PipeEdgeError, match="has 2 items, its results 1"):
+            with pytest.raises(PipeEdgeError, match="has 2 items, but 1 results"):
                 writer.write(1, OUTPUTS[:1], Items.of(1, 2))
             writer.write(1, OUTPUTS[1:], Items.of(1, 2))
             assert writer.items == 3
@@ -263,7 +263,7 @@ class TestPaths:
         ResultWriter(tmp_path / "out.csv", NAMED, None)
         assert not list(tmp_path.iterdir())
 
-    def test_a_link_stays_one(self, tmp_path: Path) -> None:
+    def test_link_is_not_replaced(self, tmp_path: Path) -> None:
         target, link = tmp_path / "target.csv", tmp_path / "link.csv"
         target.write_text("before")
         link.symlink_to(target)

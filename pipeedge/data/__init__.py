@@ -1,12 +1,17 @@
-"""Input: what to run, as microbatches of the tensors that the model takes.
+"""Input: the items to run, as microbatches of tensors that the model takes; and the results.
 
-model_inputs.py what a model says of its inputs (the wish: request.config.InputRequest)
-source.py       Items -> InputSource -> Microbatch
-reading.py      items read ahead, in threads of their own
-images.py       pictures; text.py sentences; arrays.py ``.npz``
-datasets        cola.py and imagenet.py
-defaults.py     what is shipped, for runs that name no input
-opening.py      InputRequest + model -> InputSource
+model_inputs     properties of a model that matter for its inputs
+source           Items -> InputSource -> Microbatch
+reading          reading ahead, in separate threads
+images           images -> pixel_values; pictures decodes image files
+text             sentences -> token ids; tables reads .csv and .tsv files
+arrays           .npz files
+cola, imagenet   data sets; selection chooses their items
+defaults         input that ships with the package, for runs that name none
+companions       tokenizers and image processors next to a model
+opening          InputRequest + model -> InputSource
+results          result files and accuracy
+protected_files  inputs that no output may replace
 """
 
 from pipeedge.data.model_inputs import ModelInputs

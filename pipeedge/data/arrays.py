@@ -1,4 +1,4 @@
-"""``.npz`` files whose arrays are named as the model's inputs, optionally with ``labels``."""
+"""``.npz`` files whose arrays are named after the model's inputs, optionally with ``labels``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ArrayItems"]
 
 MB = 1 << 20
 WIDEST_BYTES = 8
-"""Bytes of a value as it is run: tokens are int64, pixels float32."""
+"""Size in bytes of a value when it is run: tokens are int64, pixels float32."""
 MAX_LABEL = 2**31 - 1
 LABELS = "labels"
 PIXELS = "pixel_values"
@@ -35,7 +35,7 @@ class ArrayItems:
 
     path: Path
     tensors: tuple[torch.Tensor, ...]
-    """One for each of the model's inputs, [items, ...]."""
+    """One tensor for each of the model's inputs, [items, ...]."""
     labels: tuple[int | None, ...]
     max_tokens: int | None
 
@@ -51,24 +51,24 @@ class ArrayItems:
         return len(self.labels)
 
     def source(self, index: int) -> str:
-        """The file and the row."""
+        """Return the file and the row."""
         return f"{self.path}[{index}]"
 
     def read(self, index: int) -> Item:
-        """Row ``index``."""
+        """Return row ``index``."""
         return Item(tuple(tensor[index] for tensor in self.tensors), self.labels[index], self.source(index))
 
     @classmethod
     def open(cls, path: Path, model: ModelInputs, limit: int | None = None) -> ArrayItems:
         """Check every array of ``path`` against ``model`` and read its first ``limit`` rows.
 
-        ``pixel_values`` is floating point [items, channels, height, width]; ``input_ids``,
-        ``attention_mask`` and ``token_type_ids`` are integers [items, tokens], the last of them zeros if
-        left out; ``labels`` are integers [items], negative where unknown.
+        ``pixel_values`` is floating point [items, channels, height, width]; ``input_ids``, ``attention_mask``
+        and ``token_type_ids`` are integers [items, tokens], with zeros for the last if it is missing;
+        ``labels`` are integers [items], negative if unknown.
 
         Raises:
-            InputError: the file cannot be read, an array is missing or does not fit, or what would be read
-                does not fit into memory.
+            InputError: The file cannot be read, an array is missing or does not fit, or there is not enough
+                memory.
         """
         with _opened(path) as archive:
             stored = list(archive.members)
@@ -89,8 +89,8 @@ class ArrayItems:
                 check_tokens(path, name, array, model)
         labels = arrays.get(LABELS)
         if labels is not None and rows and int(labels.max()) > MAX_LABEL:
-            raise InputError(f"{path}: {LABELS} has {labels.max()}, which is no number of a class")
-        with np.errstate(over="ignore"):  # the next check says it better
+            raise InputError(f"{path}: {LABELS} has {labels.max()}, which is not a class number")
+        with np.errstate(over="ignore"):  # the next check has a better message
             tensors = tuple(
                 torch.from_numpy(np.ascontiguousarray(array, np.float32 if name == PIXELS else np.int64))
                 for name, array in inputs.items()
@@ -102,7 +102,7 @@ class ArrayItems:
 
 
 def _opened(path: Path) -> NpzArchive:
-    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write into it
+    if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise InputError(f"{path}: is not a regular file")
     try:
         with path.open("rb") as file:
@@ -117,7 +117,7 @@ def _opened(path: Path) -> NpzArchive:
 def _check_headers(
     path: Path, headers: Mapping[str, ArrayHeader], stored: Sequence[str], model: ModelInputs
 ) -> None:
-    """Compare shapes and types with what ``model`` takes, before any data is read."""
+    """Compare shapes and number types with what ``model`` takes, before reading any data."""
     missing = [name for name in model.input_names if name not in headers]
     if missing:
         names = excerpt(listed(stored), 200)
@@ -138,11 +138,11 @@ def _check_headers(
         rows = listed(f"{name} {number}" for name, number in counts.items())
         raise InputError(f"{path}: the arrays have different numbers of items ({rows})")
     if not counts[model.input_names[0]]:
-        raise InputError(f"{path}: the arrays hold no item")
+        raise InputError(f"{path}: the arrays contain no items")
 
 
 def _check_memory(path: Path, headers: Mapping[str, ArrayHeader], rows: int, items: int) -> None:
-    """Refuse what would not fit: rows as they are stored and as they are run, columns only as a whole."""
+    """Check that the rows fit into memory, both as stored and as run. Column-major arrays are read whole."""
     needed = 0
     for header in headers.values():
         row = math.prod(header.shape[1:])
@@ -157,7 +157,7 @@ def _check_memory(path: Path, headers: Mapping[str, ArrayHeader], rows: int, ite
 
 
 def _read_rows(path: Path, archive: NpzArchive, name: str, header: ArrayHeader, rows: int) -> np.ndarray:
-    """Read the first ``rows`` rows of an array, and no more than they take."""
+    """Read the first ``rows`` rows of an array, using no more memory than they take."""
     whole = header.column_major or rows == header.shape[0]
     shape = header.shape if whole else (rows, *header.shape[1:])
     with archive.data(name, to_the_end=whole) as stream:
@@ -169,12 +169,12 @@ def _read_rows(path: Path, archive: NpzArchive, name: str, header: ArrayHeader, 
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message."""
+    """Return the names as a list for a message."""
     return ", ".join(names) or "none"
 
 
 def check_pixels(path: Path, header: ArrayHeader, model: ModelInputs) -> None:
-    """Floating point, and of the model's size."""
+    """Check that the array is floating point and has the model's image size."""
     size = (model.config.channels, *model.config.image_size)
     if len(header.shape) != 4 or header.shape[1:] != size:
         takes = ", ".join(map(str, size))
@@ -189,7 +189,7 @@ def check_pixels(path: Path, header: ArrayHeader, model: ModelInputs) -> None:
 
 
 def check_token_header(path: Path, name: str, header: ArrayHeader, model: ModelInputs) -> None:
-    """Integers [items, tokens], of as many tokens as the model takes."""
+    """Check that the array is integers [items, tokens] with as many tokens as the model takes."""
     if len(header.shape) != 2:
         shape = excerpt(list(header.shape))
         raise InputError(f"{path}: {name} is {shape}, {model.name} takes [items, tokens]")
@@ -204,7 +204,7 @@ def check_token_header(path: Path, name: str, header: ArrayHeader, model: ModelI
 
 
 def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -> None:
-    """In the range that the model has for ``name``."""
+    """Check that values are in the model's range for ``name``."""
     if not len(array):
         return
     limit = {IDS: model.config.vocab, MASK: 2, TYPES: model.config.type_vocab}[name]
@@ -215,11 +215,11 @@ def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -
         )
     if name == MASK and not array.any(axis=1).all():
         row = int(np.flatnonzero(~array.any(axis=1))[0])
-        raise InputError(f"{path}: {name} hides every token of item {row}")
+        raise InputError(f"{path}: {name} masks every token of item {row}")
 
 
 def check_labels(path: Path, header: ArrayHeader) -> None:
-    """Integers [items]."""
+    """Check that the labels are integers [items]."""
     if len(header.shape) != 1 or header.dtype.kind not in "iu":
         shown = f"{excerpt(header.dtype)} {excerpt(list(header.shape))}"
         raise InputError(f"{path}: {LABELS} is {shown}, not integers [items]")

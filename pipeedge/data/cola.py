@@ -1,7 +1,7 @@
-"""The Corpus of Linguistic Acceptability: sentences, each acceptable (1) or not (0).
+"""The Corpus of Linguistic Acceptability: sentences that are acceptable (1) or not (0).
 
-A. Warstadt, A. Singh, S. R. Bowman, "Neural Network Acceptability Judgments", TACL 7, 2019; as part of
-GLUE. ``datasets`` fetches and reads it; ``dataset_root`` may name a local copy instead.
+A. Warstadt, A. Singh, S. R. Bowman, "Neural Network Acceptability Judgments", TACL 7, 2019; distributed as
+part of GLUE. ``datasets`` fetches and reads it; ``dataset_root`` may name a local copy instead.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def cola_items(request: InputRequest, model: ModelInputs) -> Items:
-    """The sentences of a split of CoLA, tokenised for ``model``, with labels where the split has them.
+    """Return the sentences of a split of CoLA, tokenised for ``model``, with labels if the split has them.
 
-    ``request.dataset_root`` is a copy of the hub's files (``cola/train-*.parquet``), or a folder that
-    ``datasets`` may fetch them into; without it, its usual cache.
+    ``request.dataset_root`` is a copy of the hub's files (``cola/train-*.parquet``), or a folder into which
+    ``datasets`` may fetch them. Without it, the usual cache of ``datasets`` is used.
 
     Raises:
-        InputError: the data set is not on this machine and cannot be fetched, or the split is unknown.
+        InputError: The data set is not on this machine and cannot be fetched, or the split is unknown.
         RequestError: ``datasets`` is not installed.
     """
     asked = request.dataset_split or "train"
@@ -48,7 +48,7 @@ def cola_items(request: InputRequest, model: ModelInputs) -> Items:
     table = read_split(request.dataset_root, split)
     return tokenizer.items(
         [
-            # GLUE marks the withheld labels of the test split with -1.
+            # In GLUE, a label of -1 means that the label is withheld, as in the test split.
             Sentence(text, f"CoLA/{split}[{index}]", label if label >= 0 else None)
             for index, (text, label) in enumerate(zip(table["sentence"], table["label"], strict=True))
         ]
@@ -56,7 +56,7 @@ def cola_items(request: InputRequest, model: ModelInputs) -> Items:
 
 
 def read_split(root: Path | None, split: str) -> Any:
-    """A table with the columns ``sentence`` and ``label``."""
+    """Return a table with the columns ``sentence`` and ``label``."""
     try:
         import datasets
     except ImportError as error:
@@ -70,7 +70,7 @@ def read_split(root: Path | None, split: str) -> Any:
         cache = None if root is None else str(root)
         with offline_unless_reachable(datasets.config):
             return datasets.load_dataset(REPOSITORY, CONFIGURATION, split=split, cache_dir=cache)
-    except Exception as error:  # the network, the disk and the hub each have their own tree of exceptions
+    except Exception as error:  # network, disk and hub each have their own exception tree
         where = f" {local[0]}" if local else ""
         raise InputError(
             f"CoLA{where} cannot be read ({type(error).__name__}): fetch {REPOSITORY} once where there is a "
@@ -80,7 +80,7 @@ def read_split(root: Path | None, split: str) -> Any:
 
 @contextmanager
 def offline_unless_reachable(config: Any) -> Iterator[None]:
-    """Make ``datasets`` look into its cache at once where the hub does not answer, not after six tries."""
+    """Make ``datasets`` use its cache at once if the hub does not answer, instead of after six attempts."""
     before = config.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = before or not hub_reachable()
     try:

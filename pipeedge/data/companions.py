@@ -1,4 +1,4 @@
-"""Where a model's tokenizer and image processor are: beside its weights, or in the hub's local cache."""
+"""Location of a model's tokenizer and image processor: next to its weights, or in the hub's local cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["companion_directories", "companion_file", "hub_reachable"]
 
 
 def companion_directories(request: InputRequest, model: ModelInputs) -> tuple[Path, ...]:
-    """Where to look, in this order: the model's own directory, that of its weights."""
+    """Return the directories to search, in order: the model's own, and that of its weights."""
     return tuple(
         directory for directory in (model.directory, request.companion_directory) if directory is not None
     )
 
 
 def companion_file(model_name: str, directories: Iterable[Path], names: Iterable[str]) -> Path | None:
-    """The first of ``names`` in the first of ``directories`` that has one; else in the hub's cache.
+    """Return the first of ``names`` in the first of ``directories`` that has one, else in the hub's cache.
 
-    Looks only at this machine's disk: a file that was never fetched is simply not there.
+    Only this machine's disk is searched: a file that was never fetched counts as missing.
     """
     names = tuple(names)
     for directory in directories:
@@ -36,19 +36,19 @@ def companion_file(model_name: str, directories: Iterable[Path], names: Iterable
 
 
 def hub_names(model_name: str) -> tuple[str, ...]:
-    """The repositories that ``model_name`` may stand for: BERT's moved under its authors' name."""
+    """Return the repositories that ``model_name`` may mean: BERT's moved under their authors' name."""
     return (model_name,) if "/" in model_name else (model_name, f"google-bert/{model_name}")
 
 
 def cached_file(model_name: str, names: Iterable[str]) -> Path | None:
-    """The first of ``names`` that the hub's local cache holds for the repository ``model_name``."""
+    """Return the first of ``names`` in the hub's local cache for the repository ``model_name``, or None."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     for name in names:
         try:
             found = try_to_load_from_cache(model_name, name)
-        except HFValidationError:  # the path of a directory is no repository
+        except HFValidationError:  # the path of a directory is not a repository name
             return None
         if isinstance(found, str):
             return Path(found)
@@ -56,11 +56,11 @@ def cached_file(model_name: str, names: Iterable[str]) -> Path | None:
 
 
 def hub_reachable(timeout_s: float = 5.0) -> bool:
-    """Whether the hub answers at all. The hub's own client takes half a minute to find that out."""
+    """Return whether the hub answers. The hub's own client takes half a minute to find that out."""
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=timeout_s)
-    except Exception:  # the HTTP library behind the session differs from version to version
+    except Exception:  # the HTTP library differs between versions of the client
         return False
     return True

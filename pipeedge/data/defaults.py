@@ -1,4 +1,4 @@
-"""The input that is shipped, for runs that name none (``assets/CREDITS.md`` says where it comes from)."""
+"""The input that ships with the package, for runs that name none (origin: ``assets/CREDITS.md``)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 
 def asset(name: str) -> Path:
-    """The path of a file or directory that is shipped with the package."""
+    """Return the path of a file or directory that ships with the package."""
     return Path(str(files("pipeedge") / "assets" / name))
 
 
 def default_digits() -> MemoryItems:
-    """The held-out images of ``vit-digits``, with labels.
+    """Return the held-out images of ``vit-digits``, with labels.
 
-    ``tools/train_vit_digits.py`` trains on the same scale: 0 to 16 becomes -1 to 1.
+    They are scaled as in ``tools/train_vit_digits.py``: 0 to 16 becomes -1 to 1.
     """
     with np.load(asset(DIGITS_FILE), allow_pickle=False) as arrays:
         images, labels = arrays["images_heldout"], arrays["labels_heldout"]
@@ -56,27 +56,27 @@ def default_digits() -> MemoryItems:
 
 
 def default_photo(transform: ImageTransform) -> MemoryItems:
-    """One photograph of a cat; its class in ImageNet is a matter of opinion, so it has no label."""
+    """Return a photograph of a cat, without a label because its class in ImageNet is debatable."""
     item = Item((transform.encode(open_image(asset(PHOTO_FILE))),), None, PHOTO_FILE)
     return MemoryItems((item,), pixels=transform.table)
 
 
 def digits_fit(model: ModelInputs) -> bool:
-    """Return whether ``model`` takes pictures like the shipped digits, of which it tells ten apart."""
+    """Return whether ``model`` takes images like the shipped digits and distinguishes ten classes."""
     config = model.config
     return (config.channels, *config.image_size, config.num_labels) == (1, *DIGIT_SIZE, DIGIT_CLASSES)
 
 
 @dataclass(frozen=True)
 class ShippedSentence:
-    """A sentence, and its ids in the vocabulary of BERT's uncased models."""
+    """A sentence, and its token ids in the vocabulary of BERT's uncased models."""
 
     sentence: Sentence
     bert_uncased_ids: tuple[int, ...]
 
 
 def shipped_sentences() -> list[ShippedSentence]:
-    """The sentences in ``assets/sentences.json``."""
+    """Return the sentences in ``assets/sentences.json``."""
     entries = json.loads(asset(SENTENCES_FILE).read_text(encoding="utf-8"))
     return [
         ShippedSentence(
@@ -87,11 +87,11 @@ def shipped_sentences() -> list[ShippedSentence]:
 
 
 def default_sentences(model: ModelInputs, directories: Iterable[Path]) -> Items:
-    """A few sentences, as ids of the model's own tokenizer where this machine has it.
+    """Return a few sentences, as ids of the model's own tokenizer if this machine has it.
 
-    Without one, a model with BERT's uncased vocabulary gets the ids that are shipped. For any other
-    there is no way to know the ids: the words are hashed into its vocabulary, which is good for timing
-    and nothing else, and a warning says so.
+    Without a tokenizer, a model with BERT's uncased vocabulary gets the ids that ship with the package. For
+    any other model the ids are unknown. Words are then hashed into its vocabulary, which is useful only for
+    timing, and a warning says so.
     """
     shipped = shipped_sentences()
     tokenizer = find_tokenizer(model, directories)
@@ -116,5 +116,5 @@ def default_sentences(model: ModelInputs, directories: Iterable[Path]) -> Items:
 
 
 def hashed_ids(text: str, vocab: int) -> tuple[int, ...]:
-    """One id below ``vocab`` for each word, the same on every machine."""
+    """Return one id below ``vocab`` for each word, the same on every machine."""
     return tuple(zlib.crc32(word.encode()) % vocab for word in text.split())

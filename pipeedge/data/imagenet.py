@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012), from its original archives or from a folder of classes.
+"""ImageNet (ILSVRC 2012), from its original archives or from folders of classes.
 
 O. Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 115, 2015.
 
@@ -6,10 +6,10 @@ O. Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV
       ILSVRC2012_devkit_t12.tar.gz    names of the classes; classes of the validation images
       ILSVRC2012_img_train.tar        1000 archives, n01440764.tar and so on
       ILSVRC2012_img_val.tar          50000 images
-      train/n01440764/*.JPEG          what the archives become, once; or a folder that is there already
+      train/n01440764/*.JPEG          folders extracted from the archives once, or already there
       val/n01440764/*.JPEG
 
-The label of a class is its place among the sorted WordNet ids, as in the models' training.
+The label of a class is its position among the sorted WordNet ids, as in the models' training.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CLASS_ARCHIVE = re.compile(r"(n\d{8})\.tar")
 TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG")
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 PART = ".part"
-"""Ends the name of a folder that is not complete yet."""
+"""Suffix of a folder that is not complete yet."""
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ class ClassFolder:
 
     folder: Path
     names: tuple[str, ...]
-    """Of the images, below ``folder``: ImageNet has 1.3 million, too many to keep a ``Path`` each."""
+    """Names of the images below ``folder``: ImageNet has 1.3 million, too many for a ``Path`` each."""
     label: int | None
     transform: ImageTransform
     max_pixels: int | None = None
-    """Largest picture to decode."""
+    """Largest image to decode, in pixels."""
 
     max_tokens = None
     in_memory = False
@@ -79,14 +79,14 @@ class ClassFolder:
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of the images stand for."""
+        """Values that the bytes of the images stand for."""
         return self.transform.table
 
     def __len__(self) -> int:
         return len(self.names)
 
     def source(self, index: int) -> str:
-        """The path of image ``index``."""
+        """Return the path of image ``index``."""
         return str(self.folder / self.names[index])
 
     def read(self, index: int) -> Item:
@@ -97,21 +97,21 @@ class ClassFolder:
 
 @dataclass(frozen=True)
 class DevelopmentKit:
-    """What the development kit says of the classes."""
+    """The contents of the development kit: the classes, and the classes of the validation images."""
 
     class_ids: Mapping[int, str]
-    """ILSVRC2012 id -> WordNet id, for the classes that have images."""
+    """Map from ILSVRC2012 id to WordNet id, for the classes that have images."""
     validation_ids: tuple[int, ...]
-    """The ILSVRC2012 id of each validation image, in the order of their numbers from 1."""
+    """ILSVRC2012 id of each validation image, in the order of their numbers from 1."""
 
     @property
     def classes(self) -> list[str]:
-        """WordNet ids in the order of the labels."""
+        """Return the WordNet ids in the order of the labels."""
         return sorted(self.class_ids.values())
 
     @classmethod
     def read(cls, path: Path) -> DevelopmentKit:
-        """Read the archive; ``InputError`` if it is damaged or something else."""
+        """Read the archive. Raises ``InputError`` if it is damaged or another file."""
         try:
             from scipy.io import loadmat
         except ImportError as error:
@@ -125,29 +125,29 @@ class DevelopmentKit:
                         found[wanted] = stream.read()
         for wanted in (META, GROUND_TRUTH):
             if wanted not in found:
-                raise InputError(f"{path}: no {wanted} in this archive, so it is not ImageNet's")
+                raise InputError(f"{path}: no {wanted} in this archive, so it is not ImageNet's kit")
         try:
             synsets = loadmat(io.BytesIO(found[META]), squeeze_me=True)["synsets"]
             # The other synsets are groups of classes in the WordNet tree.
             leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
             class_ids = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in leaves}
             validation_ids = tuple(map(int, found[GROUND_TRUTH].split()))
-        except Exception as error:  # scipy raises many kinds for a damaged file
+        except Exception as error:  # scipy raises many kinds of exceptions for a damaged file
             raise InputError(f"{path}: {META} or {GROUND_TRUTH} cannot be read ({error})") from error
         unknown = set(validation_ids) - set(class_ids)
         if unknown:
-            raise InputError(f"{path}: {GROUND_TRUTH} names class {min(unknown)}, {META} does not")
+            raise InputError(f"{path}: {GROUND_TRUTH} names class {min(unknown)}, which {META} lacks")
         return cls(MappingProxyType(class_ids), validation_ids)
 
 
 def imagenet_items(request: InputRequest, model: ModelInputs) -> Items:
-    """The images of a split, with labels.
+    """Return the images of a split, with labels.
 
-    Archives are extracted on first use, which an interruption does not undo: the next run goes on where
-    it stopped. Labels are left out, with a warning, if the classes cannot be those of the model.
+    Archives are extracted on first use. After an interruption, the next run continues where extraction
+    stopped. Labels are left out, with a warning, if the classes cannot be those of the model.
 
     Raises:
-        InputError: neither archives nor folders of classes in ``request.dataset_root``, or damaged ones.
+        InputError: ``request.dataset_root`` has neither archives nor folders of classes, or they are damaged.
     """
     root = request.dataset_root
     if root is None:
@@ -161,7 +161,7 @@ def imagenet_items(request: InputRequest, model: ModelInputs) -> Items:
     folder = find_split(root, asked, split, kit)
     images = class_images(folder)
     if not images:
-        raise InputError(f"{folder}: no folder of a class with images in it")
+        raise InputError(f"{folder}: no class folder with images in it")
     classes = sorted(images)
     if kit is not None and set(classes) <= set(kit.classes):
         classes = kit.classes
@@ -185,7 +185,7 @@ def imagenet_items(request: InputRequest, model: ModelInputs) -> Items:
 
 
 def find_split(root: Path, asked: str, split: str, kit: DevelopmentKit | None) -> Path:
-    """The folder whose subfolders are the classes of ``split``; extracted from its archive if need be."""
+    """Return the folder with the classes of ``split``, extracted from its archive if necessary."""
     for name in dict.fromkeys((split, asked)):
         if (root / name).is_dir():
             return root / name
@@ -208,7 +208,7 @@ def find_split(root: Path, asked: str, split: str, kit: DevelopmentKit | None) -
 
 
 def class_images(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The images of each class: those directly in each subfolder of ``folder``, sorted by name."""
+    """Return the images of each class: those directly in each subfolder of ``folder``, sorted by name."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         found = {
@@ -225,7 +225,7 @@ def class_images(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def extract_train(archive: Path, target: Path, kit: DevelopmentKit | None) -> None:
-    """``target``/class/image from the archive of archives. A class that is there is not read again."""
+    """Extract the archive of archives to ``target``/class/image. Classes that exist are not read again."""
     classes = set()
     with extracting(archive, target) as part, tarfile.open(archive) as opened:
         for member in opened:
@@ -247,7 +247,7 @@ def extract_train(archive: Path, target: Path, kit: DevelopmentKit | None) -> No
 
 
 def extract_val(archive: Path, target: Path, kit: DevelopmentKit) -> None:
-    """``target``/class/image, the class from the development kit. An image that is there is kept."""
+    """Extract to ``target``/class/image, with classes from the kit. Images that exist are kept."""
     numbers = set()
     with extracting(archive, target) as part, tarfile.open(archive) as opened:
         for member in opened:
@@ -266,9 +266,9 @@ def extract_val(archive: Path, target: Path, kit: DevelopmentKit) -> None:
 
 @contextmanager
 def extracting(archive: Path, target: Path) -> Iterator[Path]:
-    """A folder to extract into, which is named ``target`` only when all is in it."""
+    """Yield a folder to extract into, which is renamed to ``target`` when it is complete."""
     part = target.with_name(target.name + PART)
-    log.warning("extracting %s into %s; this happens once and may take long", archive, target)
+    log.warning("extracting %s into %s; this happens once and may take a while", archive, target)
     with reading_archive(archive):
         part.mkdir(exist_ok=True)
         yield part
@@ -277,7 +277,7 @@ def extracting(archive: Path, target: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading_archive(path: Path) -> Iterator[None]:
-    """Turn what a damaged archive or a full disk raises into one line."""
+    """Turn errors of damaged archives and full disks into one line."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error) as error:
@@ -287,10 +287,10 @@ def reading_archive(path: Path) -> Iterator[None]:
 
 
 def expect(pattern: re.Pattern[str], archive: Path, member: tarfile.TarInfo) -> re.Match[str] | None:
-    """The match of ``pattern`` with the member's own name; None for a folder.
+    """Return the match of ``pattern`` with the member's own name, or None for a folder.
 
-    Only names that match are ever written, below folders that are named here, so an archive cannot place
-    a file elsewhere. ``InputError``: the member is something else, or a link, or has a path.
+    Only names that match are ever written, below folders named here, so an archive cannot place a file
+    elsewhere. Raises ``InputError`` if the member is something else, a link, or has a path.
     """
     if member.isdir():
         return None
@@ -302,12 +302,12 @@ def expect(pattern: re.Pattern[str], archive: Path, member: tarfile.TarInfo) -> 
 
 
 def base_name(member: tarfile.TarInfo) -> str:
-    """The last part of the member's path."""
+    """Return the last part of the member's path."""
     return PurePosixPath(member.name).name
 
 
 def write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """Write a regular file to ``path``, unless it is there in full."""
+    """Write a regular file to ``path``, unless it exists in full."""
     if path.is_file() and path.stat().st_size == member.size:
         return
     source = archive.extractfile(member)
@@ -317,6 +317,6 @@ def write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
 
 
 def check_count(archive: Path, what: str, count: int, expected: int | None) -> None:
-    """Refuse an archive that ends early between two members, which its reader does not notice."""
+    """Check for an archive that ends early between two members, which its reader does not notice."""
     if count == 0 or (expected is not None and count != expected):
         raise InputError(f"{archive}: holds {count} {what} of {expected or 'at least 1'}; fetch it again")

@@ -1,8 +1,8 @@
-"""Pictures to ``pixel_values``: decode, resize, crop; normalising is left to a table where that is exact.
+"""Images to ``pixel_values``: decode, resize, crop. Values are normalised by a table where that is exact.
 
-A model directory with a ``preprocessor_config.json`` decides for itself, through transformers' image
-processors. Without one the defaults of the nine models are used, the same arithmetic with Pillow and
-NumPy alone (``tests/test_data_images.py`` holds the two against each other).
+A model directory with a ``preprocessor_config.json`` is processed by transformers' image processors.
+Otherwise the defaults of the nine known models are used: the same arithmetic with Pillow and NumPy alone
+(``tests/test_data_images.py`` compares the two).
 """
 
 from __future__ import annotations
@@ -48,43 +48,43 @@ log = logging.getLogger(__name__)
 _LISTED_TYPES = 8
 PROCESSOR_FILE = "preprocessor_config.json"
 _SIZES_ONLY = {"do_rescale": False, "do_normalize": False}
-"""Options with which an image processor leaves the values as they are."""
+"""Options with which an image processor leaves the values unchanged."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageTransform(Protocol):
-    """Turns a picture into the input of a model."""
+    """A conversion of images to the input of a model."""
 
     @property
     def table(self) -> PixelTable | None:
-        """What the bytes that ``encode`` gives stand for; None where it gives the values themselves."""
+        """Values that the bytes from ``encode`` stand for, or None if it returns the values themselves."""
 
     def encode(self, image: Image.Image) -> torch.Tensor:
-        """Return ``image`` [channels, height, width], uint8 where there is a table, else float32."""
+        """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32."""
 
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """How a picture becomes the input of a model."""
+    """The parameters of a conversion of images to the input of a model."""
 
     channels: int
-    """1 (grey) or 3 (RGB)."""
+    """Number of channels: 1 (grey) or 3 (RGB)."""
     resize: tuple[int, int]
-    """Height and width the whole picture is resized to, in pixels."""
+    """Height and width that the whole image is resized to, in pixels."""
     crop: tuple[int, int]
-    """Height and width cut from the centre after that, in pixels."""
+    """Height and width of the centre crop after resizing, in pixels."""
     resample: Image.Resampling
-    """Filter of the resize."""
+    """Resampling filter for resizing."""
     mean: tuple[float, ...]
-    """Subtracted from each channel, after scaling it to 0 to 1."""
+    """Mean subtracted from each channel, after scaling it to 0 to 1."""
     std: tuple[float, ...]
-    """Each channel is divided by it, after that."""
+    """Standard deviation that each channel is divided by, after subtracting the mean."""
 
     @cached_property
     def table(self) -> PixelTable:
-        """What each byte of each channel stands for."""
+        """Values that each byte of each channel stands for."""
         levels = np.arange(BYTE_VALUES, dtype=np.float32)[None] / np.float32(BYTE_VALUES - 1)
         mean, std = (np.asarray(of, np.float32)[:, None] for of in (self.mean, self.std))
         return PixelTable(torch.from_numpy((levels - mean) / std))
@@ -92,7 +92,7 @@ class ImageRecipe:
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` as uint8 [channels, height, width]."""
         height, width = self.resize
-        if image.mode != "L":  # of grey, each channel is the same before resizing and after
+        if image.mode != "L":  # grey is converted later: its channels are equal
             image = to_channels(image, self.channels)
         resized = to_channels(image.resize((width, height), self.resample), self.channels)
         top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
@@ -100,14 +100,14 @@ class ImageRecipe:
         pixels = np.asarray(cropped).reshape(*self.crop, self.channels)
         return torch.from_numpy(
             np.array(pixels.transpose(2, 0, 1), order="C")
-        )  # Pillow's memory is read only
+        )  # copied, because Pillow's memory is read-only
 
 
 def default_recipe(model: ModelInputs) -> ImageRecipe:
-    """The recipe of the model's family, for its own image size.
+    """Return the recipe of the model's family, for its image size.
 
-    ViT: resize, values from -1 to 1. DeiT: resize to 256/224 of the size with bicubic interpolation, cut
-    the centre out, ImageNet's mean and deviation.
+    ViT: resize, values from -1 to 1. DeiT: resize to 256/224 of the size with bicubic interpolation, crop the
+    centre, normalise by ImageNet's mean and deviation.
     """
     size, channels = model.config.image_size, model.config.channels
     if model.family == "deit" and channels == 3:
@@ -121,29 +121,29 @@ def default_recipe(model: ModelInputs) -> ImageRecipe:
 
 @dataclass(frozen=True)
 class DirectoryTransform:
-    """The image processor that a model directory describes."""
+    """The image processor of a model directory."""
 
     processor: Any
-    """A transformers image processor."""
+    """Image processor of transformers."""
     channels: int
-    """1 (grey) or 3 (RGB)."""
+    """Number of channels: 1 (grey) or 3 (RGB)."""
     shape: tuple[int, int, int]
     """Channels, height and width that the model takes."""
     path: Path
-    """The file that describes it."""
+    """File that describes the processor."""
     table: PixelTable | None = None
-    """What the bytes stand for, where scaling and normalising a value depend on nothing but that value."""
+    """Values that the bytes stand for, if scaling and normalising a value depend on that value alone."""
 
     def encode(self, image: Image.Image) -> torch.Tensor:
-        """Return ``image`` [channels, height, width], uint8 where there is a table, else float32.
+        """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32.
 
         Raises:
-            InputError: the description makes something else of it than the model takes.
+            InputError: The result has another shape than the model takes.
         """
         return self._encode(image, **(_SIZES_ONLY if self.table is not None else {}))
 
     def with_table(self) -> DirectoryTransform:
-        """Return the same with a table, where looking values up in one gives the same bits; else as it is."""
+        """Return a copy that uses a table, if looking values up gives the same bits; else self."""
         plain = replace(self, table=None)
         ramp = Image.fromarray(np.arange(BYTE_VALUES, dtype=np.uint8).reshape(16, 16))
         height, width = self.shape[1:]
@@ -157,7 +157,7 @@ class DirectoryTransform:
             encoded = plain._encode(picture, **_SIZES_ONLY)
             if encoded.dtype is torch.uint8 and table.look_up(encoded[None])[0].equal(plain.encode(picture)):
                 return replace(self, table=table)
-        except Exception as error:  # whatever a hand-written file provokes inside transformers
+        except Exception as error:  # a hand-written file may raise anything inside transformers
             log.debug("%s: pictures are sent as floating point (%s)", self.path, error)
         return plain
 
@@ -166,18 +166,20 @@ class DirectoryTransform:
         try:
             made = np.asarray(self._process(picture, **options)["pixel_values"][0])
             pixels = np.array(made, np.uint8 if made.dtype == np.uint8 else np.float32, order="C")
-        except Exception as error:  # whatever a hand-written file provokes inside transformers
+        except Exception as error:  # a hand-written file may raise anything inside transformers
             raise InputError(
-                f"{self.path}: does not serve for images of {self.channels} channels ({error}); "
-                "is it of another model?"
+                f"{self.path}: cannot process images of {self.channels} channels ({error}); "
+                "is it for another model?"
             ) from error
         if pixels.shape != self.shape:
-            raise InputError(f"{self.path} makes images of {pixels.shape}, the model takes {self.shape}")
+            raise InputError(
+                f"{self.path} produces images of shape {pixels.shape}, but the model takes {self.shape}"
+            )
         return torch.from_numpy(pixels)
 
     def _process(self, picture: Image.Image, **options: bool) -> Any:
         if self.channels == 1:
-            # A trailing dimension, because processors guess the channels of a plain picture as RGB.
+            # A trailing dimension is added, because processors take the channels of a plain image to be RGB.
             grey = np.asarray(picture)[:, :, None]
             return self.processor(grey, return_tensors="np", input_data_format="channels_last", **options)
         return self.processor(picture, return_tensors="np", **options)
@@ -190,25 +192,27 @@ def transformed(transform: ImageTransform, image: Image.Image) -> torch.Tensor:
 
 
 def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
-    """What turns a picture into the model's input: that of the first of ``directories`` (or of the hub's
-    local cache) that describes one, else the default of the model's family.
+    """Return the conversion of images to the model's input.
+
+    It is the one described in the first of ``directories`` (or of the hub's local cache) that has a
+    description, else the default of the model's family.
 
     Raises:
-        InputError: the description cannot be read or does not fit the model, or no picture has as many
-            channels as the model.
+        InputError: The description cannot be read or does not fit the model, or the model's number of
+            channels is not that of any image.
     """
     if model.config.channels not in (1, 3):
         raise InputError(
-            f"{model.name} takes {model.config.channels} channels, pictures have 1 or 3: give .npz arrays"
+            f"{model.name} takes {model.config.channels} channels, but images have 1 or 3: give .npz arrays"
         )
     path = companion_file(model.name, directories, (PROCESSOR_FILE,))
     if path is None:
         return default_recipe(model)
-    from transformers import AutoImageProcessor  # seconds to import, and most runs do without
+    from transformers import AutoImageProcessor  # takes seconds to import, and most runs do not need it
 
     try:
         processor = AutoImageProcessor.from_pretrained(path.parent, local_files_only=True, backend="pil")
-    except Exception as error:  # whatever a hand-written file provokes inside transformers
+    except Exception as error:  # a hand-written file may raise anything inside transformers
         raise InputError(f"{path}: not an image processor that transformers can read ({error})") from error
     channels, (height, width) = model.config.channels, model.config.image_size
     transform = DirectoryTransform(processor, channels, (channels, height, width), path)
@@ -217,27 +221,27 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """``image`` as 8 bit grey (1 channel) or RGB (3)."""
+    """Return ``image`` as 8-bit grey (1 channel) or RGB (3)."""
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
 
 
 @dataclass(frozen=True)
 class FoundImages:
-    """What there is below a folder."""
+    """The files found below a folder."""
 
     paths: tuple[Path, ...]
-    """Pictures, sorted by path."""
+    """Paths of the images, sorted."""
     skipped: Counter[str]
-    """Number of other files of each suffix; hidden files are not counted."""
+    """Number of other files by suffix; hidden files are not counted."""
 
 
 def skipped_line(where: str, skipped: Counter[str]) -> str | None:
-    """Return a line about the files in folders that are no pictures, or None without any.
+    """Return a line about the files in folders that are not images, or None if there are none.
 
     Args:
-        where: the folders.
-        skipped: number of files of each suffix.
+        where: Names of the folders.
+        skipped: Number of files by suffix.
     """
     if not skipped:
         return None
@@ -250,13 +254,13 @@ def skipped_line(where: str, skipped: Counter[str]) -> str | None:
 
 
 def find_images(folder: Path) -> FoundImages:
-    """Find the pictures below ``folder``; hidden files are left out, links are followed."""
+    """Find the images below ``folder``. Hidden files are left out, links are followed."""
     found: list[Path] = []
     skipped: Counter[str] = Counter()
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
-        if real in seen:  # a link that leads back
+        if real in seen:  # a link to a folder that was visited before
             folders.clear()
             continue
         seen.add(real)
@@ -270,37 +274,37 @@ def find_images(folder: Path) -> FoundImages:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Pictures on disk, decoded one at a time."""
+    """Image files, decoded one at a time."""
 
     paths: tuple[Path, ...]
     labels: tuple[int | None, ...]
-    """The true class of each, where known."""
+    """True class of each image, or None if not known."""
     transform: ImageTransform
     max_pixels: int | None = None
-    """Largest picture to decode, as ``open_image`` takes it."""
+    """Largest image to decode, as for ``open_image``."""
 
     max_tokens = None
     in_memory = False
 
     @property
     def has_labels(self) -> bool:
-        """Whether the true class of some picture is known."""
+        """Whether the true class of some image is known."""
         return any(label is not None for label in self.labels)
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of the pictures stand for."""
+        """Values that the bytes of the images stand for."""
         return self.transform.table
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def source(self, index: int) -> str:
-        """The path of picture ``index``."""
+        """Return the path of image ``index``."""
         return str(self.paths[index])
 
     def read(self, index: int) -> Item:
-        """Decode picture ``index``."""
+        """Decode image ``index``."""
         path = self.paths[index]
         return Item(
             (self.transform.encode(open_image(path, self.max_pixels)),), self.labels[index], str(path)

@@ -1,4 +1,4 @@
-"""The little that reading input needs to know of the model."""
+"""Properties of a model that matter for reading its input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ModelConfig", "ModelInputs"]
 
 
 class ModelConfig(Protocol):
-    """Sizes of a model's input; only those of its own kind are read."""
+    """Sizes of a model's input; only those of its own kind are used."""
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -17,35 +17,35 @@ class ModelConfig(Protocol):
 
     @property
     def channels(self) -> int:
-        """Colour channels of an image."""
+        """Number of colour channels of an image."""
 
     @property
     def vocab(self) -> int:
-        """Token ids are below this."""
+        """Size of the vocabulary; token ids are below it."""
 
     @property
     def max_positions(self) -> int:
-        """The longest sequence in tokens."""
+        """Length of the longest sequence in tokens."""
 
     @property
     def type_vocab(self) -> int:
-        """Token types are below this."""
+        """Number of token types."""
 
     @property
     def num_labels(self) -> int:
-        """Classes of the head; 0 without one."""
+        """Number of classes of the head; 0 without one."""
 
 
 class ModelInputs(Protocol):
-    """What this package needs to know of a model; ``pipeedge.models.Model`` fits."""
+    """Properties of a model that this package uses; ``pipeedge.models.Model`` has them."""
 
     @property
     def name(self) -> str:
-        """The name it was asked for by."""
+        """Name as given by the user."""
 
     @property
     def family(self) -> str:
-        """``vit``, ``deit`` or ``bert``."""
+        """Family of the model: ``vit``, ``deit`` or ``bert``."""
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -57,4 +57,4 @@ class ModelInputs(Protocol):
 
     @property
     def directory(self) -> Path | None:
-        """A local Hugging Face directory that may hold its image processor or tokenizer."""
+        """Local Hugging Face directory, which may hold its image processor or tokenizer."""

@@ -1,4 +1,4 @@
-"""From what the user asked for and the model to the input of the run."""
+"""Opening the input of a run, from the user's request and the model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ IMAGES, TEXT, ARRAYS = "images", "text", "arrays"
 
 
 def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
-    """The input of a run of ``model``, ready to give microbatches.
+    """Open the input of a run of ``model``, ready to produce microbatches.
 
-    Files are found and checked here as far as can be done without decoding pictures, so that a mistake
-    shows before any rank starts to work.
+    Files are found and checked here as far as possible without decoding images, so that mistakes show before
+    any rank starts to work.
 
     Raises:
-        InputError: the input cannot be read, is empty, or does not fit the model.
+        InputError: The input cannot be read, is empty, or does not fit the model.
     """
     if request.dataset_name is not None:
         return open_dataset(request, model)
@@ -63,17 +63,17 @@ def open_run_input(request: RunRequest, model: ModelInputs) -> InputSource:
 
 
 def first(items: Items, limit: int | None) -> range:
-    """The indices of the first ``limit`` items; of all without a limit."""
+    """Return the indices of the first ``limit`` items, or of all without a limit."""
     return range(len(items) if limit is None else min(limit, len(items)))
 
 
 def takes_text(model: ModelInputs) -> bool:
-    """Whether the model takes sentences; otherwise it takes images."""
+    """Return whether the model takes sentences, rather than images."""
     return "input_ids" in model.input_names
 
 
 def default_items(request: InputRequest, model: ModelInputs) -> Items:
-    """The shipped input for ``model``."""
+    """Return the input that ships with the package for ``model``."""
     directories = companion_directories(request, model)
     if takes_text(model):
         return default_sentences(model, directories)
@@ -83,8 +83,8 @@ def default_items(request: InputRequest, model: ModelInputs) -> Items:
 
 
 def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
-    """A labelled data set: all of it, or a part, perhaps shuffled."""
-    # Each brings a library that other runs need not have.
+    """Open a labelled data set: all of it or a part, possibly shuffled."""
+    # Imported here because each needs a library that other runs do without.
     if request.dataset_name == "CoLA":
         from pipeedge.data.cola import cola_items
 
@@ -101,7 +101,7 @@ def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
 
 
 def path_items(request: InputRequest, model: ModelInputs) -> Items:
-    """The items of ``request.paths``, in the order given."""
+    """Return the items of ``request.paths``, in the order given."""
     given = expanded(request.paths)
     kinds = {path: kind_of(path, model) for path in given}
     one = given[0]
@@ -140,7 +140,7 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
 
 
 def array_items(paths: Sequence[Path], limit: int | None, model: ModelInputs) -> list[Items]:
-    """Open all files of arrays; of those behind the limit no row is read."""
+    """Open all files of arrays, without reading rows beyond the limit."""
     left, found = limit, list[Items]()
     for path in paths:
         found.append(ArrayItems.open(path, model, left))
@@ -150,10 +150,10 @@ def array_items(paths: Sequence[Path], limit: int | None, model: ModelInputs) ->
 
 
 def expanded(paths: Sequence[Path]) -> list[Path]:
-    """Replace patterns (``photos/*.jpg``), which not every shell expands, by the sorted files they match.
+    """Expand patterns (``photos/*.jpg``), which not every shell does, into the sorted files they match.
 
     Raises:
-        InputError: a pattern matches nothing.
+        InputError: A pattern matches nothing.
     """
     found: list[Path] = []
     for path in paths:
@@ -168,7 +168,7 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
 
 
 def kind_of(path: Path, model: ModelInputs) -> str:
-    """What ``path`` holds, by its suffix; a folder holds images, standard input what the model takes."""
+    """Return the kind of input at ``path``: images for a folder, what the model takes for standard input."""
     if path == STANDARD_INPUT:
         return TEXT if takes_text(model) else IMAGES
     if path.is_dir():
@@ -200,5 +200,5 @@ def image_paths(path: Path, skipped: Counter[str]) -> tuple[Path, ...]:
 
 
 def join(parts: Sequence[Items]) -> Items:
-    """The items of all ``parts``, one after the other."""
+    """Return the items of all ``parts``, one part after the other."""
     return parts[0] if len(parts) == 1 else JoinedItems(tuple(parts))

@@ -1,7 +1,7 @@
-"""Picture files to 8-bit pictures in memory: which formats, how large, and how their values are scaled.
+"""Decoding of image files to 8-bit images in memory: formats, size limits, and scaling of values.
 
-Formats are named to Pillow, which would otherwise try all it has and start other programs (Ghostscript)
-for some of them, whatever the file is called.
+Formats are listed explicitly for Pillow. By default it would try every format it knows, and start other
+programs (Ghostscript) for some of them, whatever the name of the file.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _FEATURES: Mapping[str, str] = MappingProxyType({"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"})
-"""What Pillow must be built with for a format; the others it always has, but for HEIF."""
+"""Feature that Pillow must be built with for a format. Other formats are always available, except HEIF."""
 
 _LARGE_PIXELS = 32_000_000
-"""Pictures beyond this are decoded at a fraction of their size, where the format can do that."""
+"""Number of pixels above which images are decoded at a fraction of their size, if the format allows that."""
 _LEAST_SIDE = 1024
-"""Smaller than this no side becomes by that, in pixels."""
+"""Smallest side in pixels that this reduction may produce."""
 
-# Pillow's own limit holds for a whole process, and ends in a warning whose filters all threads share. The
-# limit here is the caller's.
+# Pillow's own limit applies to the whole process, and ends in a warning whose filters all threads share. The
+# caller's limit is used instead.
 Image.MAX_IMAGE_PIXELS = None
 
 
 def _known_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow opens here. HEIF is a plug-in's, if that is installed."""
+    """Return the formats that Pillow can open here. HEIF needs a plug-in."""
     if importlib.util.find_spec("pillow_heif") is not None:
         importlib.import_module("pillow_heif").register_heif_opener()
     Image.init()
@@ -66,24 +66,24 @@ IMAGE_SUFFIXES = tuple(sorted(suffix for name in _FORMATS for suffix in _SUFFIXE
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file of this name is a picture; hidden files are not."""
+    """Return whether a file of this name is an image. Hidden files are not."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:
-    """Decode a picture: upright, with 8 bits a value.
+    """Decode an image: upright, with 8 bits a value.
 
     Args:
-        path: the file.
-        max_pixels: largest picture to decode (``--max-image-pixels``); None: the default, which the caller
-            gives the user no way to change.
+        path: Path of the file.
+        max_pixels: Largest image to decode (``--max-image-pixels``), or None for the default if the user has
+            no option to change it.
 
     Raises:
-        InputError: the file is no picture, is too large, or has values of an unknown range.
+        InputError: The file is not an image, is too large, or has values of an unknown range.
     """
     name = printable(path)
     try:
-        # Opening a pipe would wait for somebody to write into it.
+        # Opening a pipe would block until somebody writes to it.
         if not stat.S_ISREG(path.stat().st_mode):
             raise InputError(f"{name}: is not a regular file")
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:
 
 
 def decode_image(source: Path | BinaryIO, name: str, max_pixels: int | None = None) -> Image.Image:
-    """Decode what ``source`` holds, as ``open_image`` does; ``name`` is what messages call it."""
+    """Decode ``source`` as ``open_image`` does; messages call it ``name``."""
     try:
         with Image.open(source, formats=_FORMATS) as image:
             _check_size(image, name, max_pixels)
@@ -103,7 +103,7 @@ def decode_image(source: Path | BinaryIO, name: str, max_pixels: int | None = No
             ImageOps.exif_transpose(image, in_place=True)
             return eight_bit(image, name)
     except MemoryError:
-        raise InputError(f"{name}: there is not enough memory for this picture") from None
+        raise InputError(f"{name}: not enough memory for this image") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{name}: cannot be read as an image ({error})") from error
 
@@ -132,15 +132,15 @@ def _reduce(image: Image.Image) -> None:
 
 
 def eight_bit(image: Image.Image, name: str = "the picture") -> Image.Image:
-    """Scale grey values of 16 bits to 8; Pillow would clip them at 255.
+    """Scale grey values of 16 bits to 8, where Pillow would clip them at 255.
 
     Raises:
-        InputError: the range of the values is not known: 32-bit integers, floating point.
+        InputError: The range of the values is not known: 32-bit integers or floating point.
     """
     if image.mode.startswith("I;16"):
         bits = image.tag_v2.get(258, (16,))[0] if image.format == "TIFF" else 16  # type: ignore[attr-defined]
         return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
-    if image.mode == "I" and image.format in ("PNG", "PPM"):  # which have 16 bits at most
+    if image.mode == "I" and image.format in ("PNG", "PPM"):  # these formats have at most 16 bits
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         kind = "integers of 32 bits" if image.mode == "I" else "floating point numbers"

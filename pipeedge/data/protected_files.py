@@ -1,4 +1,4 @@
-"""What a run reads, so that nothing it writes replaces any of it."""
+"""Protection of the files that a run reads from being replaced by its outputs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _COMPANIONS = frozenset(
         "vocab.txt",
     }
 )
-"""Files that belong to weights in the same directory."""
+"""Names of files that belong to weights in the same directory."""
 
 
 def check_run_outputs(
     request: RunRequest, model: Model, others: Iterable[OutputFile] = ()
 ) -> frozenset[Path]:
-    """Refuse outputs of the data rank that would replace one another, or what the run reads.
+    """Check that no output of the data rank overwrites another output or an input of the run.
 
     Args:
-        request: what to do.
-        model: that runs.
-        others: further files that this rank writes.
+        request: The run.
+        model: Model that runs.
+        others: Further files that this rank writes.
 
     Returns:
-        The outputs that exist already, and will be replaced.
+        The outputs that exist already and will be replaced.
 
     Raises:
-        RequestError: the first such output.
+        RequestError: An output would overwrite another output or an input.
     """
     return check_outputs(
         [*_outputs(request.output), *others],
@@ -65,11 +65,11 @@ def _outputs(request: OutputRequest) -> Iterator[OutputFile]:
 
 
 def model_paths(model: Model, weights: Path | None) -> Iterator[InputPath]:
-    """Yield where a model and its weights are read from.
+    """Yield the paths that a model and its weights are read from.
 
     Args:
-        model: the model.
-        weights: what ``-M`` names, or None for the model's own.
+        model: The model.
+        weights: Path given with ``-M``, or None for the model's own weights.
     """
     if model.directory is not None:
         yield InputPath("-m/--model-name", model.directory)
@@ -86,7 +86,7 @@ def _is_companion(name: str) -> bool:
 
 
 def input_paths(request: InputRequest) -> Iterator[InputPath]:
-    """Yield where items are read from."""
+    """Yield the paths that items are read from."""
     for path in expanded(request.paths) if request.paths else ():
         # Standard input may be a file that the shell has opened.
         real = Path("/dev/stdin") if path == STANDARD_INPUT else path

@@ -1,12 +1,12 @@
-"""Items that are read in threads of their own, a bounded number ahead of whoever takes them.
+"""Reading ahead: items are read in separate threads, a bounded number before they are needed.
 
     items, in order ──┬─> [read 0] ─┐
                       ├─> [read 1] ─┼─> at most ``ahead`` read or being read ──> take, in order
                       └─> [read 2] ─┘
 
-Decoding a picture takes longer than many a stage, and needs no result of the pipeline: so it goes on
-while microbatches are computed. An item that cannot be read is a value like any other, which is judged
-when its turn comes, so the same item fails first however many threads there are.
+Decoding an image takes longer than many stages and needs no result of the pipeline, so it proceeds while
+microbatches are computed. An unreadable item is passed on as a value and judged in its turn, so the same
+item fails first for any number of threads.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from pipeedge.transport.channel import Closed
 __all__ = ["ReadAhead", "read_threads"]
 
 _MOST_THREADS = 4
-"""More would take the processor from a stage on the same rank, and memory for a picture each."""
+"""Largest number of threads. More would take processor time from a stage on this rank, and more memory.
+"""
 
 
 def read_threads() -> int:
-    """Number of threads that read the input: as many as this rank computes with, up to four."""
+    """Return the number of threads that read the input: as many as this rank computes with, up to four."""
     return min(_MOST_THREADS, torch.get_num_threads())
 
 
 class ReadAhead:
-    """Reads the items of ``source`` once, in order.
+    """Reader of the items of ``source``, once and in order.
 
     Args:
-        source: the input.
-        ubatch_size: items of a microbatch; so many are read ahead of those that were taken.
-        threads: that read.
-        clock: seconds.
-        rows: that each thread keeps of what it was at.
+        source: The input.
+        ubatch_size: Number of items in a microbatch, which is how many are read ahead.
+        threads: Number of reading threads.
+        clock: Returns the time in seconds.
+        rows: Number of activities that each thread keeps on record.
     """
 
     def __init__(
@@ -67,19 +68,19 @@ class ReadAhead:
             Lane(LaneId(LaneKind.READ, thread=number), READ_AHEAD, clock, rows)
             for number in range(min(threads, len(source)))
         )
-        """What each thread was at. An item counts to the microbatch it belongs to where none is skipped."""
+        """Record of each thread's activities. Items are counted to microbatches as if none were skipped."""
 
     def start(self, crew: Crew) -> None:
-        """Begin to read, in threads of ``crew``."""
+        """Start reading, in threads of ``crew``."""
         crew.on_stop(self.close)
         for lane in self.lanes:
             crew.start(lane.lane.label, functools.partial(self.run, lane))
 
     def readings(self) -> Iterator[Reading]:
-        """Every item, or why it cannot be read; in order. Waits for the next one to be read.
+        """Yield every item, or why it cannot be read, in order; blocks until the next one is read.
 
         Raises:
-            Closed: the threads were told to stop.
+            Closed: The reader was closed.
         """
         for number in range(len(self._source)):
             with self._changed:
@@ -92,10 +93,10 @@ class ReadAhead:
             yield reading
 
     def run(self, lane: Lane) -> None:
-        """Read items, in the calling thread, until there are none left.
+        """Read items in the calling thread until none are left.
 
         Raises:
-            Closed: the threads were told to stop.
+            Closed: The reader was closed.
         """
         lane.begin()
         while (number := self._claim()) is not None:
@@ -107,14 +108,14 @@ class ReadAhead:
             lane.finish(number // self._ubatch_size, 1)
 
     def close(self) -> None:
-        """Stop reading, and wake whoever waits here."""
+        """Stop reading, and wake waiting threads."""
         with self._changed:
             self._closed = True
             self._read.clear()
             self._changed.notify_all()
 
     def _claim(self) -> int | None:
-        """The next item to read, once there is room for it; None after the last."""
+        """Return the next item to read, once there is room for it, or None after the last."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (

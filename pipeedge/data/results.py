@@ -1,12 +1,12 @@
-"""What a run gives back: one row for every input item, in input order, and the accuracy.
+"""Results of a run: one row for every input item, in input order, and the accuracy.
 
     .csv     item, source, label, the sentence if it is text, then class, name and score of the best five
     .jsonl   {"item": 0, "source": "a.png", "label": 3, "top": [{"class": 3, "name": "3", "score": 0.98}]}
     .npz     ``outputs`` float32 [items, ...]; ``labels`` int64 [items], -1 where unknown, if any is known;
-             ``items`` int64 [items], the places in the input, if some input was left out
+             ``items`` int64 [items], positions in the input, if some item was skipped
 
-Rows go to a temporary file beside the target as they arrive, so memory does not grow with the input; the
-file takes its name when the last row is in. A run that fails leaves nothing under that name.
+Rows are written to a temporary file beside the target as they arrive, so memory does not grow with the input.
+The file gets its name after the last row. A run that fails leaves nothing under that name.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ __all__ = ["Accuracy", "ResultItems", "ResultModel", "ResultWriter", "TOP_CLASSE
 
 TOP_CLASSES = 5
 UNKNOWN_LABEL = -1
-# The earliest date a zip file can hold: equal results give equal files.
+# Earliest date that a zip file can hold. It is fixed so that equal results give equal files.
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ResultModel(Protocol):
-    """What writing results needs to know of a model; ``pipeedge.models.Model`` fits."""
+    """Properties of a model that matter for results; ``pipeedge.models.Model`` has them."""
 
     @property
     def name(self) -> str:
-        """The name it was asked for by."""
+        """Name as given by the user."""
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """Names of its classes, if known."""
+        """Names of the classes, or None if not known."""
 
     @property
     def output_kind(self) -> str:
-        """``logits``: one value for each class; ``vector``: a model without a head."""
+        """Kind of output: ``logits``, one value per class, or ``vector`` for a model without a head."""
 
 
 class ResultItems(Protocol):
-    """What writing results needs to know of a microbatch; ``pipeedge.data.Microbatch`` fits."""
+    """Properties of a microbatch that matter for results; ``pipeedge.data.Microbatch`` has them."""
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The place of each item in the input, from 0."""
+        """Position of each item in the input, from 0."""
 
     @property
     def labels(self) -> Sequence[int | None]:
-        """The true class of each item, where known."""
+        """True class of each item, or None if not known."""
 
     @property
     def sources(self) -> Sequence[str]:
@@ -72,24 +72,24 @@ class ResultItems(Protocol):
 
     @property
     def texts(self) -> Sequence[str] | None:
-        """The sentence of each item; None if they are not text."""
+        """Sentence of each item, or None if they are not text."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How often the first class was the true one."""
+    """Number of items whose best class is the true one."""
 
     correct: int = 0
     labelled: int = 0
-    """Items whose true class is known."""
+    """Number of items whose true class is known."""
 
     @property
     def top1(self) -> float | None:
-        """The fraction of labelled items that are correct; None without any."""
+        """Fraction of labelled items that are correct, or None if there are none."""
         return self.correct / self.labelled if self.labelled else None
 
     def with_outputs(self, outputs: torch.Tensor, labels: Sequence[int | None]) -> Accuracy:
-        """This count and that of logits ``outputs`` [items, classes] against ``labels`` [items]."""
+        """Return this count plus that of logits ``outputs`` [items, classes] against ``labels`` [items]."""
         best = outputs.argmax(dim=1).tolist()
         known = [(first, label) for first, label in zip(best, labels, strict=True) if label is not None]
         correct = sum(first == label for first, label in known)
@@ -98,22 +98,22 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Row:
-    """One item and its best classes."""
+    """An item and its best classes."""
 
     number: int
     source: str
     label: int | None
     classes: tuple[int, ...]
-    """Best first."""
+    """Class numbers, best first."""
     scores: tuple[float, ...]
-    """Their softmax over all classes."""
+    """Softmax scores of these classes, over all classes."""
     text: str | None = None
-    """Its sentence, if it is one."""
+    """Sentence of the item, or None if it is not text."""
 
 
 def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[Row]:
-    """The rows of logits ``outputs`` [items, classes]."""
-    # In float64, so that a score does not depend on how a processor sums many small float32 values.
+    """Return the rows for logits ``outputs`` [items, classes]."""
+    # float64 makes scores independent of how a processor sums many small float32 values.
     scores, classes = outputs.double().softmax(dim=1).topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
     texts: Sequence[str | None] = items.texts or [None] * len(items.sources)
     return [
@@ -131,7 +131,7 @@ def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[Row]:
 
 
 class RowFormat(ABC):
-    """One kind of result file, while it is written."""
+    """A format of result files; an instance writes one file."""
 
     @abstractmethod
     def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
@@ -143,24 +143,24 @@ class RowFormat(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it, complete or not."""
+        """Close the file, complete or not."""
 
 
 class NoRows(RowFormat):
-    """Nobody asked for a file."""
+    """A format for runs without a result file."""
 
     def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class CsvRows(RowFormat):
-    """A header and a line for each item; columns of a class the model does not have are left out."""
+    """A header and a line for each item; models with few classes have fewer columns."""
 
     def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
         self._stream: TextIO = path.open("w", encoding="utf-8", newline="")
@@ -185,7 +185,7 @@ class CsvRows(RowFormat):
             self._writer.writerow(cells)
 
     def finish(self) -> None:
-        """Every line is written already."""
+        """Do nothing: every line is written already."""
 
     def close(self) -> None:
         """Close the file."""
@@ -193,7 +193,7 @@ class CsvRows(RowFormat):
 
 
 class JsonRows(RowFormat):
-    """A JSON object a line; what is not known is left out, a score that is no number is null."""
+    """One JSON object per line. Unknown values are left out; a score of NaN or infinity is null."""
 
     def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
         self._stream: TextIO = path.open("w", encoding="utf-8", newline="\n")
@@ -213,7 +213,7 @@ class JsonRows(RowFormat):
             self._stream.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
     def finish(self) -> None:
-        """Every line is written already."""
+        """Do nothing: every line is written already."""
 
     def close(self) -> None:
         """Close the file."""
@@ -228,12 +228,12 @@ class JsonRows(RowFormat):
 class ArrayRows(RowFormat):
     """The raw outputs as an array.
 
-    An array begins with its shape, and how many items come is known at the end, so the values wait in an
-    unnamed file until then.
+    An array begins with its shape, and the number of items is known only at the end. The values are therefore
+    kept in an unnamed file until then.
     """
 
     def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
-        del labels  # the names of classes have no place in an array of outputs
+        del labels  # an array of outputs has no room for class names
         self._target: BinaryIO = path.open("wb")
         self._values = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 (closed by close)
         self._shape: tuple[int, ...] | None = None
@@ -252,7 +252,7 @@ class ArrayRows(RowFormat):
         self._numbers += items.numbers
 
     def finish(self) -> None:
-        """Put shape and values together."""
+        """Write the shape and the values to the file."""
         count = len(self._numbers)
         self._values.seek(0)
         with zipfile.ZipFile(self._target, "w", zipfile.ZIP_STORED) as archive:
@@ -283,40 +283,40 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str] | None], RowFormat]] = Mappi
 
 
 def class_name(labels: Sequence[str] | None, number: int) -> str | None:
-    """The name of class ``number``, if known."""
+    """Return the name of class ``number``, or None if not known."""
     return labels[number] if labels is not None and number < len(labels) else None
 
 
 def check_output_path(path: Path, model: ResultModel) -> None:
-    """Refuse a result file that could not be written at the end of the run.
+    """Check before a run that a result file can be written at its end.
 
     Raises:
-        RequestError: the suffix is unknown or does not suit the model, or the place is not writable.
+        RequestError: The suffix is unknown or does not suit the model, or the directory is not writable.
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise RequestError(f"--output {path}: unknown suffix {suffix!r}; use {', '.join(FORMATS)}")
     if model.output_kind == "vector" and suffix != ".npz":
         raise RequestError(
-            f"--output {path}: {model.name} gives vectors, not classes, and those go to .npz only"
+            f"--output {path}: {model.name} gives vectors, not classes; vectors are written to .npz only"
         )
     check_writable(path, "--output")
 
 
 class ResultWriter:
-    """Writes the results of a run; a context manager.
+    """Writer of the results of a run; a context manager.
 
-    Leaving it normally completes the file, leaving it by an exception removes it. Without ``path`` only
-    the order and the number of the results are checked.
+    Leaving the context normally completes the file; leaving it by an exception removes the file. Without
+    ``path`` only the order and the number of the results are checked.
 
     Raises:
-        RequestError: on creation, before anything runs, if ``path`` cannot take results of ``model``.
+        RequestError: On creation, before anything runs, if ``path`` cannot take results of ``model``.
     """
 
     def __init__(self, path: Path | None, model: ResultModel, expected_items: int | None) -> None:
         if path is not None:
             check_output_path(path, model)
-            path = path.resolve()  # through a link, which is to stay one
+            path = path.resolve()  # follow a link, so that the link itself is not replaced
         self._path = path
         self._model = model
         self._expected_items = expected_items
@@ -327,7 +327,7 @@ class ResultWriter:
 
     @property
     def items(self) -> int:
-        """How many items are written so far."""
+        """Number of items written so far."""
         return self._items
 
     def __enter__(self) -> ResultWriter:
@@ -338,18 +338,18 @@ class ResultWriter:
         return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: ResultItems) -> None:
-        """Append the results of one microbatch; they come in the order of their numbers, from 0.
+        """Append the results of one microbatch; they must come in the order of their numbers, from 0.
 
         ``outputs`` is [items, classes] or, for a model without a head, [items, ...].
         """
         if microbatch_number != self._next_microbatch:
             raise PipeEdgeError(
-                f"results of microbatch {microbatch_number} came where {self._next_microbatch} was due"
+                f"received results of microbatch {microbatch_number}, expected {self._next_microbatch}"
             )
         if len(outputs) != len(microbatch.sources):
             raise PipeEdgeError(
                 f"microbatch {microbatch_number} has {len(microbatch.sources)} items, "
-                f"its results {len(outputs)}"
+                f"but {len(outputs)} results"
             )
         with self._naming_the_file():
             self._rows.write(outputs, microbatch)
@@ -366,10 +366,10 @@ class ResultWriter:
             if kind is None:
                 self._complete()
         finally:
-            with suppress(OSError):  # a full disk shows again when what is buffered cannot be written
+            with suppress(OSError):  # a full disk fails again when buffers are flushed
                 self._rows.close()
             if self._temporary is not None:
-                self._temporary.unlink(missing_ok=True)  # gone already if it got its name
+                self._temporary.unlink(missing_ok=True)  # missing if it was renamed
 
     def _complete(self) -> None:
         if self._expected_items is not None and self._items != self._expected_items:

@@ -1,4 +1,4 @@
-"""Which items of a data set to run, and in which order (pure apart from reading the list of indices)."""
+"""Selection of the items of a data set, and their order. Pure, except that it reads the file of indices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["read_indices", "select"]
 
 
 def select(request: InputRequest, available: int) -> list[int]:
-    """The indices to run out of ``available`` items: the file's or all, shuffled if asked, then limited.
+    """Return the indices to run out of ``available`` items: those in the file or all, shuffled, then limited.
 
-    Shuffling comes before limiting, so that ``-b 100 --dataset-shuffle`` is a random sample.
+    Shuffling precedes limiting, so that ``-b 100 --dataset-shuffle`` is a random sample.
     """
     indices: Sequence[int] = range(available)
     limit = request.batch_size
@@ -25,14 +25,14 @@ def select(request: InputRequest, available: int) -> list[int]:
     elif limit is None:
         limit = DEFAULT_BATCH_SIZE
     if request.dataset_shuffle:
-        # A bit generator by name: the order for a seed must not change with NumPy's default.
+        # The bit generator is named, because the order for a seed must not change with NumPy's default.
         order = np.random.Generator(np.random.PCG64(request.seed)).permutation(len(indices))
         indices = [indices[int(place)] for place in order]
     return list(indices[:limit])
 
 
 def read_indices(path: Path, available: int) -> list[int]:
-    """The indices in ``path``, one a line, blank lines aside; each from 0 to ``available - 1``."""
+    """Read indices from 0 to ``available - 1`` from ``path``, one per line, skipping blank lines."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,9 +1,9 @@
-"""From items to microbatches: the one loop behind every kind of input.
+"""From items to microbatches: the loop behind every kind of input.
 
     Items (decode one by its index)  ->  InputSource (order, skip)  ->  Group (pad, stack)  ->  Microbatch
 
-Items are decoded when their microbatch is asked for, or a few ahead of it (``reading.py``), so the memory
-in use is that of a few microbatches, however long the input is.
+Items are decoded when their microbatch is requested, or slightly ahead (``reading.py``), so only a few
+microbatches are in memory, however long the input is.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Item:
-    """One decoded item."""
+    """A decoded item."""
 
     tensors: Payload
-    """One tensor for each of the model's inputs, in order, without the dimension of the microbatch. Pictures
-    may be bytes, whose values a table has (``Items.pixels``)."""
+    """One tensor for each input of the model, in order, without the dimension of items. Images may be bytes,
+    whose values are in a table (``Items.pixels``).
+    """
     label: int | None
-    """The index of its true class, if known."""
+    """Index of its true class, or None if not known."""
     source: str
     """Where it came from, for the results: a file, a line of a file, an entry of a data set."""
     text: str | None = None
@@ -51,11 +52,11 @@ class Item:
 
 
 Reading: TypeAlias = Item | InputError
-"""An item, or why it cannot be read."""
+"""An item, or the reason why it cannot be read."""
 
 
 class Items(Protocol):
-    """A sequence of items that decodes one when it is asked for."""
+    """A sequence of items, each decoded on request."""
 
     @property
     def has_labels(self) -> bool:
@@ -63,34 +64,34 @@ class Items(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the longest item; None where items are not sequences of tokens."""
+        """Number of tokens of the longest item, or None if items are not sequences of tokens."""
 
     @property
     def in_memory(self) -> bool:
-        """Whether the items are decoded already, so that reading one takes next to no time."""
+        """Whether the items are already decoded, so that reading one takes almost no time."""
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of pictures stand for; None where items hold what the model takes."""
+        """Values that the bytes of images stand for, or None if items hold what the model takes."""
 
     def __len__(self) -> int:
         """How many items there are."""
 
     def source(self, index: int) -> str:
-        """Where item ``index`` comes from."""
+        """Return where item ``index`` comes from."""
 
     def read(self, index: int) -> Item:
-        """Decode item ``index``; ``InputError`` if it cannot be read."""
+        """Decode item ``index``. Raises ``InputError`` if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class MemoryItems:
-    """Items that are decoded already."""
+    """Items that are already decoded."""
 
     items: tuple[Item, ...]
     max_tokens: int | None = None
     pixels: PixelTable | None = None
-    """What the bytes of pictures stand for; None where items hold what the model takes."""
+    """Values that the bytes of images stand for, or None if items hold what the model takes."""
 
     in_memory = True
 
@@ -103,17 +104,17 @@ class MemoryItems:
         return len(self.items)
 
     def source(self, index: int) -> str:
-        """Where item ``index`` comes from."""
+        """Return where item ``index`` comes from."""
         return self.items[index].source
 
     def read(self, index: int) -> Item:
-        """Item ``index``."""
+        """Return item ``index``."""
         return self.items[index]
 
 
 @dataclass(frozen=True)
 class RepeatedItems:
-    """The same items over and over, ``count`` in all."""
+    """The same items repeated, ``count`` in total."""
 
     items: Items
     count: int
@@ -125,40 +126,40 @@ class RepeatedItems:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the longest item."""
+        """Number of tokens of the longest item."""
         return self.items.max_tokens
 
     @property
     def in_memory(self) -> bool:
-        """Whether the items are decoded already."""
+        """Whether the items are already decoded."""
         return self.items.in_memory
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of pictures stand for."""
+        """Values that the bytes of images stand for."""
         return self.items.pixels
 
     def __len__(self) -> int:
         return self.count
 
     def source(self, index: int) -> str:
-        """Where item ``index`` comes from."""
+        """Return where item ``index`` comes from."""
         return self.items.source(index % len(self.items))
 
     def read(self, index: int) -> Item:
-        """Item ``index`` modulo the number of different items."""
+        """Return item ``index`` modulo the number of different items."""
         return self.items.read(index % len(self.items))
 
 
 @dataclass(frozen=True)
 class JoinedItems:
-    """The items of several parts, one after the other."""
+    """The items of several parts, one part after the other."""
 
     parts: tuple[Items, ...]
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """The index of the first item of each part, and the number of all items."""
+        """Index of the first item of each part, and the total number of items."""
         return tuple(accumulate((len(part) for part in self.parts), initial=0))
 
     @property
@@ -168,25 +169,25 @@ class JoinedItems:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the longest item."""
+        """Number of tokens of the longest item."""
         lengths = [part.max_tokens for part in self.parts]
         return max((length for length in lengths if length is not None), default=None)
 
     @property
     def in_memory(self) -> bool:
-        """Whether the items are decoded already."""
+        """Whether the items are already decoded."""
         return all(part.in_memory for part in self.parts)
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of pictures stand for; the parts of one input have one transform."""
+        """Values that the bytes of images stand for; all parts of an input share one transform."""
         return self.parts[0].pixels
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def source(self, index: int) -> str:
-        """Where item ``index`` comes from."""
+        """Return where item ``index`` comes from."""
         part, inner = self._locate(index)
         return part.source(inner)
 
@@ -202,7 +203,7 @@ class JoinedItems:
 
 @dataclass(frozen=True)
 class SkippedItem:
-    """An item that could not be read and was left out."""
+    """An item that was skipped because it could not be read."""
 
     source: str
     reason: str
@@ -215,38 +216,38 @@ class Microbatch:
     payload: Payload
     """One tensor for each of the model's inputs, [items, ...]."""
     labels: tuple[int | None, ...]
-    """The true class of each item, where known."""
+    """True class of each item, or None if not known."""
     sources: tuple[str, ...]
     """Where each item came from."""
     numbers: tuple[int, ...]
-    """The place of each item in the input, from 0; items that are skipped leave gaps."""
+    """Position of each item in the input, from 0; skipped items leave gaps."""
     texts: tuple[str, ...] | None = None
-    """The sentence of each item; None if they are not text."""
+    """Sentence of each item, or None if they are not text."""
 
     @property
     def items(self) -> int:
-        """How many items travel together."""
+        """Number of items."""
         return len(self.sources)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Decoded items of one microbatch, which are yet to be stacked."""
+    """Decoded items of one microbatch, not stacked yet."""
 
     numbered: Sequence[tuple[int, Item]]
-    """The place of each item in the input, and the item; at least one."""
+    """Position of each item in the input, and the item; at least one."""
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Of the payload. Sequences are as long as the longest of them."""
+        """Specification of the payload, with sequences padded to the longest one."""
         columns = zip(*(item.tensors for _, item in self.numbered), strict=True)
         return tuple(_stacked(tensors) for tensors in columns)
 
     def collate(self, payload: Payload) -> Microbatch:
-        """Stack the items into ``payload``, which has ``specs``, or another type of values to convert to;
-        shorter sequences are padded with zeros.
+        """Stack the items into ``payload``, which has ``specs``, possibly with another number type.
 
-        Zero is BERT's ``[PAD]``, its first token type, and a masked position, so one rule serves all.
+        Shorter sequences are padded with zeros. Zero is BERT's ``[PAD]``, its first token type, and a masked
+        position, so one rule serves all inputs.
         """
         numbers, items = zip(*self.numbered, strict=True)
         for target, tensors in zip(payload, zip(*(item.tensors for item in items), strict=True), strict=True):
@@ -264,7 +265,7 @@ class Group:
 class InputSource:
     """The input of a run, as microbatches.
 
-    ``order`` lists the items to run, by index; None runs all of them, first to last.
+    ``order`` lists the indices of the items to run; None runs all of them in order.
     """
 
     def __init__(self, items: Items, *, order: Sequence[int] | None = None, skip_bad: bool = False) -> None:
@@ -273,7 +274,7 @@ class InputSource:
         self._skip_bad = skip_bad
         self._skipped: list[SkippedItem] = []
         if not self._order:
-            raise InputError("the input is empty: there is no item to run")
+            raise InputError("the input is empty")
 
     def __len__(self) -> int:
         """How many items there are, counting those that will turn out to be unreadable."""
@@ -286,33 +287,33 @@ class InputSource:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the longest item, so of the longest microbatch; None for images."""
+        """Number of tokens of the longest item, and thus of the longest microbatch; None for images."""
         return self._items.max_tokens
 
     @property
     def in_memory(self) -> bool:
-        """Whether the items are decoded already, so that reading them ahead gains nothing."""
+        """Whether the items are already decoded, so that reading ahead gains nothing."""
         return self._items.in_memory
 
     @property
     def pixels(self) -> PixelTable | None:
-        """What the bytes of pictures stand for; None where groups hold what the model takes."""
+        """Values that the bytes of images stand for, or None if groups hold what the model takes."""
         return self._items.pixels
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """Items left out by the last pass over ``microbatches``, so far."""
+        """Items skipped so far by the last pass over ``microbatches``."""
         return tuple(self._skipped)
 
     def check_distinct(self, wanted: int, option: str) -> None:
-        """Refuse to compare the first ``wanted`` items where they are not as many different ones.
+        """Check that the first ``wanted`` items are distinct, before comparing results on them.
 
         Args:
-            wanted: items to be compared.
-            option: that asks for them, for the message.
+            wanted: Number of items to compare.
+            option: Option that asks for them, for the message.
 
         Raises:
-            InputError: there are fewer, or some of them are the same.
+            InputError: There are fewer items, or some of them are equal.
         """
         compared = self._order[:wanted]
         distinct = len({self._items.source(index) for index in compared})
@@ -323,11 +324,11 @@ class InputSource:
             )
 
     def first(self, count: int) -> InputSource:
-        """The first ``count`` of the items, to be read once more."""
+        """Return a source of the first ``count`` items, which reads them again."""
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
     def microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
-        """The ``groups``, each in memory of its own, as the model takes them."""
+        """Yield the ``groups`` as the model takes them, each in separate memory."""
         return map(self._in_own_memory, self.groups(ubatch_size))
 
     def _in_own_memory(self, group: Group) -> Microbatch:
@@ -337,22 +338,21 @@ class InputSource:
         return replace(batch, payload=tuple(self.pixels.look_up(tensor) for tensor in batch.payload))
 
     def attempt(self, number: int) -> Reading:
-        """Read the item at place ``number`` of the input; ``groups`` says whether an error ends the run."""
+        """Read the item at position ``number``; return an error for ``groups`` to judge."""
         try:
             return self._items.read(self._order[number])
         except InputError as error:
             return error
 
     def groups(self, ubatch_size: int, readings: Iterable[Reading] | None = None) -> Iterator[Group]:
-        """Groups of ``ubatch_size`` items in input order; only the last may be smaller.
+        """Yield groups of ``ubatch_size`` items in input order; only the last may be smaller.
 
         Args:
-            ubatch_size: items of a group.
-            readings: of all items, in order, where something else reads them; None: each is read when it
-                is due.
+            ubatch_size: Number of items in a group.
+            readings: All items in order, if they are read elsewhere; None: each is read when it is needed.
 
         Raises:
-            InputError: an item cannot be read (unless bad items are skipped), or no item could.
+            InputError: An item cannot be read (unless bad items are skipped), or no item could be read.
         """
         if ubatch_size < 1:
             raise InputError(f"microbatch size {ubatch_size}: must be at least 1")
@@ -385,7 +385,7 @@ class InputSource:
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> TensorSpec:
-    """[items, ...] of tensors of one shape, or of different lengths in one dimension."""
+    """Return the specification of the stacked tensors, which may differ in length in one dimension."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     (shape,) = shapes if len(shapes) == 1 else {(max(length for (length,) in shapes),)}
     return TensorSpec((len(tensors), *shape), tensors[0].dtype)

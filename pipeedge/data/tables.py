@@ -17,21 +17,22 @@ _DELIMITERS = (",", ";", "\t")
 
 
 def column_of(text: str, name: str, column: str | None, *, tabs: bool) -> Iterator[tuple[int, str]]:
-    """Yield line number and cell of each row of a table, from a column.
+    """Yield the line number and cell of each row of a table, for one column.
 
     Args:
-        text: the table. Its first row has the names of the columns, unless ``column`` is a number.
-        name: what the table is called, for messages.
-        column: name of the column, or its number, from 1, in a table without names; None: the one called
+        text: The table. Its first row has the names of the columns, unless ``column`` is a number.
+        name: Name of the table, for messages.
+        column: Name of the column, or its number, from 1, in a table without names; None: the column called
             ``text`` or ``sentence``, or the only one.
-        tabs: whether columns are separated by tabs, and quotes are letters; else by commas or semicolons.
+        tabs: Whether tabs separate the columns, and quotes are ordinary characters; otherwise commas or
+            semicolons separate them.
 
     Raises:
-        InputError: there is no such column, or a row does not have it.
+        InputError: There is no such column, or a row does not have it.
     """
     header = text.partition("\n")[0]
     delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
-    # Rows end as lines do; quoted cells may hold line breaks.
+    # Rows end as lines do, but quoted cells may contain line breaks.
     stream = io.StringIO(text, newline="")
     if tabs:
         rows = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE)

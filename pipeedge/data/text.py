@@ -1,4 +1,4 @@
-"""Sentences to token ids: the model's own tokenizer, from its directory or the hub."""
+"""Sentences to token ids, by the model's own tokenizer, from its directory or the hub."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokeni
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 CHUNK = 4096
-"""Most sentences that are tokenised in one call."""
+"""Largest number of sentences tokenised in one call."""
 _CHUNK_CHARACTERS = 1 << 18
-"""Most characters that are tokenised in one call, unless one sentence has more: a tokenizer takes nearly 200
-bytes for each."""
+"""Largest number of characters tokenised in one call, unless one sentence has more: a tokenizer takes nearly
+200 bytes for each.
+"""
 _TOKEN_CHARACTERS = 64
-"""Only so many characters for each token that the model takes are tokenised; words are shorter."""
+"""Largest number of characters tokenised for each token that the model takes; words are shorter."""
 _LONGEST_WORD = 200
 _MOST_CHARACTERS = 1 << 20
-"""Of a sentence whose words are not, as many as this are tokenised."""
+"""Largest number of characters tokenised of a sentence whose words are longer."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence, where it came from, and its class if known."""
+    """A sentence, its origin, and its class if known."""
 
     text: str
     source: str
@@ -50,13 +51,13 @@ class TokenItems:
     """Sentences as token ids."""
 
     ids: tuple[Sequence[int], ...]
-    """Of each sentence, with the special tokens around it."""
+    """Token ids of each sentence, including the special tokens around it."""
     sources: tuple[str, ...]
     labels: tuple[int | None, ...]
     input_names: tuple[str, ...]
-    """The model's inputs, out of those that ``read`` makes."""
+    """Inputs of the model, out of those that ``read`` can produce."""
     texts: tuple[str, ...]
-    """The sentences themselves."""
+    """The sentences as text."""
 
     in_memory = True
     pixels = None
@@ -68,18 +69,18 @@ class TokenItems:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest sentence."""
+        """Number of tokens of the longest sentence."""
         return max(map(len, self.ids), default=0)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def source(self, index: int) -> str:
-        """Where sentence ``index`` comes from."""
+        """Return where sentence ``index`` comes from."""
         return self.sources[index]
 
     def read(self, index: int) -> Item:
-        """Sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, types of zero."""
+        """Return sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, types of zero."""
         ids = torch.tensor(list(self.ids[index]), dtype=torch.int64)
         tensors = {
             "input_ids": ids,
@@ -92,16 +93,16 @@ class TokenItems:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A transformers tokenizer and the limits of the model it serves."""
+    """A transformers tokenizer, and the limits of the model it serves."""
 
     backend: Any
-    """The transformers tokenizer."""
+    """Tokenizer of transformers."""
     path: Path
-    """The file it was read from."""
+    """File that it was read from."""
     model: ModelInputs
 
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
-        """Tokenise ``sentences``; those beyond the model's longest sequence are cut, with a warning."""
+        """Tokenise ``sentences``. Those beyond the model's longest sequence are truncated, with a warning."""
         limit = self.model.config.max_positions
         texts = [_beginning(sentence.text, limit * _TOKEN_CHARACTERS) for sentence in sentences]
         ids = self._encode(texts)
@@ -118,7 +119,7 @@ class Tokenizer:
         ]
         if too_long:
             log.warning(
-                "%d of %d sentences are longer than the %d tokens of %s and are cut; the first: %s",
+                "%d of %d sentences are longer than the %d tokens of %s and are truncated; the first: %s",
                 len(too_long),
                 len(ids),
                 limit,
@@ -130,12 +131,12 @@ class Tokenizer:
             ids = [replaced.get(number, encoded) for number, encoded in enumerate(ids)]
         empty = next((number for number, encoded in enumerate(ids) if not encoded), None)
         if empty is not None:
-            raise InputError(f"{sentences[empty].source}: {self.path} makes no token of this sentence")
+            raise InputError(f"{sentences[empty].source}: {self.path} gives no token for this sentence")
         highest = max((max(encoded) for encoded in ids), default=0)
         if highest >= self.model.config.vocab:
             raise InputError(
-                f"{self.path} has token ids up to {highest}, {self.model.name} a vocabulary of "
-                f"{self.model.config.vocab}: this is another model's tokenizer"
+                f"{self.path} has token ids up to {highest}, but {self.model.name} has a vocabulary of "
+                f"{self.model.config.vocab}: it is the tokenizer of another model"
             )
         return TokenItems(
             tuple(ids),
@@ -146,27 +147,28 @@ class Tokenizer:
         )
 
     def _encode(self, texts: list[str], limit: int | None = None) -> list[array[int]]:
-        """The ids of each text, cut to ``limit``; packed, as there may be a million of them."""
+        """Return the ids of each text, truncated to ``limit``, as compact arrays: there may be a million."""
         encoded: list[array[int]] = []
         for some in _chunks(texts):
-            # Not verbose: the warning about long sentences is ours.
+            # verbose=False, because this class gives its own warning about long sentences.
             chunk = self.backend(some, truncation=limit is not None, max_length=limit, verbose=False)
             encoded += [array("i", ids) for ids in chunk["input_ids"]]
         return encoded
 
 
 def _beginning(text: str, characters: int) -> str:
-    """Return ``text`` if it has so many characters, or else whole words of its beginning."""
+    """Return the first ``characters`` characters of ``text``, cut at a word boundary."""
     if len(text) <= characters:
         return text
     cut = text[:characters]
-    words = cut.rsplit(maxsplit=1)[0]  # the last word may go on, so its tokens are not those of the text
-    # Chinese has no blanks, and a character is a token; a word of thousands of letters is one unknown token.
+    words = cut.rsplit(maxsplit=1)[0]  # the last word may be incomplete, which would change its tokens
+    # Chinese has no blanks, and each character is a token; a word of thousands of letters is one unknown
+    # token.
     return words if len(words) >= characters - _LONGEST_WORD else cut
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield ``texts`` in parts that a tokenizer can take in one call."""
+    """Yield ``texts`` in parts that a tokenizer can process in one call."""
     part: list[str] = []
     characters = 0
     for text in texts:
@@ -180,16 +182,16 @@ def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def find_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer | None:
-    """The tokenizer in the first of ``directories`` that has one, or in the hub's local cache."""
+    """Return the tokenizer in the first of ``directories`` that has one, or in the hub's local cache."""
     path = companion_file(model.name, directories, TOKENIZER_FILES)
     return None if path is None else read_tokenizer(path, model)
 
 
 def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer:
-    """The model's tokenizer: from this machine, else from the hub.
+    """Return the model's tokenizer from this machine, else from the hub.
 
     Raises:
-        InputError: there is none; the message says where to put one.
+        InputError: There is none. The message says where to put one.
     """
     directories = tuple(directories)
     found = find_tokenizer(model, directories)
@@ -207,7 +209,7 @@ def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer
 
 
 def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
-    """The tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
+    """Read the tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
     from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
 
     directory = path.parent
@@ -218,13 +220,13 @@ def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
             backend = PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             backend = BertTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # whatever a damaged file provokes inside transformers
+    except Exception as error:  # a damaged file may raise anything inside transformers
         raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
     return Tokenizer(backend, path, model)
 
 
 def download_tokenizer(model_name: str) -> Path | None:
-    """Fetch the tokenizer of ``model_name`` from the hub into its local cache; None if that fails."""
+    """Fetch the tokenizer of ``model_name`` from the hub into its local cache; return None if that fails."""
     if not hub_reachable():
         return None
     from transformers import AutoTokenizer
@@ -232,23 +234,23 @@ def download_tokenizer(model_name: str) -> Path | None:
     log.warning("fetching the tokenizer of %s from the hub", model_name)
     try:
         AutoTokenizer.from_pretrained(model_name)
-    except Exception as error:  # the network, the hub and the file each have their own exceptions
+    except Exception as error:  # network, hub and file each have their own exceptions
         log.warning("the tokenizer of %s cannot be fetched (%s)", model_name, type(error).__name__)
         return None
     return companion_file(model_name, (), TOKENIZER_FILES)
 
 
 def read_sentences(path: Path, column: str | None = None) -> list[Sentence]:
-    """Read the sentences in a file: one a line, or one a row of a table; blank ones are left out.
+    """Read the sentences of a file, one per line, or one per row of a table, leaving out blank ones.
 
-    Lines end with LF or CR LF. Other characters that Unicode counts as ends of lines are part of a sentence.
+    Lines end with LF or CR LF. Other characters that Unicode counts as line ends are part of a sentence.
 
     Args:
-        path: the file, or ``STANDARD_INPUT``, which is a table if ``column`` is given.
-        column: the column of a table, as ``column_of`` takes it.
+        path: Path of the file, or ``STANDARD_INPUT``, which is a table if ``column`` is given.
+        column: Column of a table, as for ``column_of``.
 
     Raises:
-        InputError: the file cannot be read as UTF-8 text, or holds no sentence.
+        InputError: The file cannot be read as UTF-8 text, or contains no sentence.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -265,5 +267,5 @@ def read_sentences(path: Path, column: str | None = None) -> list[Sentence]:
         lines = enumerate(text.split("\n"), start=1)
     sentences = [Sentence(line.strip(), f"{name}:{number}") for number, line in lines if line.strip()]
     if not sentences:
-        raise InputError(f"{name}: no sentence in this file (one a line)")
+        raise InputError(f"{name}: no sentence in this file (expected one a line)")
     return sentences
