@@ -81,7 +81,7 @@ def bottleneck(body: dict[str, Any]) -> tuple[Part, int, str]:
 
 @given(st.integers(1, 6), st.data())
 @settings(max_examples=40)
-def test_an_injected_slow_stage_is_named(count: int, data: st.DataObject) -> None:
+def test_slow_stage_is_named(count: int, data: st.DataObject) -> None:
     slow = data.draw(st.integers(0, count - 1))
     compute = data.draw(st.lists(st.floats(0.2, 1.0), min_size=count, max_size=count))
     compute[slow] = 1.5
@@ -92,7 +92,7 @@ def test_an_injected_slow_stage_is_named(count: int, data: st.DataObject) -> Non
 
 @given(st.integers(2, 6), st.data())
 @settings(max_examples=40)
-def test_a_throttled_link_is_named(count: int, data: st.DataObject) -> None:
+def test_slow_link_is_named(count: int, data: st.DataObject) -> None:
     slow = data.draw(st.integers(0, count - 2))
     compute = data.draw(st.lists(st.floats(0.2, 1.0), min_size=count, max_size=count))
     wires = [0.01] * (count - 1)
@@ -143,7 +143,7 @@ def body_of(
         ((seconds(compute=2, drain=8), seconds(compute=1.8, wait_input=0.1, fill=8)), (Part.STAGE, 0)),
     ],
 )
-def test_who_is_named_from_where_the_time_went(
+def test_bottleneck_follows_from_the_time_shares(
     stages: tuple[dict[str, float], ...], named: tuple[Part, int]
 ) -> None:
     assert bottleneck(body_of(*stages))[:2] == named
@@ -219,7 +219,7 @@ def test_one_microbatch_that_was_read_longer_than_computed_waited_for_input() ->
     assert bottleneck(body)[0] is Part.INPUT
 
 
-def test_nobody_is_named_where_nothing_is_known() -> None:
+def test_no_bottleneck_without_measurements() -> None:
     body = {"model": "m", "schedule": [{"rank": 0, "layers": [1, 4]}]}
     assert find_bottleneck(read_run(body, "r")) is None
 
@@ -267,7 +267,7 @@ def test_lanes_beyond_the_limit_are_left_out_evenly() -> None:
 
 
 @given(timelines())
-def test_the_browser_gets_what_was_there(timeline: Timeline) -> None:
+def test_page_data_matches_the_timeline(timeline: Timeline) -> None:
     data = json.loads(json.dumps(to_data(timeline)))
     found = []
     for lane in data["lanes"]:
@@ -284,7 +284,7 @@ def test_the_browser_gets_what_was_there(timeline: Timeline) -> None:
         assert length == pytest.approx(span.seconds * 1e6, abs=1.01)
 
 
-def test_waits_are_told_apart_without_colour() -> None:
+def test_waits_are_distinguishable_without_colour() -> None:
     spans = tuple(Span(0, "stage 0", doing, 0.0, 1.0) for doing in Doing)
     shades = to_data(Timeline(1.0, spans))["shades"]
     assert len({shade["label"] for shade in shades}) == len(Doing)
@@ -348,7 +348,7 @@ def test_a_whole_report_has_every_section() -> None:
     assert "Stage 1 on rank 1 (pi1)" in page.sections[None]
 
 
-def test_an_absent_part_leaves_its_section_out_and_nothing_else() -> None:
+def test_missing_part_leaves_out_only_its_section() -> None:
     whole = simulated_body([1.0, 2.0])
     for key in sorted(set(whole) - {"model", "schedule"}):
         body = {name: value for name, value in whole.items() if name != key}
@@ -396,7 +396,7 @@ def test_no_text_of_a_report_becomes_markup() -> None:
         assert not [attrs for _, attrs in bad.tags if any(name.startswith("on") for name in attrs)]
 
 
-def test_the_page_asks_nobody_for_anything() -> None:
+def test_page_is_self_contained() -> None:
     html = render_run(read_run(through_json(simulated_body([1.0, 2.0])), "run.json"))
     page = Page(html)
     assert not [attrs for _, attrs in page.tags if {"src", "href"} & set(attrs)]
@@ -499,9 +499,9 @@ def test_the_program_writes_a_page_beside_the_report(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["no.json"], "no.json: cannot be read (No such file or directory)"),
-        (["bad.json"], "bad.json: is no JSON"),
-        (["deep.json"], "deep.json: is no JSON"),
-        (["list.json"], "list.json: is no object; is it a report of this program?"),
+        (["bad.json"], "bad.json: is not valid JSON"),
+        (["deep.json"], "deep.json: is not valid JSON"),
+        (["list.json"], "list.json: is not an object; is it a report of this program?"),
         (["empty.json"], "empty.json: has no model"),
         (["good.json", "-o", "page.txt"], "page.txt: the page is HTML"),
         (["good.json", "-o", "nowhere/page.html"], "the directory nowhere does not exist"),

@@ -66,7 +66,7 @@ def both() -> str:
 @pytest.mark.parametrize("make", [whole, both])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out(make: Any, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
+def test_nothing_overflows_the_page(make: Any, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
     with opened(browser, make(), tmp_path, width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         outside = page.evaluate(
@@ -115,7 +115,7 @@ COLOURS = """() => [...document.querySelectorAll('main *')].filter(e => [...e.ch
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_read(scheme: str, browser: Any, tmp_path: Path) -> None:
+def test_text_has_enough_contrast(scheme: str, browser: Any, tmp_path: Path) -> None:
     with opened(browser, whole(), tmp_path, scheme=scheme) as page:
         faint = [
             (text, round(contrast(ink, back), 1))
@@ -176,7 +176,7 @@ def test_the_canvas_shows_the_colour_of_what_was_done(browser: Any, tmp_path: Pa
         assert "213,94,0" in pixel  # waiting for the link: stage 1 is slow
 
 
-def test_text_of_a_report_does_nothing(browser: Any, tmp_path: Path) -> None:
+def test_report_text_is_not_executed(browser: Any, tmp_path: Path) -> None:
     run = read_run(through_json(poisoned(simulated_body([1.0, 2.0]))), f"run{NASTY}.json")
     for html in (render_run(run), render_comparison(run, run)):
         with opened(browser, html, tmp_path) as page:

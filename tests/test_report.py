@@ -57,7 +57,7 @@ def promise(items_per_s: float) -> Prediction:
     return Prediction((stage, stage), 8)
 
 
-def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
+def test_json_has_all_documented_fields(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     save_report(report(prediction=promise(6.0), steady_items_per_s=5.4), path)
     body = json.loads(path.read_text())
@@ -82,7 +82,7 @@ def test_json_has_what_programs_are_promised(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
 
 
-def test_what_is_not_known_is_null(tmp_path: Path) -> None:
+def test_unknown_values_are_null(tmp_path: Path) -> None:
     nothing = report(accuracy=Accuracy(), latency=None, elapsed_s=0.0)
     body = json.loads(json.dumps(nothing.to_body()))
     assert body["accuracy"] is None
@@ -92,7 +92,7 @@ def test_what_is_not_known_is_null(tmp_path: Path) -> None:
     assert report(accuracy=None).to_body()["accuracy"] is None
 
 
-def test_an_old_report_is_replaced_whole(tmp_path: Path) -> None:
+def test_existing_report_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text("old")
     save_report(report(), path)
@@ -100,7 +100,7 @@ def test_an_old_report_is_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/r.json", "folder.json"])
-def test_a_place_that_cannot_take_a_report_is_refused_early(tmp_path: Path, name: str) -> None:
+def test_unwritable_report_path_is_refused_early(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(RequestError, match=r"--report .*(does not exist|is a directory)"):
         check_writable(tmp_path / name, "--report")
@@ -109,7 +109,7 @@ def test_a_place_that_cannot_take_a_report_is_refused_early(tmp_path: Path, name
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
 
 
-def test_the_disk_may_be_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
@@ -126,7 +126,7 @@ def printed(shown: RunReport, **options: Any) -> str:
     return stream.getvalue()
 
 
-def test_the_table_says_what_people_want_to_know() -> None:
+def test_table_shows_the_main_figures() -> None:
     text = printed(report(), results=Path("out.csv"), saved=Path("r.json"))
     for expected in (
         "vit-digits: 20 items in 3 microbatches",

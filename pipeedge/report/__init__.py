@@ -1,14 +1,14 @@
-"""The report of a run: its figures, its table, its page, comparisons of two.
+"""The report of a run: its figures, its table, its page, and comparisons of two runs.
 
-The page is one HTML file that needs nothing else:
+The page is one self-contained HTML file:
 
-    JSON of a report ──read_run──> SavedRun ──┬── bottleneck   who holds the others back, in words
+    JSON of a report ──read_run──> SavedRun ──┬── bottleneck   the part that limits the throughput, in words
     (old, partial, simulated)                 ├── gantt        a Timeline, drawn in the browser
                                               ├── charts       distributions and series, as SVG
                                               └── comparison   two of them side by side, as rows
                                                          └────── render ──> HTML
 
-A part of the report that is not there leaves its section out.
+A missing part of the report leaves out its section of the page.
 """
 
 from pipeedge.report.bottleneck import Part, find_bottleneck

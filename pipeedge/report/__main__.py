@@ -1,4 +1,4 @@
-"""``python -m pipeedge.report``."""
+"""Entry point of ``python -m pipeedge.report``."""
 
 from pipeedge.report.main import main
 

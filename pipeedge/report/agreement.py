@@ -1,10 +1,10 @@
-"""What a number type costs: outputs beside those that the same model gives in float32.
+"""Agreement between a run's outputs and the same model's float32 outputs: the cost of a number type.
 
     items ─> block 1 ─> block 2 ─> ... ─> head ─> outputs in float32 ─┐
     items ─> the run, or the same blocks in another type ─> outputs ──┴─> Agreement
 
-The model is computed a block at a time, each loaded when the one before is gone, so a machine that holds a
-part of it can do it.
+The model is computed one block at a time, and each block is loaded after the previous one is released, so a
+machine that cannot hold the whole model can do it.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from pipeedge.models import Model
 __all__ = ["Agreement", "Outputs", "agreement", "outputs_by_block"]
 
 SAME_DIRECTION = 0.99
-"""The cosine from which on two vectors of a model without classes count as the same answer."""
+"""Least cosine at which two vectors of a model without classes count as the same answer."""
 _LAYERS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Rows of outputs, and which items they are of."""
+    """Rows of outputs, and the items that they belong to."""
 
     numbers: tuple[int, ...]
-    """The place of each item in the input."""
+    """Position of each item in the input."""
     values: torch.Tensor
-    """float32 [items, outputs]"""
+    """Outputs, float32 [items, outputs]."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How outputs compare with those in float32."""
+    """Comparison of outputs with those in float32."""
 
     items: int
     same: int
-    """Items with the same class or, for a model without classes, the same direction."""
+    """Number of items with the same class or, for a model without classes, the same direction."""
     cosine_mean: float
-    """Of the outputs of an item, both ways."""
+    """Mean cosine between an item's outputs and those in float32."""
     cosine_min: float
     largest_deviation: float
-    """Of any value of any output."""
+    """Largest absolute difference of any value of any output."""
 
     @property
     def part(self) -> float:
-        """Of the items that are the same, from 0 to 1."""
+        """Fraction of the items that are the same, from 0 to 1."""
         return self.same / self.items if self.items else 0.0
 
     def to_body(self) -> dict[str, Any]:
-        """As a report has it."""
+        """Return the comparison as plain data for a report."""
         return {**asdict(self), "agreement": self.part}
 
     def __str__(self) -> str:
@@ -74,16 +74,16 @@ def agreement(found: Outputs, exact: Outputs, *, classes: bool) -> Agreement:
     """Compare the items that are in both.
 
     Args:
-        found: of the run.
-        exact: in float32.
-        classes: whether the outputs are logits.
+        found: Outputs of the run.
+        exact: Outputs in float32.
+        classes: Whether the outputs are logits.
     """
     rows = {number: row for row, number in enumerate(found.numbers)}
     common = [(rows[number], row) for row, number in enumerate(exact.numbers) if number in rows]
     if not common:
         return Agreement(0, 0, 0.0, 0.0, 0.0)
     ours, theirs = (found.values[[a for a, _ in common]], exact.values[[b for _, b in common]])
-    # A vector of zeros has no direction; two of them are the same.
+    # A vector of zeros has no direction; two of them count as equal.
     cosine = F.cosine_similarity(ours.double(), theirs.double(), dim=1)
     cosine = torch.where((ours == theirs).all(dim=1), 1.0, cosine)
     same = ours.argmax(1) == theirs.argmax(1) if classes else cosine >= SAME_DIRECTION
@@ -106,19 +106,19 @@ def outputs_by_block(
     dtype: torch.dtype,
     progress: Callable[[float], object] = lambda _part: None,
 ) -> Outputs:
-    """The outputs of all items of ``source``, computed a block at a time.
+    """Return the outputs of all items of ``source``, computed one block at a time.
 
     Args:
-        model: the whole of it.
-        source: the items; between two blocks the hidden states of all of them are held.
-        ubatch_size: items that are computed together.
-        weights: of the model; None: where they are by default.
-        device: where to compute.
-        dtype: of weights and computation.
-        progress: called with the part, of 1, that is done.
+        model: The whole model.
+        source: The items. Between two blocks, the hidden states of all of them are in memory.
+        ubatch_size: Number of items computed together.
+        weights: Weights of the model, or None for the default ones.
+        device: Device to compute on.
+        dtype: Number type of weights and computation.
+        progress: Called with the fraction that is done, from 0 to 1.
 
     Raises:
-        PipeEdgeError: an input that cannot be read, weights that are not there or of another type.
+        PipeEdgeError: The input cannot be read, or the weights are missing or of another type.
     """
     numbers: list[int] = []
     payloads: list[Payload] = []
@@ -132,7 +132,7 @@ def outputs_by_block(
             for index, payload in enumerate(payloads):
                 moved = tuple(tensor.to(device) for tensor in payload)
                 payloads[index] = tuple(tensor.to("cpu") for tensor in shard(moved))
-        del shard  # before the next one comes
+        del shard  # released before the next one is loaded
         progress(layers.stop / model.n_layers)
     return Outputs(tuple(numbers), _joined(payloads))
 

@@ -1,12 +1,12 @@
-"""Who holds the others back. Pure.
+"""The bottleneck: the part of the pipeline that limits its throughput. Pure functions.
 
-    before the bottleneck     everybody waits for the link to be taken from
+    before the bottleneck     stages wait for their outgoing link
     the bottleneck            a stage that is busy all the time, or a link, or the reading of the input
-    behind it                 everybody waits for input
+    behind it                 stages wait for input
 
-So where waiting for the link turns into waiting for input, there it is: inside a stage that hardly waits,
-or, where no stage is busy throughout, on the link between the two. Filling and draining are not counted;
-reading the input is, from the beginning, because the pipeline stands still until the first of it is there.
+The bottleneck is where waiting for the link turns into waiting for input: a stage that hardly waits or, if no
+stage is busy throughout, the link between two stages. Filling and draining are not counted. Reading the input
+is counted from the beginning, because the pipeline idles until the first items are read.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from pipeedge.report.saved import SavedRun, SavedStage
 __all__ = ["Bottleneck", "Part", "Shares", "find_bottleneck", "shares"]
 
 BUSY = 0.9
-"""A stage that works for that part of its time has no time for more."""
+"""Busy fraction from which on a stage has no time for more."""
 FELT = 0.05
-"""Waiting for less than this part is no sign of anything."""
+"""Waiting fraction below which waiting does not indicate anything."""
 
 _WAITS = {doing.value for doing in Doing if doing.is_wait}
 
 
 class Part(str, Enum):
-    """What can be a bottleneck."""
+    """A part of the pipeline that can be the bottleneck."""
 
     STAGE = "stage"
     LINK = "link"
-    """Into the stage of that number; after the last stage: back to the data rank."""
+    """The link into the stage of that number; after the last stage, the link back to the data rank."""
     INPUT = "input"
-    """Reading it, on the data rank; its number is 0."""
+    """Reading the input on the data rank; its number is 0."""
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """One part of the pipeline, and why it is that one."""
+    """The bottleneck, and the reason why."""
 
     part: Part
     number: int
-    """Of the stage; of a link, that of the stage it leads to."""
+    """Number of the stage; for a link, of the stage that it leads to."""
     line: str
-    """For people."""
+    """Description for people."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Where the time of a stage went between filling and draining."""
+    """Shares of a stage's time between filling and draining."""
 
     working_s: float
     active_s: float
     starved: float
-    """Part of it: waiting for input."""
+    """Fraction of the time spent waiting for input."""
     blocked: float
-    """Part of it: waiting for its outgoing link."""
+    """Fraction of the time spent waiting for the outgoing link."""
 
 
 def shares(stage: SavedStage) -> Shares | None:
-    """Of one stage; None where it is not known what it was at."""
+    """Return the shares of one stage, or None if its activities are not known."""
     if stage.seconds is None:
         return None
     working = sum(seconds for doing, seconds in stage.seconds.items() if doing not in _WAITS)
@@ -73,13 +73,13 @@ def shares(stage: SavedStage) -> Shares | None:
 
 
 def find_bottleneck(run: SavedRun) -> Bottleneck | None:
-    """The part of ``run`` that decides its throughput; None where nothing is known about its stages."""
+    """Return the part of ``run`` that limits its throughput, or None if nothing is known about its stages."""
     found = [shares(stage) for stage in run.stages]
     known = [share for share in found if share is not None]
     if len(known) < len(run.stages):
         return None
-    # The stage that took longest had all microbatches at the pace of the whole pipeline. One before the
-    # bottleneck may be busy all the time while links fill, but not for as long.
+    # The stage that was active longest processed all microbatches at the pace of the whole pipeline. A stage
+    # before the bottleneck may be busy all the time while links fill, but not for as long.
     paced_s = max(share.active_s for share in known)
     busiest = max(range(len(known)), key=lambda stage: known[stage].working_s)
     busy = known[busiest].working_s / paced_s
@@ -100,8 +100,11 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
 
 
 def _most_occupied_link(run: SavedRun, paced_s: float) -> tuple[int, float]:
-    """That link, and for what part of the time it would be occupied, without what it waits for the next
-    stage: as its receiving end measured it, or else had every microbatch gone at the best pace seen."""
+    """Return the most occupied link, and the fraction of the time that it carries data.
+
+    The fraction excludes waiting for the next stage. The receiving end measured it, or else it follows from
+    the best throughput seen for any microbatch.
+    """
     occupied = [
         (stage.figures.get("link_s") or stage.figures.get("send_s_best", 0.0))
         * stage.figures.get("microbatches", 0.0)
@@ -113,13 +116,13 @@ def _most_occupied_link(run: SavedRun, paced_s: float) -> tuple[int, float]:
 
 
 def _reading_s(run: SavedRun) -> float:
-    """Seconds that the pipeline could not be fed because the input was still being read; 0 if not known."""
+    """Return the seconds in which the pipeline waited for input still being read; 0 if not known."""
     feed = run.feed_s or {}
     return sum(feed.get(doing.value, 0.0) for doing in (Doing.WAIT_INPUT, Doing.READ))
 
 
 def _turns(known: list[Shares]) -> Iterator[tuple[int, float]]:
-    """Each link, and how much is waited at both its ends."""
+    """Yield each link, and how long stages wait at both of its ends."""
     last = len(known)
     for link in range(last + 1):
         before = known[link - 1].blocked if link else 1.0

@@ -1,7 +1,7 @@
-"""Distributions and series as SVG: drawn here, so that they need no script and take the page's colours.
+"""Distributions and series as SVG, drawn here so that they need no script and follow the page's colours.
 
-The picture is stretched to the room there is, lines keep their width; what is written stands beside it
-as ordinary text, so that it can be read on a telephone too.
+The picture stretches to the available width while lines keep theirs. Labels are ordinary text beside it, so
+that they stay readable on a phone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICKS = 4
 
 @dataclass(frozen=True)
 class Line:
-    """One series. Where a value is None there is a gap."""
+    """One series. A value of None is a gap."""
 
     name: str
     x: Sequence[float | None]
@@ -32,30 +32,30 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture and what is written around it."""
+    """A picture and the text around it."""
 
     title: str
     svg: Markup
     y_ticks: tuple[str, ...]
-    """From top to bottom, evenly spaced."""
+    """Labels of the y axis from top to bottom, evenly spaced."""
     x_ticks: tuple[str, ...]
-    """From left to right, evenly spaced."""
+    """Labels of the x axis from left to right, evenly spaced."""
     names: tuple[str, ...] = ()
-    """Of the lines, in the order of their colours."""
+    """Names of the lines, in the order of their colours."""
     words: str = ""
-    """What it shows, for who does not see it."""
+    """Description of the picture for people who cannot see it."""
 
 
 def histogram(title: str, values: Sequence[float], marks: Sequence[tuple[str, float]]) -> Chart:
-    """How often values of which size occur, and marks at some of them.
+    """Return a histogram of values, with marks.
 
     Args:
-        title: above it.
-        values: seconds; at least one.
-        marks: name and value of vertical lines.
+        title: Title of the chart.
+        values: Values in seconds; at least one.
+        marks: Names and values of vertical lines.
     """
     low, high = min(values), max(values)
-    if high - low <= 1e-9 * high:  # all the same: a bar in the middle
+    if high - low <= 1e-9 * high:  # all values are equal: draw a bar in the middle
         low, high = (0.95 * low, 1.05 * high) if high > 1e-12 else (0.0, 1.0)
     bins = min(_BINS, max(1, math.isqrt(len(values)) * 2))
     counts = [0] * bins
@@ -93,12 +93,12 @@ def histogram(title: str, values: Sequence[float], marks: Sequence[tuple[str, fl
 
 
 def lines(title: str, series: Sequence[Line], unit: str) -> Chart | None:
-    """Series over seconds, from 0; None where there is nothing to draw.
+    """Return a chart of series over time in seconds, from 0, or None if there is nothing to draw.
 
     Args:
-        title: above it.
-        series: in the order of their colours.
-        unit: of the values.
+        title: Title of the chart.
+        series: The series, in the order of their colours.
+        unit: Unit of the values.
     """
     known = [
         (x, y)
@@ -129,7 +129,7 @@ def lines(title: str, series: Sequence[Line], unit: str) -> Chart | None:
 
 
 def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
-    """Without gaps; a lone point becomes a short line."""
+    """Yield the pieces of a line between gaps; a single point becomes a short line."""
     piece: list[tuple[float, float]] = []
     for x, y in [*zip(line.x, line.y, strict=True), (None, None)]:
         if x is not None and y is not None:
@@ -151,7 +151,7 @@ def _svg(parts: Sequence[Markup], title: str) -> Markup:
 
 
 def _figure(value: float, unit: str) -> str:
-    """What is counted in items or bits takes no prefix."""
+    """Format a value; units that are counted, such as items and bits, get no prefix."""
     return f"{si(value)}{unit}" if unit in ("s", "B", "B/s") else f"{figure(value)} {unit}"
 
 
@@ -160,7 +160,7 @@ def _at(value: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """To 1, 2, 2.5 or 5 times a power of ten."""
+    """Round up to 1, 2, 2.5 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -168,7 +168,7 @@ def _round_up(value: float) -> float:
 
 
 def si(value: float) -> str:
-    """Three digits with a prefix: ``1.25 m``; what follows is the unit."""
+    """Return three digits with a prefix, such as ``1.25 m``, to be followed by the unit."""
     if value == 0:
         return "0 "
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):

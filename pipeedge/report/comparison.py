@@ -1,6 +1,6 @@
-"""Two runs side by side, as rows of a table. Pure.
+"""Two runs side by side, as rows of a table. Pure functions.
 
-Measured beside simulated is such a comparison, too.
+A measured and a simulated run can be compared too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Row:
     a: str
     b: str
     change: str = ""
-    """From a to b, where both are numbers."""
+    """Change from a to b, if both are numbers."""
     better: bool | None = None
-    """Whether b is better than a by more than a hair; None where that means nothing."""
+    """Whether b is noticeably better than a, or None if neither direction is better."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Group:
 
 _HAIR = 0.01
 _TIMES = 9.0
-"""A change by more than that is told as a factor."""
+"""Relative change above which the change is shown as a factor."""
 NONE = "–"
 
 
 def compare_runs(a: SavedRun, b: SavedRun) -> list[Group]:
-    """Throughput and latency, stage by stage, and in what the runs were asked differently."""
+    """Compare throughput and latency, each stage, and the requests."""
     groups = [Group("Whole run", tuple(_whole(a, b)))]
     for number, (left, right) in enumerate(zip_longest(a.stages, b.stages)):
         groups.append(Group(f"Stage {number}", tuple(_stage(left, right))))
@@ -109,14 +109,14 @@ def _part(stage: SavedStage | None, key: str) -> float | None:
 
 
 def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool | None) -> Iterator[Row]:
-    """A row, unless neither run has the figure.
+    """Yield a row, unless neither run has the figure.
 
     Args:
-        name: of the figure.
-        a: of the first run.
-        b: of the second.
-        unit: of both.
-        more: whether more is better; None where it is neither.
+        name: Name of the figure.
+        a: Value of the first run.
+        b: Value of the second run.
+        unit: Unit of both.
+        more: Whether more is better, or None if neither direction is better.
     """
     if a is None and b is None:
         return
@@ -137,7 +137,7 @@ def _figure(value: float, unit: str) -> str:
 
 
 def _asked(a: SavedRun, b: SavedRun) -> Iterator[Row]:
-    """What differs in the question rather than in the answer."""
+    """Yield the differences in what was requested, rather than in results."""
     for name, left, right in (
         ("model", a.model, b.model),
         ("kind", _kind(a), _kind(b)),
@@ -169,10 +169,10 @@ def _count(run: SavedRun, key: str) -> str:
 
 
 def _words(command: str | None) -> list[str]:
-    """Options together with their values, so that a difference shows which option it is of."""
+    """Return options together with their values, so that a difference shows its option."""
     try:
         words = shlex.split(command or "")
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         words = (command or "").split()
     joined: list[str] = []
     for word in words:
@@ -184,7 +184,7 @@ def _words(command: str | None) -> list[str]:
 
 
 def compare_lines(a: SavedRun, b: SavedRun) -> list[str]:
-    """The same for a terminal."""
+    """Return the comparison as lines for a terminal."""
     groups = compare_runs(a, b)
     rows = [(group.title, row) for group in groups for row in group.rows]
     widths = [
@@ -205,7 +205,7 @@ def compare_lines(a: SavedRun, b: SavedRun) -> list[str]:
 
 
 def summary_lines(run: SavedRun) -> list[str]:
-    """One run in a few lines."""
+    """Return a summary of one run in a few lines."""
     rate = run.figures.get("throughput_items_per_s")
     lines = [f"{run.model} ({_kind(run)})"]
     if rate is not None:
@@ -214,7 +214,7 @@ def summary_lines(run: SavedRun) -> list[str]:
 
 
 _WIDEST = 24
-"""A column of a terminal; longer texts stick out."""
+"""Widest column in characters on a terminal; longer texts stick out."""
 
 
 def _bottleneck(run: SavedRun) -> Iterator[str]:

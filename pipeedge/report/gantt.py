@@ -1,10 +1,10 @@
-"""A timeline as a Gantt chart that can be zoomed: data for the browser, and a legend. Pure.
+"""A timeline as a Gantt chart that can be zoomed: data for the browser, and a legend. Pure functions.
 
-    Timeline ──coarsened──> at most so many spans ──to_data──> JSON in the page ──page.js──> canvas
+    Timeline ──coarsened──> limited number of spans ──to_data──> JSON in the page ──page.js──> canvas
 
-Any timeline will do: of a run, of a simulation, of training. A microbatch of a thousand stages is more than
-a screen can show and a page should hold: beyond a limit, each lane is cut into slices of equal length, and
-within a slice only how long was spent at what is kept. Sums stay what they were.
+It works for timelines of runs, simulations and training. A timeline may have more spans than a screen can
+show or a page should hold. Beyond a limit, each lane is cut into slices of equal length, and only the time
+per activity is kept within a slice, so sums stay the same.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from pipeedge.observe.timeline import Doing, Span, Timeline
 __all__ = ["Shade", "coarsened", "legend", "shade", "to_data"]
 
 MAX_SPANS = 12_000
-"""About 250 kB of page."""
+"""Largest number of spans, which take about 250 kB in the page."""
 MAX_LANES = 128
 _US = 1e-6
 
 
 @dataclass(frozen=True)
 class Shade:
-    """How a thing is drawn. Colours are of Okabe and Ito's palette, which everybody can tell apart; waits
-    are hatched too, so that they are no matter of colour alone."""
+    """Appearance of an activity.
+
+    Colours are from Okabe and Ito's palette, which everybody can tell apart. Waits are also hatched, so that
+    they can be recognised without colour.
+    """
 
     doing: str
     label: str
     colour: str
     pattern: str = ""
-    """``/``, ``\\``, ``.`` or nothing."""
+    """Pattern: ``/``, ``\\``, ``.`` or empty."""
 
     @property
     def key(self) -> str:
-        """A name for style sheets."""
+        """Name for style sheets."""
         return self.doing.replace(" ", "-")
 
 
@@ -59,24 +62,24 @@ _SHADES = (
 
 
 def shade(doing: str) -> Shade:
-    """Of a thing, by the value of its ``Doing``."""
+    """Return the shade of an activity, given by the value of its ``Doing``."""
     return next((known for known in _SHADES if known.doing == doing), Shade(doing, doing, "#777777"))
 
 
 def legend(timeline: Timeline) -> tuple[Shade, ...]:
-    """Of all that is drawn, work before waits."""
+    """Return the shades of all activities in the timeline, work before waits."""
     drawn = {span.doing.value for span in timeline.spans}
     listed = tuple(known for known in _SHADES if known.doing in drawn)
     return listed + tuple(shade(doing) for doing in sorted(drawn - {known.doing for known in listed}))
 
 
 def coarsened(timeline: Timeline, *, spans: int = MAX_SPANS, lanes: int = MAX_LANES) -> Timeline:
-    """``timeline``, small enough to be drawn.
+    """Return ``timeline`` reduced to a size that can be drawn.
 
     Args:
-        timeline: of any size.
-        spans: at most so many, and a few for each lane.
-        lanes: at most so many, evenly chosen, the first and the last among them.
+        timeline: Timeline of any size.
+        spans: Largest number of spans, plus a few for each lane.
+        lanes: Largest number of lanes, evenly chosen, including the first and the last.
     """
     by_lane: dict[tuple[int, str], list[Span]] = {}
     for span in timeline.spans:
@@ -93,7 +96,7 @@ def coarsened(timeline: Timeline, *, spans: int = MAX_SPANS, lanes: int = MAX_LA
 
 
 def _slices(lane: Sequence[Span], length_s: float, limit: int) -> Iterator[Span]:
-    """The spans of a lane, or where they are too many, slices with the same sums."""
+    """Yield the spans of a lane or, if they are too many, slices with the same sums."""
     if len(lane) <= limit or length_s <= 0:
         yield from lane
         return
@@ -116,7 +119,7 @@ def _slices(lane: Sequence[Span], length_s: float, limit: int) -> Iterator[Span]
 
 
 def _pieces(span: Span, width: float, count: int) -> Iterator[tuple[int, float, float]]:
-    """What of ``span`` falls into which slice."""
+    """Yield the parts of ``span`` by slice."""
     start = span.start_s
     number = min(count - 1, int(start / width))
     while number < count - 1 and (number + 1) * width < span.end_s:
@@ -127,9 +130,9 @@ def _pieces(span: Span, width: float, count: int) -> Iterator[tuple[int, float, 
 
 
 def to_data(timeline: Timeline) -> dict[str, Any]:
-    """What ``page.js`` draws: lanes of columns, times in microseconds.
+    """Return the data that ``page.js`` draws: lanes of columns, times in microseconds.
 
-    ``doing`` counts in ``shades``; ``start`` is a list of differences to the start before it.
+    ``doing`` holds indices into ``shades``; ``start`` holds differences to the previous start.
     """
     shades = legend(timeline)
     places = {known.doing: place for place, known in enumerate(shades)}

@@ -31,15 +31,15 @@ MAX_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """One report to show, or two to compare. Validated on creation.
+    """One report to show, or two to compare; validated on creation.
 
     Raises:
-        RequestError: another number of reports, or a page that is no HTML.
+        RequestError: The number of reports is wrong, or the page is not an HTML file.
     """
 
     reports: tuple[Path, ...]
     output: Path | None = None
-    """None: beside the first report, under its name; of two, under both."""
+    """Path of the page, or None for the name of the report, or of both reports, next to the first."""
 
     def __post_init__(self) -> None:
         if len(self.reports) not in (1, 2):
@@ -52,7 +52,7 @@ class ReportRequest:
 
     @property
     def page(self) -> Path:
-        """Where the page goes."""
+        """Path of the page."""
         if self.output is not None:
             return self.output
         return self.reports[0].with_name("-".join(path.stem for path in self.reports) + ".html")
@@ -106,11 +106,11 @@ def main() -> NoReturn:
 
 
 def make_report(request: ReportRequest) -> list[str]:
-    """Write the page. Returns what is to be said about it, a line each.
+    """Write the page; return the lines to print about it.
 
     Raises:
-        RequestError: a report cannot be read or is none, or the page cannot be written, or would replace
-            one of them.
+        RequestError: A report is malformed or cannot be read, or the page cannot be written or would replace
+            a report.
     """
     check_writable(request.page, "-o/--output")
     replaced = check_outputs(
@@ -136,9 +136,9 @@ def _read(path: Path) -> object:
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path}: is no JSON ({error})") from error
+        raise RequestError(f"{path}: is not valid JSON ({error})") from error
 
 
 def _refuse(name: str) -> NoReturn:
-    """Refuse what Python's JSON has beyond the standard: NaN and Infinity."""
-    raise ValueError(f"{name} is no number")
+    """Refuse NaN and Infinity, which Python's JSON accepts beyond the standard."""
+    raise ValueError(f"{name} is not a number")

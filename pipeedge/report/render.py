@@ -1,4 +1,4 @@
-"""HTML of what the other modules found. Jinja escapes every string that comes from a report."""
+"""Rendering of pages as HTML. Jinja escapes every string that comes from a report."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["gantt_section", "render_comparison", "render_run"]
 
 _ASSETS = resources.files("pipeedge") / "assets" / "page"
 _SERIES_SHOWN = 8
-"""Lines that can be told apart."""
+"""Largest number of lines that can be told apart in a chart."""
 
 
 def render_run(run: SavedRun) -> str:
-    """The page of one run."""
+    """Return the page of one run."""
     return _page("run.html", title=f"PipeEdge: {run.model}", run=_RunView(run))
 
 
 def render_comparison(a: SavedRun, b: SavedRun) -> str:
-    """The page of two runs, side by side."""
+    """Return the page of two runs, side by side."""
     return _page(
         "comparison.html",
         title=f"PipeEdge: {a.name} and {b.name}",
@@ -43,18 +43,18 @@ def render_comparison(a: SavedRun, b: SavedRun) -> str:
 
 @dataclass(frozen=True)
 class Gantt:
-    """What the template needs of a timeline."""
+    """A timeline as the template needs it."""
 
     data: dict[str, Any]
-    """For ``page.js``."""
+    """Data for ``page.js``."""
     shades: Sequence[Shade]
     lanes: int
     coarse: bool
-    """Whether it was too large to be drawn span by span."""
+    """Whether the timeline was too large to draw span by span."""
 
 
 def gantt_section(timeline: Timeline | None) -> Gantt | None:
-    """A timeline for the template; None where there is nothing to draw."""
+    """Return a timeline for the template, or None if there is nothing to draw."""
     if timeline is None or not timeline.spans or timeline.length_s <= 0:
         return None
     drawn = coarsened(timeline)
@@ -62,7 +62,7 @@ def gantt_section(timeline: Timeline | None) -> Gantt | None:
 
 
 class _RunView:
-    """A run in the form in which the templates show it."""
+    """A run as the templates show it."""
 
     def __init__(self, run: SavedRun) -> None:
         self.run = run
@@ -92,7 +92,7 @@ class _RunView:
         return found is not None and (found.part, found.number) == (part, number)
 
     def _flag(self, stage: SavedStage) -> str:
-        """Return what holds the others back on the way to ``stage``, in two or three words, or nothing."""
+        """Return what limits the throughput on the way to ``stage``, in two or three words, or nothing."""
         if stage.stage == 0:
             is_local = self.run.data_rank in (None, stage.rank)
             if self._is_bottleneck(Part.INPUT, 0) or (is_local and self._is_bottleneck(Part.LINK, 0)):
@@ -101,7 +101,7 @@ class _RunView:
 
     @property
     def slow_end(self) -> str:
-        """What holds the others back behind the last stage, as the subject of a sentence, or nothing."""
+        """What limits the throughput behind the last stage, as the subject of a sentence, or nothing."""
         last = self.run.stages[-1]
         if not self._is_bottleneck(Part.LINK, len(self.run.stages)):
             return ""
@@ -110,7 +110,7 @@ class _RunView:
 
     @property
     def times(self) -> list[_StageTime]:
-        """Where the time of each stage went; empty where that is not known."""
+        """Distribution of each stage's time; empty if not known."""
         return [
             _StageTime(stage, _ordered(stage.seconds), self.run.length_s or 0.0)
             for stage in self.run.stages
@@ -119,13 +119,13 @@ class _RunView:
 
     @property
     def time_shades(self) -> list[Shade]:
-        """All that any stage was at."""
+        """Shades of all activities of any stage."""
         used = {doing for time in self.times for doing, seconds in time.seconds.items() if seconds > 0}
         return [shade(doing) for doing in _ordered(dict.fromkeys(used, 0.0))]
 
     @property
     def predicted(self) -> list[tuple[str, str, str, str]]:
-        """Name, predicted, measured, error; empty where nothing was promised."""
+        """Name, predicted value, measured value and error; empty without a prediction."""
         rows = []
         for key, name in (
             ("throughput_items_per_s", "once the pipeline is full"),
@@ -139,12 +139,12 @@ class _RunView:
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """Of the table of stages: those for which some stage has a figure."""
+        """Columns of the table of stages for which some stage has a figure."""
         known = {key for stage in self.run.stages for key, value in stage.figures.items() if value}
         return [(key, name) for key, name in _COLUMNS if key in known]
 
     def cell(self, stage: SavedStage, key: str) -> str:
-        """A figure of the table of stages."""
+        """Return a figure of the table of stages as text."""
         value = stage.figures.get(key)
         if value is None:
             return "–"
@@ -172,26 +172,26 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _Box:
-    """A stage as a box."""
+    """A stage as a box in the drawing of the schedule."""
 
     stage: SavedStage
     before: float
-    """Part of the model's layers that lies before it."""
+    """Fraction of the model's layers that precede it."""
     share: float
-    """Of the model's layers."""
+    """Fraction of the model's layers that it has."""
     is_bottleneck: bool
-    """Whether the stage itself holds the others back."""
+    """Whether the stage itself is the bottleneck."""
     flag: str
-    """What holds the others back on the way here, or nothing."""
+    """What limits the throughput on the way to this stage, or nothing."""
 
     @property
     def memory_mb(self) -> float | None:
-        """Peak."""
+        """Peak memory in MB."""
         return self.stage.figures.get("rss_peak_mb")
 
     @property
     def memory_part(self) -> float | None:
-        """What weights and buffers take of what there is; None where that is not known."""
+        """Fraction of the available memory that weights and buffers take, or None if not known."""
         memory = self.stage.memory_mb
         if not memory or not memory.get("available"):
             return None
@@ -199,19 +199,19 @@ class _Box:
 
     @property
     def sent(self) -> str:
-        """What goes out, a microbatch."""
+        """Bytes sent for each microbatch, as text."""
         size = self.stage.figures.get("bytes_out_mean")
         return f"{si(size)}B" if size else ""
 
     @property
     def bits(self) -> str:
-        """On the outgoing link."""
+        """Bits a value on the outgoing link."""
         return count(self.stage.quant_bits, "bit") if self.stage.quant_bits else ""
 
 
 @dataclass(frozen=True)
 class _StageTime:
-    """Where the time of a stage went."""
+    """Distribution of a stage's time."""
 
     stage: SavedStage
     seconds: dict[str, float]
@@ -219,12 +219,12 @@ class _StageTime:
 
     @property
     def total_s(self) -> float:
-        """The sum, which is the run's length."""
+        """Sum in seconds, which is the length of the run."""
         return sum(self.seconds.values())
 
     @property
     def parts(self) -> list[tuple[Shade, float, float]]:
-        """Shade, seconds, part of the whole."""
+        """Shade, seconds, and fraction of the whole, for each activity."""
         whole = max(self.total_s, self.length_s) or 1.0
         return [
             (shade(doing), seconds, seconds / whole) for doing, seconds in self.seconds.items() if seconds > 0
@@ -232,7 +232,7 @@ class _StageTime:
 
 
 def _ordered(seconds: dict[str, float] | Any) -> dict[str, float]:
-    """Work first, then waits: the order of ``Doing``."""
+    """Return the entries with work first and waits last, in the order of ``Doing``."""
     order = [doing.value for doing in Doing]
     known = [doing for doing in order if doing in seconds]
     return {doing: seconds[doing] for doing in [*known, *(set(seconds) - set(known))]}
@@ -252,7 +252,7 @@ def _beside(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str
 
 
 def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
-    """The headline figures: name, value, what else."""
+    """Return the headline figures: name, value, remark."""
     figures, found = run.figures, []
     rate = figures.get("throughput_items_per_s")
     if rate is not None:

@@ -1,4 +1,4 @@
-"""What a run reports: plain data for programs, a table for people."""
+"""The report of a run: plain data for programs, a table for people."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["RunReport", "print_report", "save_body", "save_report"]
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run that has finished."""
+    """A finished run."""
 
     model: str
     schedule: Schedule
@@ -37,41 +37,41 @@ class RunReport:
     microbatches: int
     ubatch_size: int
     startup_s: float
-    """From the start of the data rank's process to the beginning of reading the input."""
+    """Seconds from the start of the data rank's process until it begins to read the input."""
     elapsed_s: float
-    """From the beginning of reading the input to the last result out."""
+    """Seconds from the beginning of reading the input until the last result is written."""
     latency: Latency | None
     accuracy: Accuracy | None
     stages: Sequence[StageStats]
     skipped: Sequence[str]
-    """Inputs that were left out, and why."""
+    """Inputs that were skipped, and why."""
     prediction: Prediction | None
-    """What the scheduler promised; None where it was not asked."""
+    """Prediction of the scheduler, or None if it was not used."""
     steady_items_per_s: float | None
-    """Measured from the first result to the last; None of a single microbatch."""
+    """Throughput from the first result to the last; None for a single microbatch."""
     latencies_s: Sequence[float] = ()
-    """Of each microbatch, in order."""
+    """Latency of each microbatch in seconds, in order."""
     timeline: Timeline | None = None
-    """What each thread of each rank was at."""
+    """Activities of each thread of each rank."""
     series: Sequence[Mapping[str, Any]] = ()
-    """Of each stage, over time: as ``pipeedge.observe.assembly.series`` makes them."""
+    """Figures of each stage over time, as made by ``pipeedge.observe.assembly.series``."""
     command: Sequence[str] = ()
-    """The data rank's command line, program first."""
+    """Command line of the data rank, program first."""
     energy: Mapping[str, Any] | None = None
-    """As ``pipeedge.observe.metrics.energy_body`` makes it."""
+    """Energy, as made by ``pipeedge.observe.metrics.energy_body``."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the data rank's software."""
+    """Versions of the data rank's software."""
     check: Agreement | None = None
-    """The first items beside what they are in float32; None where nobody asked."""
+    """Comparison of the first items with float32, or None if it was not requested."""
 
     @property
     def throughput_items_per_s(self) -> float:
-        """Items a second, filling and draining the pipeline included."""
+        """Items a second, including filling and draining the pipeline."""
         return self.items / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def comparison(self) -> Comparison | None:
-        """The promise beside what came of it."""
+        """Comparison of the prediction with the measurement, or None without a prediction."""
         if self.prediction is None:
             return None
         return compare(
@@ -83,7 +83,7 @@ class RunReport:
         )
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as plain data for JSON."""
         accuracy = self.accuracy
         return {
             "model": self.model,
@@ -123,7 +123,7 @@ class RunReport:
         }
 
     def _predicted(self) -> dict[str, Any]:
-        """Once the pipeline is full; for the whole run, with filling and draining; and stage by stage."""
+        """Return the predictions for the full pipeline, for the whole run, and for each stage."""
         comparison = self.comparison
         if self.prediction is None or comparison is None:
             return {"throughput_items_per_s": None}
@@ -150,7 +150,7 @@ class RunReport:
 
 
 _LATENCIES = 2000
-"""Of that many microbatches at most, in equal distances, the latency is in the report."""
+"""Largest number of microbatches, equally spaced, whose latency is in the report."""
 
 
 def _thinned(latencies_s: Sequence[float]) -> list[float]:
@@ -159,7 +159,7 @@ def _thinned(latencies_s: Sequence[float]) -> list[float]:
 
 
 def _pretty(value: object, indent: str = "") -> str:
-    """JSON for people too: what is nested is indented, a list of plain values takes one line."""
+    """Return JSON that people can read: nested values are indented, a list of plain values takes one line."""
     nested = indent + "  "
     if isinstance(value, Mapping) and value:
         entries = [f"{nested}{json.dumps(key)}: {_pretty(entry, nested)}" for key, entry in value.items()]
@@ -170,19 +170,19 @@ def _pretty(value: object, indent: str = "") -> str:
 
 
 def save_report(report: RunReport, path: Path) -> None:
-    """Write ``report``; the file is whole or not there.
+    """Write ``report`` atomically.
 
     Raises:
-        RequestError: the disk is full or no longer writable.
+        RequestError: The disk is full or no longer writable.
     """
     save_body(report.to_body(), path)
 
 
 def save_body(body: dict[str, Any], path: Path) -> None:
-    """Write what ``RunReport.to_body`` made: as JSON, or as a page where ``path`` says .html.
+    """Write the result of ``RunReport.to_body`` atomically, as JSON, or as a page if ``path`` ends in .html.
 
     Raises:
-        RequestError: the disk is full or no longer writable.
+        RequestError: The disk is full or no longer writable.
     """
     page = path.suffix == ".html"
     text = render_run(read_run(body, path.name)) if page else _pretty(body) + "\n"
@@ -198,15 +198,15 @@ def print_report(
     trace: Path | None = None,
     replaced: Collection[Path] = (),
 ) -> None:
-    """Print the stages as a table, and below it throughput, latency, accuracy and where the files are.
+    """Print the stages as a table, followed by throughput, latency, accuracy and the paths of output files.
 
     Args:
-        report: the run.
-        console: where it is printed.
-        results: file of the predictions, if any.
-        saved: file of the report, if any.
-        trace: file of the trace, if any.
-        replaced: those of them that replaced a file.
+        report: The run.
+        console: Console to print on.
+        results: File of the predictions, if any.
+        saved: File of the report, if any.
+        trace: File of the trace, if any.
+        replaced: Those of the files that replaced an existing one.
     """
     console.print(
         f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
@@ -249,11 +249,11 @@ def print_report(
 
 
 _ROOMY = 100
-"""A narrower terminal gets a tighter table, so that names and figures have what room there is."""
+"""Width in characters below which the table is compact, to leave room for names and figures."""
 
 
 def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
-    """The stages; without the column of hosts where none has a name."""
+    """Return the table of stages, without the column of hosts if none has a name."""
     padding = 1 if width >= _ROOMY else 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
     named = any(plan.host for plan in report.schedule.stages)
@@ -266,11 +266,11 @@ def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
             str(stats.rank),
             *((escape(host),) if named else ()),
             str(plan.layers),
-            _amount(stats.parameters),
+            _format_amount(stats.parameters),
             _seconds(stats.compute_s_mean),
             _seconds(stats.recv_wait_s_mean),
             _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
-            f"{_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
+            f"{_format_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
             f"{stats.busy_fraction:.0%}",
             f"{stats.rss_peak_mb:,.0f}MB",
         )
@@ -290,7 +290,7 @@ def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    """Stages, predicted beside measured."""
+    """Return the table of stages with predicted and measured times."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
         table.add_column(name, justify="right", overflow="fold")
@@ -327,7 +327,7 @@ def _seconds(value: float) -> str:
     return f"{value:,.2f}s" if value >= 1 else f"{1e3 * value:.1f}ms"
 
 
-def _amount(value: float) -> str:
+def _format_amount(value: float) -> str:
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:,.1f}{unit}"

@@ -1,4 +1,4 @@
-"""A report as it was saved, checked: what is there has the right type, what is not there is None."""
+"""Saved reports, checked when they are read: existing parts have the right type, missing ones are None."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "rea
 
 
 _LONGEST_US = 1e15
-"""Thirty years, in microseconds."""
+"""Longest time in microseconds, about thirty years."""
 
 
 class _Value:
-    """A value of the document, and where it stands."""
+    """A value of the document, with its position."""
 
     def __init__(self, value: Any, file: str, place: str = "") -> None:
         self.value = value
@@ -27,42 +27,42 @@ class _Value:
         self._place = place
 
     def fail(self, what: str) -> NoReturn:
-        """Say where and what."""
+        """Raise an error that names the file and the position."""
         place = f"{self._place} " if self._place else ""
         raise RequestError(f"{self._file}: {place}{what}; is it a report of this program?")
 
     def find(self, key: str) -> _Value | None:
-        """The entry ``key``; None where it is absent or null."""
+        """Return the entry ``key``, or None if it is missing or null."""
         if not isinstance(self.value, dict):
-            self.fail("is no object")
+            self.fail("is not an object")
         entry = self.value.get(key)
         place = f"{self._place}.{key}" if self._place else key
         return None if entry is None else _Value(entry, self._file, place)
 
     def at(self, key: str) -> _Value:
-        """The entry ``key``, which must be there."""
+        """Return the entry ``key``, which must exist."""
         found = self.find(key)
         if found is None:
             self.fail(f"has no {key}")
         return found
 
     def items(self) -> list[_Value]:
-        """Of a list."""
+        """Return the items of a list."""
         if not isinstance(self.value, list):
-            self.fail("is no list")
+            self.fail("is not a list")
         return [_Value(item, self._file, f"{self._place}[{at}]") for at, item in enumerate(self.value)]
 
     def entries(self) -> Iterator[tuple[str, _Value]]:
-        """Of an object, those that are not null."""
+        """Yield the entries of an object that are not null."""
         if not isinstance(self.value, dict):
-            self.fail("is no object")
+            self.fail("is not an object")
         for key in self.value:
             found = self.find(key)
             if found is not None:
                 yield str(key), found
 
     def number(self) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"is {_shown(value)}, not a number")
@@ -75,21 +75,21 @@ class _Value:
         return float(value)
 
     def amount(self) -> float:
-        """A number that is not negative."""
+        """Return a number that is not negative."""
         value = self.number()
         if value < 0:
             self.fail(f"is {value}, which is negative")
         return value
 
     def whole(self) -> int:
-        """A whole number that is not negative."""
+        """Return a whole number that is not negative."""
         value = self.amount()
         if value != int(value):
             self.fail(f"is {value}, not a whole number")
         return int(value)
 
     def text(self) -> str:
-        """Text."""
+        """Return a text."""
         if not isinstance(self.value, str):
             self.fail(f"is {_shown(self.value)}, not text")
         return self.value
@@ -102,53 +102,53 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class SavedStage:
-    """One stage: its place in the schedule, and what it did, as far as that is known."""
+    """One stage: its place in the schedule, and its measurements as far as known."""
 
     stage: int
     rank: int
     host: str | None
     layers: tuple[int, int]
-    """First and last, from 1."""
+    """First and last layer, from 1."""
     quant_bits: int
     dtype: str
     figures: Mapping[str, float]
-    """``compute_s_mean`` and its kin, as the report has them."""
+    """Figures by their names in the report, such as ``compute_s_mean``."""
     seconds: Mapping[str, float] | None
-    """By what it was at (the values of ``Doing``), over the whole run."""
+    """Seconds of each activity (values of ``Doing``) over the whole run."""
     memory_mb: Mapping[str, float] | None
-    """``weights``, ``buffers``, ``working``, ``available``; of a simulation."""
+    """Memory in MB by use (``weights``, ``buffers``, ``working``, ``available``); only for simulations."""
 
     @property
     def place(self) -> str:
-        """Rank, and host where it has a name."""
+        """Rank, and host if it has a name."""
         return f"rank {self.rank}" + (f" ({self.host})" if self.host else "")
 
     @property
     def words(self) -> str:
-        """Which stage, where, which layers."""
+        """Name of the stage, its place and its layers."""
         return f"stage {self.stage} on {self.place}, {self.which}"
 
     @property
     def which(self) -> str:
-        """Its layers, in a sentence."""
+        """Its layers, for use in a sentence."""
         first, last = self.layers
         return f"layer {last}" if first == last else f"layers {first}–{last}"
 
 
 @dataclass(frozen=True)
 class SavedSeries:
-    """One stage over time. All columns are of one length; None where nothing is known."""
+    """One stage over time. All columns have the same length; None stands for unknown values."""
 
     stage: int
     rank: int
     t_s: Sequence[float | None]
     columns: Mapping[str, Sequence[float | None]]
-    """``items_per_s``, ``bytes_per_s``, ``link_bytes_per_s``, ``bits``."""
+    """Columns by name: ``items_per_s``, ``bytes_per_s``, ``link_bytes_per_s``, ``bits``."""
 
 
 @dataclass(frozen=True)
 class RankEnergy:
-    """What one rank drew."""
+    """Energy that one rank used."""
 
     rank: int
     host: str | None
@@ -156,12 +156,12 @@ class RankEnergy:
     joules: float | None
     mean_watts: float | None
     why_not: tuple[str, ...]
-    """What was tried before, and why that does not measure."""
+    """Sources that were tried and rejected, with the reasons."""
 
 
 @dataclass(frozen=True)
 class Energy:
-    """What the run drew."""
+    """Energy that the run used."""
 
     ranks: tuple[RankEnergy, ...]
     joules: float | None
@@ -172,19 +172,19 @@ class Energy:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A report, measured or simulated, of any version."""
+    """A measured or simulated report of any version."""
 
     name: str
-    """Where it came from."""
+    """Name of the file that it was read from."""
     model: str
     simulated: bool
     stages: tuple[SavedStage, ...]
     figures: Mapping[str, float]
-    """``items``, ``elapsed_s``, ``throughput_items_per_s`` and their kin."""
+    """Figures by their names in the report, such as ``items`` and ``throughput_items_per_s``."""
     latency_s: Mapping[str, float] | None
     latencies_s: Sequence[float]
     accuracy: tuple[int, int] | None
-    """Correct, of those with a label."""
+    """Number of correct items, and of those with a label."""
     predicted: Mapping[str, float]
     predicted_stages: tuple[Mapping[str, float], ...]
     remarks: tuple[str, ...]
@@ -197,25 +197,25 @@ class SavedRun:
     versions: Mapping[str, str]
     data_rank: int | None
     feed_s: Mapping[str, float] | None
-    """Where the time of the thread that feeds the pipeline went, by the values of ``Doing``."""
+    """Seconds of each activity (values of ``Doing``) of the thread that feeds the pipeline."""
 
     @property
     def length_s(self) -> float | None:
-        """Of the run."""
+        """Length of the run in seconds."""
         if self.timeline is not None:
             return self.timeline.length_s
         return self.figures.get("elapsed_s")
 
 
 def read_run(body: Any, name: str) -> SavedRun:
-    """The report that ``RunReport.to_body`` made, of this version or an older one.
+    """Read a report that ``RunReport.to_body`` wrote, in this version or an older one.
 
     Args:
-        body: as JSON has it.
-        name: of the file, for messages.
+        body: Parsed JSON of the report.
+        name: Name of the file, for messages.
 
     Raises:
-        RequestError: it is no report, or a part of it has another type than it must.
+        RequestError: The document is not a report, or a part of it has the wrong type.
     """
     root = _Value(body, name)
     timeline = _timeline(root)
@@ -257,7 +257,7 @@ def _texts(value: _Value, key: str) -> tuple[str, ...]:
 
 
 def _numbers(value: _Value) -> dict[str, float]:
-    """The entries that are numbers."""
+    """Return the entries that are numbers."""
     return {
         key: entry.number()
         for key, entry in value.entries()
@@ -276,7 +276,7 @@ def _whole(value: _Value | None) -> int | None:
 def _stages(root: _Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
     plans = root.at("schedule").items()
     if not plans:
-        root.at("schedule").fail("holds no stage")
+        root.at("schedule").fail("has no stages")
     stats = {entry.at("stage").whole(): entry for entry in _list(root, "stages")}
     return tuple(_stage(number, plan, stats.get(number), timeline) for number, plan in enumerate(plans))
 
@@ -284,7 +284,7 @@ def _stages(root: _Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
 def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline | None) -> SavedStage:
     layers = [bound.whole() for bound in plan.at("layers").items()]
     if len(layers) != 2:
-        plan.at("layers").fail("is no pair of first and last layer")
+        plan.at("layers").fail("is not a pair of first and last layer")
     host, bits, dtype = plan.find("host"), plan.find("quant_bits"), plan.find("dtype")
     rank = plan.at("rank").whole()
     return SavedStage(
@@ -305,7 +305,7 @@ _FEED = LaneId(LaneKind.FEED).label
 
 
 def _data_rank(root: _Value, timeline: Timeline | None) -> int | None:
-    """What the report says itself, else the rank that the pipeline was fed from."""
+    """Return the data rank that the report names, else the rank that fed the pipeline."""
     said = _whole(root.find("data_rank"))
     if said is not None or timeline is None:
         return said
@@ -322,7 +322,7 @@ def _feed_seconds(timeline: Timeline | None) -> dict[str, float] | None:
 def _seconds(
     stats: _Value | None, timeline: Timeline | None, rank: int, stage: int
 ) -> dict[str, float] | None:
-    """What the report says itself, else what the spans add up to."""
+    """Return the seconds that the report names, else the sums of the spans."""
     said = None if stats is None else _optional_amounts(stats.find("seconds"))
     if said is not None or timeline is None:
         return said
@@ -349,7 +349,7 @@ def _timeline(root: _Value) -> Timeline | None:
         for key in ("start_us", "end_us"):
             for time in lane.at(key).items():
                 if abs(time.number()) > _LONGEST_US:
-                    time.fail(f"is {_shown(time.value)}, which is no time of a run")
+                    time.fail(f"is {_shown(time.value)}, which is not a time of a run")
         for microbatch in lane.at("microbatch").items():
             if microbatch.value is not None:
                 microbatch.whole()
@@ -362,7 +362,7 @@ def _timeline(root: _Value) -> Timeline | None:
 def _series(entry: _Value) -> SavedSeries:
     columns = {}
     for key, column in entry.entries():
-        if isinstance(column.value, list) and key != "decided":  # whose entries are objects
+        if isinstance(column.value, list) and key != "decided":  # entries of "decided" are objects
             columns[key] = [None if value.value is None else value.amount() for value in column.items()]
     times = columns.pop("t_s", [])
     for key, values in columns.items():
