@@ -97,7 +97,7 @@ def test_the_environment_is_read_as_torchrun_writes_it() -> None:
         }
     )
     assert found == TORCHRUN
-    with pytest.raises(RequestError, match="WORLD_SIZE='x' is no whole number"):
+    with pytest.raises(RequestError, match="WORLD_SIZE='x' is not a whole number"):
         Environment.read({"WORLD_SIZE": "x"})
 
 
@@ -327,8 +327,8 @@ def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables()
         ("0 1 --adaptive auto --send-constraint 5", {}, "leave it out"),
         ("0 1 --send-constraint 5", {}, "goes with --adaptive heuristic"),
         ("0 1", {"SEND_CONSTRAINT": "-1"}, "leave it out"),
-        ("0 1", {"SEND_CONSTRAINT": "fast"}, "SEND_CONSTRAINT='fast' is no number"),
-        ("0 1", {"WINDOW_SIZE": "2.5"}, "WINDOW_SIZE='2.5' is no whole number"),
+        ("0 1", {"SEND_CONSTRAINT": "fast"}, "SEND_CONSTRAINT='fast' is not a number"),
+        ("0 1", {"WINDOW_SIZE": "2.5"}, "WINDOW_SIZE='2.5' is not a whole number"),
         ("0 1 --window-size 0", {}, "a window has at least 1 microbatch"),
         ("0 1 --adaptive auto --min-bits 9", {}, "--min-bits 9: choose one of 2, 3, 4, 5, 6, 7, 8, 16"),
         ("0 1 --min-bits 4", {}, "--min-bits goes with --adaptive"),

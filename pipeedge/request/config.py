@@ -1,7 +1,7 @@
-"""What a run is asked to do: frozen groups of options, validated on creation.
+"""The request for a run: frozen groups of options, validated on creation.
 
-This module alone reads the environment (``torchrun`` sets RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT). It imports nothing heavy, so that a mistake on the command line is answered at once.
+This module alone reads the environment (``torchrun`` sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT). It
+imports nothing heavy, so that mistakes on the command line are reported at once.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_WORKER_THREADS = 4
 STANDARD_INPUT = Path("-")
 DEFAULT_MAX_IMAGE_PIXELS = 89_478_485
-"""A gigabyte of memory is enough to decode a picture of this size."""
+"""Largest image to decode, in pixels; decoding one of this size takes up to a gigabyte of memory."""
 DATASET_NAMES = ("CoLA", "ImageNet")
 COMMS = ("p2p", "rpc")
 AUTO_DTYPE = "auto"
-"""Let the scheduler choose among the number types that were profiled."""
+"""Value of ``--dtype`` that lets the scheduler choose among the profiled number types."""
 CSV_FILE_MODES = ("x", "w", "a")
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
-"""Methods of ``pipeedge.compress.clamping``."""
+"""Clamping methods of ``pipeedge.compress.clamping``."""
 DEFAULT_CLAMP = "mse"
-"""The best on the shipped model and on transformers' activations: docs/quantization.md."""
+"""Best method on the shipped model and on transformers' activations (see docs/quantization.md)."""
 
 REPORT_SUFFIXES = (".json", ".html")
 
@@ -66,9 +66,9 @@ ADAPTIVE = ("heuristic", "heuristic2", "controller", "auto")
 DEFAULT_WINDOW_SIZE = 10
 
 _ROWS_OF_A_REPORT = 400
-"""More than a screen can tell apart."""
+"""Rows of activities kept for a report: more than a screen can show."""
 _ROWS_OF_A_PAGE = 4000
-"""Which can be zoomed into."""
+"""Rows of activities kept for a page, which can be zoomed."""
 _ROWS_OF_A_TRACE = 20_000
 
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
@@ -76,41 +76,41 @@ _MAX_WORKER_THREADS = 1024
 
 
 TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
-"""By this variable ``train.py`` tells its workers which process started them."""
+"""Environment variable in which ``train.py`` tells its workers which process started them."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment says, where the command line does not."""
+    """Defaults from the environment, for options that the command line leaves out."""
 
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
-    """Among the processes of this machine."""
+    """Rank among the processes of this machine."""
     local_world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     agent_store: bool = False
-    """``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
+    """Whether ``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
     agent_run: str = ""
-    """Tells apart the runs that share one agent's store."""
+    """Identifier of this run among those that share one agent's store."""
     adaptive: str | None = None
-    """ADAPTIVE_QUANT: a policy, in lower case."""
+    """ADAPTIVE_QUANT: policy in lower case."""
     window_size: int | None = None
-    """WINDOW_SIZE: microbatches."""
+    """WINDOW_SIZE: number of microbatches in a window."""
     send_constraint: float | None = None
-    """SEND_CONSTRAINT: items a second."""
+    """SEND_CONSTRAINT: target in items a second."""
     csv_file_mode: str | None = None
-    """CSV_FILE_MODE: of the metrics' files."""
+    """CSV_FILE_MODE: mode in which metrics files are opened."""
     train_launcher: int | None = None
-    """The process that started this worker of ``train.py``, without which it shall not go on."""
+    """Process ID of the launcher of this ``train.py`` worker, which must not outlive it."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """From environment variables.
+        """Read the environment variables.
 
         Raises:
-            RequestError: a variable that should be a number is none.
+            RequestError: A variable that should be a number is not.
         """
 
         def number(name: str) -> int | None:
@@ -120,7 +120,7 @@ class Environment:
             try:
                 return int(text)
             except ValueError:
-                raise RequestError(f"the environment's {name}={text!r} is no whole number") from None
+                raise RequestError(f"the environment's {name}={text!r} is not a whole number") from None
 
         def decimal(name: str) -> float | None:
             text = environ.get(name)
@@ -129,7 +129,7 @@ class Environment:
             try:
                 return float(text)
             except ValueError:
-                raise RequestError(f"the environment's {name}={text!r} is no number") from None
+                raise RequestError(f"the environment's {name}={text!r} is not a number") from None
 
         run_id, restarts = (
             environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -153,30 +153,30 @@ class Environment:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The environment of this process, for one that it starts."""
+    """Return the environment of this process, for a process that it starts."""
     return dict(os.environ)
 
 
 MAX_WORLD = 1024
-"""Ranks of a run. More connections than this are beyond one hub, and a WORLD beyond it is a slip."""
+"""Largest number of ranks. One hub cannot serve more connections, and a larger WORLD is a mistake."""
 
 
 @dataclass(frozen=True)
 class WorldRequest:
-    """This process among its peers."""
+    """This process and its place among the ranks."""
 
     rank: int
     size: int
     addr: str = "127.0.0.1"
-    """Where rank 0 is reached."""
+    """Address of rank 0's machine."""
     port: int = 29500
-    """Where rank 0 listens."""
+    """Port at which rank 0 listens."""
     socket_ifname: str | None = None
-    """Network interface for the links; None: the one that routes to ``addr``."""
+    """Network interface for the links, or None for the one that routes to ``addr``."""
     timeout_s: float = 60.0
-    """Nothing waits longer for a peer without saying for whom."""
+    """Seconds that anything waits for a peer before the run fails and names it."""
     agent_store: bool = False
-    """``port`` belongs to torchrun's agent, through which rank 0 announces its own."""
+    """Whether ``port`` belongs to torchrun's agent, through which rank 0 announces its own."""
     agent_run: str = ""
 
     def __post_init__(self) -> None:
@@ -201,12 +201,12 @@ class WorldRequest:
 
 @dataclass(frozen=True)
 class TransportRequest:
-    """How the links are made."""
+    """The transport of the links."""
 
     comm: str = "p2p"
-    """``p2p`` (gloo) or ``rpc`` (TensorPipe)."""
+    """Transport: ``p2p`` (gloo) or ``rpc`` (TensorPipe)."""
     worker_threads: int | None = None
-    """Threads that serve RPC; None: ``DEFAULT_WORKER_THREADS``. Only with ``rpc``."""
+    """Number of threads that serve RPC, or None for ``DEFAULT_WORKER_THREADS``; only with ``rpc``."""
 
     def __post_init__(self) -> None:
         if self.comm not in COMMS:
@@ -214,7 +214,7 @@ class TransportRequest:
         if self.worker_threads is None:
             return
         if self.comm != "rpc":
-            raise RequestError("-w/--worker-threads goes with -c rpc; the links of p2p have no such threads")
+            raise RequestError("-w/--worker-threads goes with -c rpc; p2p links have no such threads")
         if not 1 <= self.worker_threads <= _MAX_WORKER_THREADS:
             raise RequestError(
                 f"-w/--worker-threads {self.worker_threads}: 1 to {_MAX_WORKER_THREADS}; "
@@ -224,44 +224,45 @@ class TransportRequest:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which model, with which weights, where."""
+    """The model, its weights, and the device to compute on."""
 
     name: str = "google/vit-base-patch16-224"
     """One of the known names, or a local Hugging Face directory."""
     weights: Path | None = None
-    """Weights file or directory; None: the model's default."""
+    """Weights file or directory, or None for the model's default."""
     device: str = "cpu"
 
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Which items to run. Without ``paths`` and ``dataset_name``, the default input that is shipped."""
+    """The items to run; without ``paths`` and ``dataset_name``, the input that ships with the package."""
 
     paths: tuple[Path, ...] = ()
-    """Image files, folders of images, text files, ``.npz`` files, or patterns of them; all of one kind.
-    ``STANDARD_INPUT`` alone: text, or one picture."""
+    """Image files, folders of images, text files, ``.npz`` files, or patterns of these; all of one kind.
+    ``STANDARD_INPUT`` alone means text, or one image.
+    """
     text_column: str | None = None
-    """Column of ``.csv`` and ``.tsv`` files that holds the sentences; None: the usual one."""
+    """Column of ``.csv`` and ``.tsv`` files that holds the sentences, or None for the usual one."""
     dataset_name: str | None = None
-    """``CoLA`` or ``ImageNet``."""
+    """Data set to run: ``CoLA`` or ``ImageNet``."""
     dataset_root: Path | None = None
-    """Where the data set's files are (ImageNet: its archives or an image folder)."""
+    """Directory of the data set's files (for ImageNet, its archives or an image folder)."""
     dataset_split: str | None = None
-    """``train``, ``val``/``validation`` or ``test``; None: ``train``, as in the original."""
+    """Split: ``train``, ``val``/``validation`` or ``test``; None means ``train``, as in the original."""
     dataset_indices_file: Path | None = None
-    """A text file with the index of one item of the data set a line."""
+    """Text file with the index of one item of the data set per line."""
     dataset_shuffle: bool = False
-    """Take the items of the data set in a random order that ``seed`` fixes."""
+    """Whether to take the items of the data set in a random order given by ``seed``."""
     seed: int = 0
-    """Fixes the order of ``dataset_shuffle``."""
+    """Seed for ``dataset_shuffle``."""
     batch_size: int | None = None
-    """At most this many items; None: all of ``paths``, all of ``dataset_indices_file``, or 64."""
+    """Largest number of items; None means all of ``paths``, all of ``dataset_indices_file``, or 64."""
     skip_bad_input: bool = False
-    """Leave out images that cannot be read, and report them, instead of failing at the first."""
+    """Whether to skip and report images that cannot be read, instead of failing at the first."""
     max_image_pixels: int | None = None
-    """Largest picture to decode; None: ``DEFAULT_MAX_IMAGE_PIXELS``."""
+    """Largest image to decode, in pixels, or None for ``DEFAULT_MAX_IMAGE_PIXELS``."""
     companion_directory: Path | None = None
-    """One more directory that may hold a tokenizer or image processor: that of the weights file."""
+    """Additional directory that may hold a tokenizer or image processor: that of the weights file."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -296,35 +297,39 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class ScheduleRequest:
-    """How the layers get to the ranks. In this order: a partition, a schedule file, the scheduler's
-    files; without any of them the layers are split evenly."""
+    """How layers are assigned to ranks.
+
+    In order of precedence: a partition, a schedule file, the scheduler's files. Without any of them, layers
+    are split evenly.
+    """
 
     partition: tuple[int, ...] | None = None
     """First and last layer of each stage, from 1."""
     rank_order: tuple[int, ...] | None = None
-    """The rank of each stage; None: stage n on rank n."""
+    """Rank of each stage, or None to run stage n on rank n."""
     schedule_file: Path | None = None
-    """What ``sched-pipeline`` printed."""
+    """File with the output of ``sched-pipeline``."""
     models_file: Path | None = None
     dev_types_file: Path | None = None
     dev_file: Path | None = None
     dev_neighbors_file: Path | None = None
-    """What single links carry, as pipeedge-doctor measures it; None: what the device types say."""
+    """File with bandwidths of single links, as pipeedge-doctor writes it; None: those of the device types."""
     hosts: tuple[str, ...] | None = None
-    """The host of each rank; None: hosts are called by their ranks."""
+    """Host of each rank, or None if hosts are named after their ranks."""
     data_rank: int = 0
-    """Reads the inputs and collects the outputs."""
+    """Rank that reads the inputs and collects the outputs."""
     quant_bits: tuple[int, ...] | None = None
-    """Bits a value on the outgoing link of each stage, 0 for values as they are; None: as the schedule
-    file says, else 0."""
+    """Bits a value on the outgoing link of each stage, 0 for uncompressed; None means those of the schedule
+    file, else 0.
+    """
     dtypes: tuple[str, ...] | None = None
-    """Number type of each stage, or one for all, or ``AUTO_DTYPE``; None: as the schedule file says, else
-    float32."""
+    """Number type of each stage, or one for all, or ``AUTO_DTYPE``; None means those of the schedule file,
+    else float32.
+    """
     min_agreement: float | None = None
-    """With ``AUTO_DTYPE``: the part of items, of 1, whose class must be float32's; None: any type will do."""
+    """Least fraction of items with the same class as in float32, for ``AUTO_DTYPE``; None: any type."""
     link_bits: str | None = None
-    """Bits a value that the scheduler counts with on links between stages, or ``auto``; None: values as they
-    are."""
+    """Bits a value that the scheduler assumes on links between stages, or ``auto``; None: uncompressed."""
 
     def __post_init__(self) -> None:
         if self.link_bits is not None:
@@ -348,7 +353,7 @@ class ScheduleRequest:
             raise ScheduleError("-r/--rank-order goes with -pt; a schedule from a file names its hosts (-H)")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
             twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
-            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank is one host")
+            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank needs its own host")
 
     def _check_dtypes(self) -> None:
         if self.automatic_dtype:
@@ -362,7 +367,7 @@ class ScheduleRequest:
                 check_dtype(dtype, "--dtype")
             if self.automatic and len(self.dtypes or ()) > 1:
                 raise ScheduleError(
-                    "--dtype: automatic scheduling finds out how many stages there are; give one number type "
+                    "--dtype: automatic scheduling chooses the number of stages; give one number type "
                     "for all, or auto"
                 )
         if self.min_agreement is None:
@@ -371,14 +376,14 @@ class ScheduleRequest:
             raise ScheduleError("--min-agreement goes with --dtype auto")
         if not 0 < self.min_agreement <= 1:
             raise ScheduleError(
-                f"--min-agreement {figure(self.min_agreement, 6)}: the part of items whose class must "
+                f"--min-agreement {figure(self.min_agreement, 6)}: the fraction of items whose class must "
                 "be float32's, "
                 "above 0 and up to 1"
             )
 
     @property
     def automatic_dtype(self) -> bool:
-        """Whether the scheduler is to choose the number type."""
+        """Whether the scheduler chooses the number type."""
         return self.dtypes == (AUTO_DTYPE,)
 
     def _check_link_bits(self, link_bits: str) -> None:
@@ -387,29 +392,30 @@ class ScheduleRequest:
         if not self.automatic:
             raise ScheduleError("--link-bits belongs to automatic scheduling: -sm, -sdt, -sd")
         if self.quant_bits is not None:
-            raise ScheduleError("--link-bits and -q both say the bits of links; give one of them")
+            raise ScheduleError("--link-bits and -q both set the bits of links; give one of them")
 
     @property
     def automatic(self) -> bool:
-        """Whether the scheduler is to be asked (a partition takes precedence)."""
+        """Whether to run the scheduler; a partition or a schedule file takes precedence."""
         return self.models_file is not None and self.partition is None and self.schedule_file is None
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """How the values of compressed links are chosen."""
+    """Compression of the values on links."""
 
     clamp: str = DEFAULT_CLAMP
-    """Which part of the values' range the codes cover: one of ``CLAMPS``."""
+    """Method that chooses the range that quantised values cover, one of ``CLAMPS``."""
     adaptive: str | None = None
-    """The policy by which the bits of links between stages follow the bandwidth: one of ``ADAPTIVE``; None:
-    they stay as they are."""
+    """Policy by which the bits of links between stages follow the bandwidth, one of ``ADAPTIVE``; None keeps
+    them fixed.
+    """
     window_size: int = DEFAULT_WINDOW_SIZE
-    """Microbatches from one decision of the policy, and one choice of what is clamped, to the next."""
+    """Number of microbatches between decisions of the policy, and between choices of the clamp."""
     send_constraint: float | None = None
-    """Items a second that the policy is to reach."""
+    """Target of the policy in items a second."""
     min_bits: int | None = None
-    """The policy goes no lower; None: 2."""
+    """Fewest bits that the policy may choose; None means 2."""
 
     def __post_init__(self) -> None:
         if self.clamp not in CLAMPS:
@@ -451,10 +457,10 @@ class CompressionRequest:
 
 
 def check_report_name(path: Path) -> None:
-    """Refuse a report of an unknown format.
+    """Check that a report has a supported format.
 
     Raises:
-        RequestError: neither .json nor .html.
+        RequestError: The suffix is neither .json nor .html.
     """
     if path.suffix not in REPORT_SUFFIXES:
         raise RequestError(f"--report {path}: a report is FILE.json, for programs, or FILE.html, for people")
@@ -462,20 +468,20 @@ def check_report_name(path: Path) -> None:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """What a run leaves behind."""
+    """Files that a run writes, and what it prints."""
 
     results: Path | None = None
     report: Path | None = None
     trace: Path | None = None
-    """Of what every thread was at, for Perfetto."""
+    """File for the trace of every thread's activities, for Perfetto."""
     quiet: bool = False
-    """Print neither progress nor tables."""
+    """Whether to print neither progress nor tables."""
     check_items: int = 0
-    """Compute so many items in float32 too, on the data rank, and compare; 0: none."""
+    """Number of items to compute in float32 too, on the data rank, and compare; 0 for none."""
 
     @property
     def record_rows(self) -> int:
-        """How much of what each thread was at is kept for it."""
+        """Number of activities to keep on record for each thread."""
         if self.trace is not None:
             return _ROWS_OF_A_TRACE
         is_page = self.report is not None and self.report.suffix == ".html"
@@ -492,16 +498,16 @@ class OutputRequest:
 
 @dataclass(frozen=True)
 class MetricsRequest:
-    """What is measured for each microbatch, and where that goes."""
+    """Measurements for each microbatch, and where they are written."""
 
     directory: Path | None = None
-    """A CSV file for each key of each rank."""
+    """Directory for a CSV file for each key of each rank."""
     csv_file_mode: str = "x"
-    """What happens to files that are there: one of ``CSV_FILE_MODES``."""
+    """Mode in which existing files are opened, one of ``CSV_FILE_MODES``."""
     prometheus_port: int | None = None
-    """Where this rank serves them."""
+    """Port at which this rank serves its metrics."""
     window_size: int = DEFAULT_WINDOW_SIZE
-    """Microbatches."""
+    """Number of microbatches in a window."""
 
     def __post_init__(self) -> None:
         if self.csv_file_mode not in CSV_FILE_MODES:
@@ -515,7 +521,7 @@ class MetricsRequest:
 
 @dataclass(frozen=True)
 class GivenOptions:
-    """Options that this rank was given and that a single rank of the run obeys: name to value, as text."""
+    """Options given to this rank that only one rank of the run obeys, by name, with values as text."""
 
     schedule: Mapping[str, str] = field(default_factory=dict)
     """Options that rank 0 obeys."""
@@ -525,7 +531,7 @@ class GivenOptions:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """All that one rank is asked to do."""
+    """The complete request for one rank."""
 
     world: WorldRequest
     model: ModelRequest = field(default_factory=ModelRequest)
@@ -536,11 +542,11 @@ class RunRequest:
     transport: TransportRequest = field(default_factory=TransportRequest)
     compression: CompressionRequest = field(default_factory=CompressionRequest)
     ubatch_size: int = 8
-    """Items that travel together."""
+    """Number of items that travel together."""
     command: tuple[str, ...] = field(default=(), compare=False)
-    """The command line that asks for it, program first; the same may be asked for in other words."""
+    """Command line of the request, program first; not compared, as a request can be worded differently."""
     given: GivenOptions = field(default_factory=GivenOptions, compare=False)
-    """Compared between the ranks, so that no option is lost on a rank that does not obey it."""
+    """Options that one rank obeys; ranks compare them so that none is lost on a rank that ignores it."""
 
     def __post_init__(self) -> None:
         if self.ubatch_size < 1:
