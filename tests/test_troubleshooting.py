@@ -185,7 +185,7 @@ RUNTIME = {
     "rank 5 is outside the world: with WORLD 2, RANK is 0 to 1": "5 2 -m vit-digits",
     "which rank of how many? give RANK WORLD, e.g. '0 2' for the first of two, or use torchrun": "",
     "a world of 1,000,000 ranks: WORLD is at most 1024": "0 1000000",
-    "--addr 10.255.0.77 is no address of this machine, where rank 0 must listen; its addresses: …": (
+    "--addr 10.255.0.77 is not an address of this machine, where rank 0 must listen; its addresses: …": (
         "0 2 -m vit-digits --addr 10.255.0.77"
     ),
     "--addr nowhere.invalid: cannot resolve this name": (
@@ -249,7 +249,9 @@ RUNTIME = {
         "0 1 -m vit-digits -H mb-0 -sm models.yml -sdt device_types.yml -sd devices.yml --dry-run"
     ),
     "--output a.txt: unknown suffix '.txt'; use .csv, …": "0 1 -m vit-digits --output a.txt",
-    "… gives vectors, not classes, and those go to .npz only": "0 1 -m bert-base-uncased --output a.csv",
+    "… gives vectors, not classes; vectors are written to .npz only": (
+        "0 1 -m bert-base-uncased --output a.csv"
+    ),
     "--output out/a.csv: the directory out does not exist; create it first": (
         "0 1 -m vit-digits --output out/a.csv"
     ),
@@ -760,7 +762,7 @@ def weights_of_a_deeper_model(patch: Patch) -> str:
     return load(DIGITS.weights_path(), blocks=3)
 
 
-@says("… and the model's qkv_bias is false: which of the two is right?")
+@says("… but the model's qkv_bias is false: which of the two is right?")
 def biases_without_a_place(patch: Patch) -> str:
     return load(DIGITS.weights_path(), qkv_bias=False)
 
