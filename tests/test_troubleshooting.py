@@ -550,10 +550,10 @@ def a_link_is_dead(patch: Patch) -> str:
     return Play().started().beat(0.0, statuses).beat(58.01, statuses).said
 
 
-@says("… computing microbatch 0 … for 48 s; still alive")
+@says("… computing microbatch 0 … for 58 s; still alive")
 def a_stage_is_slow(patch: Patch) -> str:
-    statuses = {rank: RankStatus(busy=("computing microbatch 0", 48.1)) for rank in range(3)}
-    return Play().started().beat(0.0, statuses).beat(48.01, statuses).said
+    statuses = {rank: RankStatus(busy=("computing microbatch 0", 58.1)) for rank in range(3)}
+    return Play().started().beat(0.0, statuses).beat(58.01, statuses).said
 
 
 @says("rank 1 (stage 1, …) failed: …")
