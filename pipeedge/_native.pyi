@@ -58,6 +58,20 @@ def at_length(lengths: list[float], values: list[float], wanted: float, layer: i
         layer: from 0, which says whether it holds attention; -1: a quantity that grows as bytes do.
     """
 
+def element_bytes() -> dict[str, int]:
+    """Return the bytes of a value that crosses a cut, by the number type of the stage that sends it."""
+
+def scaled_weights(dtype: str, float32_bytes: list[float]) -> list[float]:
+    """Return the bytes of each layer's weights in a number type, where no profile says them exactly.
+
+    Args:
+        dtype: number type, without ``torch.``.
+        float32_bytes: bytes of each layer's weights in float32.
+
+    Raises:
+        ValueError: a number type that is not known.
+    """
+
 def schedule(
     *,
     mem_bytes: npt.ArrayLike,

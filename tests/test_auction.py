@@ -155,7 +155,7 @@ def test_ordered_schedules_are_the_best_of_their_order(
     assert checked(market, latency_ordered(market, order), order)[1] == pytest.approx(best[2])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(markets())
 def test_the_optimum_is_the_best_of_all_orders(market: Market) -> None:
     count = len(market.bids)

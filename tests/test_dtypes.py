@@ -519,6 +519,27 @@ def test_weights_in_another_type_fit_where_float32_does_not(tmp_path: Path) -> N
     assert set(scheduled(files, "--dtype auto")[0]) <= {"bfloat16", "int8"}
 
 
+def test_a_device_that_agrees_too_little_takes_no_part(tmp_path: Path) -> None:
+    files = cluster(tmp_path, {"good": BOTH, "bad": {"int8": (0.001, 0.5)}}, 1024)
+    request = parse_runtime(
+        ["0", "2", "-m", "vit-digits", *files.split(), *["--dtype", "auto", "--min-agreement", "0.9"]], SOME
+    ).request
+    planned = plan_schedule(request, DIGITS)
+    assert [(stage.rank, stage.dtype) for stage in planned.schedule.stages] == [(0, "int8")]
+    assert any("no number type is allowed for bad" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize("options", ["--dtype auto", "--dtype int8"])
+def test_messages_name_the_user_s_files_for_any_number_type(options: str, tmp_path: Path) -> None:
+    files = cluster(tmp_path, {"old": {"float32": (0.04, None)}, "new": BOTH}, 1024)
+    _, notes = scheduled(files, options)
+    assert all(str(tmp_path) in note for note in notes if ".yml" in note)
+    models = tmp_path / "m.yml"
+    models.write_text(models.read_text().replace("vit-digits", "vit-other"))
+    with pytest.raises(RequestError, match=f"{models}: no model vit-digits; the file has: vit-other"):
+        scheduled(files, options)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -26,7 +26,7 @@ compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
 control    clocks messages failures liveness roster telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       specs link_speed prediction simulation scheduler dtype_choice planning
+plan       problem specs link_speed prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__

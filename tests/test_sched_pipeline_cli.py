@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.plan import specs
+from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.scheduler import find_executable
-from pipeedge.simulate.cluster import STREAM_BYTES, Workload
+from pipeedge.simulate.cluster import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 VIT_BASE = "google/vit-base-patch16-224"
@@ -45,10 +46,11 @@ class Run:
         return lines[-1].removeprefix("sched-pipeline: error: ")
 
 
-def run(*arguments: str, cwd: Path = ROOT) -> Run:
+def run(*arguments: str, cwd: Path = ROOT, text: str = "") -> Run:
     done = subprocess.run(
         [find_executable(), *arguments],
         cwd=cwd,
+        input=text,
         capture_output=True,
         encoding="utf-8",
         timeout=60,
@@ -454,7 +456,7 @@ def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, si
     load = Workload("m", spec, 8, 8)
     assert load.sent_bytes(stage) == 2000 * 8 * size
     assert load.cut_bytes(4, data["dtype"]) == 2000 * 8 * 4
-    assert stream_dtype(find_dtype(dtype)).itemsize == STREAM_BYTES[data["dtype"]] == size
+    assert stream_dtype(find_dtype(dtype)).itemsize == ELEMENT_BYTES[data["dtype"]] == size
 
 
 def test_memory_counts_weights_and_buffers(cluster: Cluster) -> None:
@@ -860,7 +862,7 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["--time-limit", "0"], "--time-limit: '0' is not a number above 0"),
         (["--time-limit", "nan"], "--time-limit: 'nan' is not a number above 0"),
         (["--objective", "cost"], "--objective: 'cost' is neither throughput nor latency"),
-        (["--format", "xml"], "--format: 'xml' is neither yaml nor json"),
+        (["--format", "xml"], "--format: 'xml' is neither yaml, json nor problem"),
         (["--data-host", "zz"], "--data-host zz: no such host in devices.yml, which has: f0, f1, s0"),
         (["--link-bits", "9"], "--link-bits: '9' is neither 0, 2 to 8, 16 nor auto"),
         (["--link-bits", "-4"], "--link-bits: '-4' is neither"),
@@ -959,7 +961,20 @@ def test_help_fits_a_terminal_and_names_every_option() -> None:
     assert done.out == run("-h").out
     assert all(len(line) <= 80 for line in done.out.splitlines())
     for option in (
-        *("-sm", "-M", "--models-file", "-sdt", "-T", "--dev-types-file", "-sd", "-D", "--dev-file", "-m"),
+        *(
+            "--problem",
+            "--dtype-of",
+            "-sm",
+            "-M",
+            "--models-file",
+            "-sdt",
+            "-T",
+            "--dev-types-file",
+            "-sd",
+            "-D",
+            "--dev-file",
+            "-m",
+        ),
         *("--model-name", "-b", "--batch-size", "-d", "--dtype", "-i", "--buffers-in", "-o", "--buffers-out"),
         *("--data-host", "--dev-neighbors-file", "--objective", "--time-limit", "--explain", "--format"),
         *("--add-host", "--remove-host", "--scale-bandwidth", "-h", "--help", "--version"),
@@ -978,3 +993,144 @@ def test_a_full_disk_is_a_fault_not_a_success() -> None:
         done = subprocess.run([find_executable()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 1
     assert done.stderr == b"sched-pipeline: error: cannot write to standard output\n"
+
+
+# --- problems as JSON -------------------------------------------------------------------------------
+
+
+def test_a_problem_of_files_has_the_schedule_of_the_files(cluster: Cluster) -> None:
+    cluster.write("n.yml", {"f0": {"s0": {"bw_Mbps": 4, "latency_s": 0.25}}})
+    cluster.write("devices.yml", {**DEVICES, "ghost": ["g0"]})
+    about = ("--data-host", "s0", "--dev-neighbors-file", "n.yml", "--input-bytes", "7")
+    problem = cluster.run("--format=problem", *about)
+    for options in ((), ("--objective=latency",), ("--link-bits=auto",), ("--remove-host=f1",)):
+        asked = ("--format=json", *options)
+        there = json.loads(cluster.run(*asked, *about).out)
+        here = json.loads(run("--problem=-", *asked, cwd=cluster.folder, text=problem.out).out)
+        for answer in (there, here):
+            del answer["elapsed_s"]
+        assert here == there
+        assert here["unused_hosts"][-1]["host"] == "g0"
+    again = run("--problem=-", "--format=problem", text=problem.out)
+    assert (again.out, again.err) == (problem.out, problem.err)
+    (cluster.folder / "problem.json").write_text(problem.out, encoding="utf-8")
+    assert (
+        cluster.run("--format=yaml", *about).out == run("--problem", str(cluster.folder / "problem.json")).out
+    )
+
+
+BIDS = {
+    "batch_size": 1,
+    "element_bytes": 1,
+    "elements_in": 0,
+    "elements_out": [1, 1],
+    "weight_bytes": [0, 0],
+    "buffers_in": 2,
+    "buffers_out": 2,
+    "types": [{"name": "t", "mem_bytes": 0, "bw_bytes_per_s": 1, "stage_s": [[3, None], [2]]}],
+    "hosts": [{"name": "a", "type": "t"}, {"name": "b", "type": "t"}],
+}
+
+
+PLAIN = [{"name": "t", "mem_bytes": 1, "bw_bytes_per_s": 1}]
+
+
+def test_a_problem_may_hold_bids_for_stages() -> None:
+    done = run("--problem=-", "--format=json", text=json.dumps(BIDS))
+    found = json.loads(done.out)
+    assert [(stage["host"], stage["layers"]) for stage in found["schedule"]] == [("a", [1, 1]), ("b", [2, 2])]
+    assert (found["bottleneck_s"], found["latency_s"]) == (3, 6)
+    alone = run("--problem=-", "--format=json", text=json.dumps({**BIDS, "hosts": BIDS["hosts"][:1]}))  # type: ignore[index]
+    assert alone.code == 3
+    assert json.loads(alone.out) == {"status": "infeasible"}
+    assert "no chain of stages that hosts take" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight_bytes": None, "types": PLAIN}, "the model has no layers"),
+        ({"weight_bytes": [0], "types": PLAIN}, "the model's elements_out: 2 values for 1 layers"),
+        ({"batch_size": 0}, "the batch size must be positive"),
+        ({"elements_in": -1}, "elements_in: is -1; it must not be negative"),
+        ({"elements_in": 1e30}, "elements_in: is 1e+30; numbers may not exceed 1e21"),
+        ({"hosts": [{"name": "a", "type": "u"}]}, "hosts: entry 1: type: there is no u in the problem"),
+        ({"hosts": [{"name": "a", "type": "t"}] * 2}, "hosts: entry 2: the name a comes twice"),
+        ({"hosts": []}, "hosts: lists no host"),
+        ({"data_host": "z"}, "data_host: there is no z in the problem"),
+        ({"links": [{"from": "a", "to": "a", "bw_bytes_per_s": 1}]}, "link number 0 joins a host to itself"),
+        ({"types": [{"name": "t"}]}, "types: entry 1: the key mem_bytes is missing"),
+    ],
+)
+def test_a_bad_problem_is_refused(changes: dict[str, object], message: str) -> None:
+    done = run("--problem=-", text=json.dumps({**BIDS, **changes}))
+    assert (done.code, done.error[: len("standard input:1: ")]) == (2, "standard input:1: ")
+    assert message in done.error
+
+
+def test_a_problem_takes_the_place_of_the_files() -> None:
+    done = run("--problem=-", "-b", "4")
+    assert (done.code, done.error) == (2, "-b and --problem: the problem says it already; leave -b out")
+    done = run("--format=problem", "--explain")
+    assert (done.code, done.error[:40]) == (2, "--explain: with --format problem nothing")
+
+
+# --- weights in other number types ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights_mb", "expected"),
+    [
+        ("float32", None, [1, 2, 1, 2]),
+        ("bfloat16", None, [0.5, 1, 0.5, 1]),
+        ("int8", None, [0.5, 0.6, 0.3, 1]),
+        ("int8", [4, 3, 2, 1], [4, 3, 2, 1]),
+    ],
+)
+def test_weights_are_counted_in_their_number_type(
+    cluster: Cluster, dtype: str, weights_mb: list[float] | None, expected: list[float]
+) -> None:
+    profile: dict[str, object] = {"batch_size": 8, "dtype": dtype, "time_s": [1, 2, 1, 2]}
+    with_types(cluster, model_profiles={"m": [profile | ({"weights_MB": weights_mb} if weights_mb else {})]})
+    problem = json.loads(cluster.run("--format=problem", "-d", dtype).out)
+    known = problem["types"][0].get("weight_bytes", problem["weight_bytes"])
+    assert [each / MIB for each in known] == pytest.approx(expected)
+    (stage,) = json.loads(cluster.run("--format=json", "-d", dtype, "--objective=latency").out)["schedule"]
+    buffers = 2 * (1000 * 8 * ELEMENT_BYTES[dtype] + 2000 * 8 * 4)
+    assert stage["mem_bytes"] == pytest.approx(sum(known) + buffers)
+    kind = specs.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"][0]
+    model = specs.load_models(cluster.folder / "models.yml")["m"]
+    assert kind.weights_of(model) == pytest.approx(known)
+
+
+def test_each_device_type_may_have_its_number_type(cluster: Cluster) -> None:
+    types = {
+        name: {
+            **TYPES[name],
+            "model_profiles": {
+                "m": [
+                    {"batch_size": 8, "dtype": dtype, "time_s": [1, 1, 1, 1]} for dtype in ("float32", "int8")
+                ]
+            },
+        }
+        for name in ("fast", "slow")
+    }
+    cluster.write("device_types.yml", types)
+    cluster.write("devices.yml", {"fast": ["f0"], "slow": ["s0"]})
+    done = cluster.run(
+        "--format=problem", "-d", "float32", "--dtype-of=fast=int8", "--dtype-of=slow=torch.float32"
+    )
+    problem = json.loads(done.out)
+    assert {one["name"]: one["dtype"] for one in problem["types"]} == {"fast": "int8", "slow": "float32"}
+    assert problem["element_bytes"] == 4
+    only = json.loads(cluster.run("--format=problem", "--dtype-of=fast=float32").out)
+    assert [host["name"] for host in only["hosts"]] == ["f0"]
+    assert only["warnings"] == ["device_types.yml: no number type is allowed for slow; left out: 1 host"]
+    for option, message in (
+        ("fast", "'fast' is not of the form TYPE=DTYPE"),
+        ("fast=int4", "unknown dtype int4"),
+        ("quick=int8", "--dtype-of quick: no such device type in device_types.yml"),
+    ):
+        done = cluster.run(f"--dtype-of={option}")
+        assert done.code == 2
+        assert message in done.error

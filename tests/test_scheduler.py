@@ -21,12 +21,14 @@ from pipeedge.base.errors import (
     exit_code,
 )
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.plan import scheduler
 from pipeedge.plan.scheduler import (
+    Plan,
     SchedulerRequest,
     find_executable,
     format_schedule,
     load_schedule,
-    plan,
+    read_problem,
     save_schedule,
 )
 
@@ -43,6 +45,10 @@ def request(model: str = VIT_BASE, **changes: object) -> SchedulerRequest:
         "dev_file": ROOT / "devices.yml",
     }
     return SchedulerRequest(**{**files, "model_name": model, **changes})  # type: ignore[arg-type]
+
+
+def plan(asked: SchedulerRequest, hosts: list[str] | None = None, executable: Path | None = None) -> Plan:
+    return scheduler.plan(read_problem(asked), hosts=hosts, executable=executable)
 
 
 # --- planning ---------------------------------------------------------------------------------------
@@ -165,9 +171,12 @@ def fake_program(folder: Path, script: str) -> Path:
             "echo 'sched-pipeline: error: out of memory' >&2; exit 1",
             "failed with exit status 1: .*out of memory",
         ),
-        ("echo '[]'", "sched-pipeline of another version"),
-        ("echo nonsense", "sched-pipeline of another version"),
-        ("""echo '{"schedule": [{"host": "mb-0", "layers": [1]}]}'""", "sched-pipeline of another version"),
+        ("echo '[]'", "sched-pipeline is of another version"),
+        ("echo nonsense", "sched-pipeline is of another version"),
+        (
+            """echo '{"schedule": [{"host": "mb-0", "layers": [1]}]}'""",
+            "sched-pipeline is of another version",
+        ),
     ],
 )
 def test_a_program_that_fails_is_a_fault_of_ours(tmp_path: Path, script: str, message: str) -> None:

@@ -44,6 +44,7 @@ fast:
       receive_s: [0.1, 0.1, 0.1, 0.1]
       send_s: [0.1, 0.1, 0.1, 0.1]
       activations_MB: [0.5, 1, 0.5, 1]
+      weights_MB: [0.5, 1, 0.5, 1]
       feed_s: 0.25
       collect_s: 0.125
       tokens: 64

@@ -20,14 +20,13 @@ from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.fields import flag, nonnegative, number, text, whole_number
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
+from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 
-__all__ = ["DTYPE_BYTES", "Bid", "Call", "Market", "Seconds", "bid_of", "contradiction", "length_note"]
+__all__ = ["Bid", "Call", "Market", "Seconds", "bid_of", "contradiction", "length_note"]
 
 Seconds = npt.NDArray[np.float64]
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Bytes of one element on a link."""
 _TOLERANCE = 1e-6
 """Relative tolerance between a bid and a profile, whose figures are rounded as text."""
 _MAX_HOST = 200
@@ -71,8 +70,8 @@ class Call:
             raise RequestError(
                 f"--filter-bids-chunk {self.chunk}: must be 1 to {self.layers}, the model's layers"
             )
-        if self.dtype not in DTYPE_BYTES:
-            raise RequestError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
+        if self.dtype not in ELEMENT_BYTES:
+            raise RequestError(f"--dtype {self.dtype}: choose one of {', '.join(ELEMENT_BYTES)}")
 
     def to_body(self) -> dict[str, Any]:
         """Return the body of a message."""
@@ -231,8 +230,12 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
     """Return the seconds of each stage, with layers, link handling and memory counted as by the scheduler."""
     cuts = call.layers + 1
     ends = np.arange(cuts)
-    seconds, memory = (np.concatenate(([0.0], np.cumsum(each))) for each in (profile.time_s, model.mem_bytes))
-    buffered = np.array([model.elements_in, *model.elements_out]) * call.ubatch_size * DTYPE_BYTES[call.dtype]
+    seconds, memory = (
+        np.concatenate(([0.0], np.cumsum(each))) for each in (profile.time_s, profile.weights_of(model))
+    )
+    buffered = (
+        np.array([model.elements_in, *model.elements_out]) * call.ubatch_size * ELEMENT_BYTES[call.dtype]
+    )
     needed = (
         (memory[None, :] - memory[:, None])
         + call.buffers_in * buffered[:, None]
@@ -309,7 +312,7 @@ class Market:
         elements = np.array([model.elements_in, *model.elements_out], dtype=np.float64)
         return cls(
             tuple(bids),
-            elements * call.ubatch_size * DTYPE_BYTES[call.dtype],
+            elements * call.ubatch_size * ELEMENT_BYTES[call.dtype],
             call.ubatch_size,
             None if data_host is None else hosts.index(data_host),
         )

@@ -1,14 +1,13 @@
-"""Find the best schedule in any order of devices, with the native solver (``pipeedge._native``)."""
+"""Find the best schedule in any order of devices, with ``sched-pipeline``."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from pipeedge import _native
 from pipeedge.auction.market import Bid, Market
 from pipeedge.auction.ordered import Outcome, outcome
 from pipeedge.base.errors import InfeasibleError, PipeEdgeError
 from pipeedge.base.wording import figure
+from pipeedge.plan import scheduler
+from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem, SolverOptions
 
 __all__ = ["optimal"]
 
@@ -26,44 +25,49 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
         InfeasibleError: there is no schedule.
         PipeEdgeError: no schedule was found in time.
     """
-    # Identical devices are one type to the solver, which need not try their permutations.
-    types: dict[tuple[float, bytes], int] = {}
-    kinds: list[Bid] = []
-    host_types = []
+    try:
+        found = scheduler.plan(_problem(market, time_limit_s), hosts=[bid.host for bid in market.bids])
+    except scheduler.UndecidedError:
+        raise PipeEdgeError(
+            f"no schedule found within {figure(time_limit_s)} s; raise --time-limit"
+        ) from None
+    except InfeasibleError:
+        raise InfeasibleError(f"no schedule: {market.why_not()}") from None
+    stages = tuple((stage.rank, stage.layers.start, stage.layers.stop) for stage in found.schedule.stages)
+    return outcome(market, stages, found.gap)
+
+
+def _problem(market: Market, time_limit_s: float) -> Problem:
+    """Return the problem whose hosts are the devices, with their bids as the times of stages."""
+    # Devices that cannot be told apart are one kind to the solver, which saves it their permutations.
+    kinds: dict[tuple[float, bytes], HostKind] = {}
+    hosts = {}
     for bid in market.bids:
         key = (bid.bw_bytes_per_s, bid.stage_s.tobytes())
-        if key not in types:
-            types[key] = len(kinds)
-            kinds.append(bid)
-        host_types.append(types[key])
-    hosts = {bid.host: index for index, bid in enumerate(market.bids)}
-    links = [
-        (source, hosts[name], link.bw_bytes_per_s, link.latency_s)
-        for source, bid in enumerate(market.bids)
+        if key not in kinds:
+            kinds[key] = _kind(f"kind {len(kinds)}", bid)
+        hosts[bid.host] = kinds[key].name
+    links = tuple(
+        HostLink(bid.host, name, link.bw_bytes_per_s, link.latency_s)
+        for bid in market.bids
         for name, link in bid.links.items()
-        if name in hosts and hosts[name] != source
-    ]
-    nothing = np.zeros(market.layers)
-    found = _native.schedule(
-        mem_bytes=nothing,
-        elements_out=market.cut_bytes[1:],
-        elements_in=float(market.cut_bytes[0]),
-        type_mem_bytes=np.zeros(len(kinds)),
-        type_bw_bytes_per_s=[kind.bw_bytes_per_s for kind in kinds],
-        type_time_s=np.tile(nothing, (len(kinds), 1)),
-        type_stage_s=np.stack([kind.stage_s for kind in kinds]),
-        host_types=host_types,
-        link_hosts=np.array([link[:2] for link in links], dtype=np.int64).reshape(-1, 2),
-        link_bw_bytes_per_s=[link[2] for link in links],
-        link_latency_s=[link[3] for link in links],
-        data_host=market.data_host,
-        batch_size=1.0,
-        element_bytes=1.0,
-        time_limit_s=time_limit_s,
+        if name in hosts and name != bid.host
     )
-    if found.status == "infeasible":
-        raise InfeasibleError(f"no schedule: {market.why_not()}")
-    if found.status == "unknown":
-        raise PipeEdgeError(f"no schedule found within {figure(time_limit_s)} s; raise --time-limit")
-    stages = tuple((int(host), int(first), int(last)) for host, first, last in found.stages)
-    return outcome(market, stages, found.gap)
+    return Problem(
+        layers=LayerSizes(
+            weight_bytes=(0.0,) * market.layers,
+            elements_in=float(market.cut_bytes[0]),
+            elements_out=tuple(market.cut_bytes[1:].tolist()),
+            element_bytes=1.0,
+        ),
+        kinds=tuple(kinds.values()),
+        hosts=hosts,
+        links=links,
+        data_host=None if market.data_host is None else market.bids[market.data_host].host,
+        options=SolverOptions(time_limit_s=time_limit_s),
+    )
+
+
+def _kind(name: str, bid: Bid) -> HostKind:
+    rows = tuple(tuple(row[first + 1 :].tolist()) for first, row in enumerate(bid.stage_s[:-1]))
+    return HostKind(name, mem_bytes=0.0, bw_bytes_per_s=bid.bw_bytes_per_s, stage_s=rows)

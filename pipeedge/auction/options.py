@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeedge.auction.market import DTYPE_BYTES
 from pipeedge.auction.ordered import Order
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
+from pipeedge.base.schedule import DTYPES
 from pipeedge.base.wording import figure
 from pipeedge.request.config import ModelRequest, WorldRequest
 from pipeedge.request.options import OneLineParser, add_common
@@ -207,7 +207,7 @@ def auction_parser() -> argparse.ArgumentParser:
         help="tokens of the longest sentence, for text models (as profiled)",
     )
     auction.add_argument(
-        "--dtype", default="float32", metavar="TYPE", help=f"one of {', '.join(DTYPE_BYTES)} (%(default)s)"
+        "--dtype", default="float32", metavar="TYPE", help=f"one of {', '.join(DTYPES)} (%(default)s)"
     )
     auction.add_argument(
         "-D",

@@ -28,7 +28,7 @@ from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.plan import scheduler
-from pipeedge.plan.dtype_choice import choose_dtype, plan_for_dtype
+from pipeedge.plan.dtype_choice import choose_dtype
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.specs import load_device_types, load_devices
 from pipeedge.request.config import CompressionRequest, RunRequest
@@ -164,10 +164,12 @@ def _requested_schedule(
         input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
     )
     if wanted.automatic_dtype:
-        found, note = choose_dtype(asked, model, wanted.min_agreement, wanted.hosts)
+        found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
         notes = (*unlisted, note, *found.warnings)
     else:
-        found = plan_for_dtype(asked, model, (wanted.dtypes or ("float32",))[0], wanted.hosts)
+        dtype = (wanted.dtypes or ("float32",))[0]
+        problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
+        found = scheduler.plan(problem, hosts=wanted.hosts)
         notes = (*unlisted, *found.warnings)
     prediction = _prediction(found, request, tokens)
     scaled = sorted({length for stage in found.stages for length in stage.tokens})

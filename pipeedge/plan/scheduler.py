@@ -1,7 +1,7 @@
-"""From the YAML files to a ``Schedule``, through the native ``sched-pipeline``; and schedules in files.
+"""The one door to the scheduler, the program ``sched-pipeline``; and schedules in files.
 
-    SchedulerRequest --sched-pipeline--> JSON --> Plan(schedule, what it promises)
-                      (a subprocess)
+    SchedulerRequest ──sched-pipeline --format=problem──> Problem      (it alone reads the user's YAML files)
+    Problem ──sched-pipeline --problem=-──> Plan(schedule, what it promises)
 
 A schedule names hosts, the runtime counts ranks. ``hosts`` (the runtime's ``-H``) joins the two: the
 host at index r is rank r. Without it the hosts must be called by their ranks: ``0``, ``1``, ...
@@ -23,8 +23,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,19 @@ from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError, S
 from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.base.yamlfile import Field, read_document, write_text, yaml_name
-from pipeedge.plan.specs import find_named, load_device_types, short_dtype
+from pipeedge.plan.problem import Problem, SolverOptions
+from pipeedge.plan.specs import short_dtype
 
 __all__ = [
     "Plan",
     "PromisedStage",
     "SchedulerRequest",
+    "UndecidedError",
     "find_executable",
     "format_schedule",
     "load_schedule",
     "plan",
+    "read_problem",
     "save_schedule",
 ]
 
@@ -52,7 +55,7 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True)
 class SchedulerRequest:
-    """What ``sched-pipeline`` is asked. Validated on creation.
+    """A question about the user's YAML files. Validated on creation.
 
     Raises:
         RequestError: a number or name outside its range.
@@ -65,6 +68,8 @@ class SchedulerRequest:
     batch_size: int = 8
     """Items of a microbatch, as the device types were profiled."""
     dtype: str = "torch.float32"
+    dtype_of: Mapping[str, str] = field(default_factory=dict)
+    """Number type of each device type; unless it is empty, types that it does not name take no part."""
     buffers_in: int = 2
     """Microbatches a stage holds before it computes."""
     buffers_out: int = 2
@@ -89,13 +94,15 @@ class SchedulerRequest:
         for name in ("buffers_in", "buffers_out"):
             if getattr(self, name) < 0:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.objective not in ("throughput", "latency"):
-            raise RequestError(f"the objective {self.objective} is neither throughput nor latency")
-        if not 0 < self.time_limit_s < float("inf"):
-            raise RequestError(f"the scheduler's time limit is {self.time_limit_s} s; it must be above 0")
+        _ = self.solver_options
+
+    @property
+    def solver_options(self) -> SolverOptions:
+        """How the problem is to be solved."""
+        return SolverOptions(self.objective, self.link_bits, self.time_limit_s)
 
     def arguments(self) -> list[str]:
-        """The command line, without the program."""
+        """Return the command line that describes the problem, without the program."""
         options = {
             "--models-file": self.models_file,
             "--dev-types-file": self.dev_types_file,
@@ -105,16 +112,16 @@ class SchedulerRequest:
             "--dtype": self.dtype,
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
-            "--link-bits": self.link_bits,
             "--tokens": self.tokens,
-            "--objective": self.objective,
-            "--time-limit": self.time_limit_s,
             "--data-host": self.data_host,
             "--input-bytes": self.input_bytes,
             "--hosts": ",".join(self.hosts) or None,
             "--dev-neighbors-file": self.dev_neighbors_file,
         }
-        return [f"{name}={value}" for name, value in options.items() if value is not None]
+        return [
+            *(f"{name}={value}" for name, value in options.items() if value is not None),
+            *(f"--dtype-of={kind}={dtype}" for kind, dtype in self.dtype_of.items()),
+        ]
 
 
 @dataclass(frozen=True)
@@ -180,32 +187,62 @@ def find_executable() -> Path:
     return Path(found)
 
 
-def plan(
-    request: SchedulerRequest, *, hosts: Sequence[str] | None = None, executable: Path | None = None
-) -> Plan:
-    """Find the best schedule for ``request``.
+class UndecidedError(InfeasibleError):
+    """The time limit passed before a schedule was found or excluded."""
+
+
+def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -> Problem:
+    """Return the problem that the user's files make together.
 
     Args:
-        request: the files and options.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
+        request: the files and what is asked of them.
         executable: the program; by default ``find_executable()``.
 
     Raises:
         RequestError: the files or options are wrong, or the program is missing.
-        ScheduleError: a host of the schedule has no rank.
-        InfeasibleError: no schedule is feasible.
         PipeEdgeError: the program failed.
     """
+    printed = _run(["--format=problem", *request.arguments()], "", _GRACE_S, executable)
+    try:
+        return Problem.from_json(printed, request.solver_options)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _not_understood(error) from error
+
+
+def plan(problem: Problem, *, hosts: Sequence[str] | None = None, executable: Path | None = None) -> Plan:
+    """Find the best schedule.
+
+    Args:
+        problem: what to schedule, on what.
+        hosts: the host of each rank; None where the hosts are called by their ranks.
+        executable: the program; by default ``find_executable()``.
+
+    Raises:
+        ScheduleError: a host of the schedule has no rank.
+        InfeasibleError: no schedule is feasible, or none was found in time (``UndecidedError``).
+        RequestError: the program is missing.
+        PipeEdgeError: the program failed.
+    """
+    answer = _run(
+        ["--problem=-", "--format=json", *problem.options.arguments()],
+        problem.to_json(),
+        problem.options.time_limit_s + _GRACE_S,
+        executable,
+    )
+    return _read_answer(answer, hosts, problem)
+
+
+def _run(arguments: Sequence[str], text: str, timeout_s: float, executable: Path | None) -> str:
+    """Run the program on ``text`` and return what it prints."""
     program = executable or find_executable()
-    command = [str(program), "--format=json", *request.arguments()]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
+            [str(program), *arguments],
+            input=text,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=request.time_limit_s + _GRACE_S,
+            timeout=timeout_s,
             check=False,
         )
     except OSError as error:
@@ -215,30 +252,38 @@ def plan(
     except subprocess.TimeoutExpired as error:
         raise PipeEdgeError(f"{PROGRAM} did not answer within {error.timeout:.0f} s") from error
     if done.returncode != 0:
-        raise _failure(done.returncode, done.stderr)
-    return _read_answer(done.stdout, hosts, request)
+        raise _failure(done.returncode, done.stdout, done.stderr)
+    return done.stdout
 
 
-def _failure(code: int, stderr: str) -> PipeEdgeError:
+def _failure(code: int, stdout: str, stderr: str) -> PipeEdgeError:
     lines = stderr.strip().splitlines()
     said = lines[-1].replace(f"{PROGRAM}: error: ", f"{PROGRAM}: ", 1) if lines else ""
     if code == RequestError.exit_code:
         return RequestError(said)
     if code == InfeasibleError.exit_code:
-        return InfeasibleError(said)
+        return UndecidedError(said) if '"unknown"' in stdout else InfeasibleError(said)
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit status {code}"
     return PipeEdgeError(f"{PROGRAM} {how}" + (f": {said}" if said else ""))
 
 
-def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerRequest) -> Plan:
+def _not_understood(error: Exception) -> PipeEdgeError:
+    return PipeEdgeError(
+        f"{PROGRAM} is of another version: its answer is not understood ({error!r}); install the package anew"
+    )
+
+
+def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Plan:
     try:
         answer: dict[str, Any] = json.loads(text)
-        dtype = short_dtype(request.dtype)
         stages = [
-            (str(stage["host"]), tuple(stage["layers"]), int(stage["quant_bits"]), dtype)
+            (str(stage["host"]), tuple(stage["layers"]), int(stage["quant_bits"]), "float32")
             for stage in answer["schedule"]
         ]
         schedule = _schedule(stages, hosts, PROGRAM)
+        kinds = [problem.kind_of(host) for host, *_ in stages]
+        if all(kind.dtype for kind in kinds):
+            schedule = schedule.with_dtypes([kind.dtype for kind in kinds])
         return Plan(
             schedule=schedule.check(n_layers=answer["layers"], world_size=max(schedule.ranks) + 1),
             bottleneck_s=answer["bottleneck_s"],
@@ -249,40 +294,22 @@ def _read_answer(text: str, hosts: Sequence[str] | None, request: SchedulerReque
             bottleneck=answer["bottleneck"]["words"],
             warnings=tuple(answer["warnings"]),
             unused_hosts=tuple((host["host"], host["why"]) for host in answer["unused_hosts"]),
-            stages=_promised(answer["schedule"], request),
+            stages=tuple(
+                PromisedStage(
+                    compute_s=stage["compute_s"] + stage["data_s"],
+                    link_out_s=stage["link_out_s"],
+                    threads=kind.threads,
+                    tokens=kind.tokens,
+                    data_s=stage["data_s"],
+                )
+                for stage, kind in zip(answer["schedule"], kinds, strict=True)
+            ),
             input_link_s=answer["schedule"][0]["link_in_s"],
             feed_s=answer["feed_s"],
             collect_s=answer["collect_s"],
         )
     except (ValueError, KeyError, TypeError, StopIteration) as error:
-        raise PipeEdgeError(
-            f"{PROGRAM} of another version? its answer is not understood: {error!r}"
-        ) from error
-
-
-def _promised(stages: Sequence[dict[str, Any]], request: SchedulerRequest) -> tuple[PromisedStage, ...]:
-    """What the program promises of each stage, and the threads it was profiled with."""
-    types = load_device_types(request.dev_types_file)
-    promised = []
-    for stage in stages:
-        profiles = find_named(types[stage["type"]].profiles, request.model_name) or ()
-        profile = next(
-            profile
-            for profile in profiles
-            if profile.batch_size == request.batch_size
-            and short_dtype(profile.dtype) == short_dtype(request.dtype)
-        )
-        threads = profile.extra.get("threads")
-        promised.append(
-            PromisedStage(
-                compute_s=stage["compute_s"] + stage["data_s"],
-                link_out_s=stage["link_out_s"],
-                threads=threads if isinstance(threads, int) else None,
-                tokens=profile.known_tokens,
-                data_s=stage["data_s"],
-            )
-        )
-    return tuple(promised)
+        raise _not_understood(error) from error
 
 
 def _schedule(

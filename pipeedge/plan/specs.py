@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -208,6 +208,13 @@ class ModelProfile:
         value = self.extra.get("agreement")
         return float(value) if isinstance(value, int | float) else None
 
+    def weights_of(self, model: ModelSpec) -> tuple[float, ...]:
+        """Return the bytes of each layer's weights in this number type, as ``sched-pipeline`` counts them."""
+        exact = self.extra.get("weights_MB")
+        if _numbers(exact, model.layers):
+            return tuple(megabytes * BYTES_PER_MB for megabytes in exact or ())
+        return tuple(_native.scaled_weights(short_dtype(self.dtype), list(model.mem_bytes)))
+
     def same_conditions(self, other: ModelProfile) -> bool:
         """Whether both were measured with the same microbatch size and dtype."""
         return self.batch_size == other.batch_size and short_dtype(self.dtype) == short_dtype(other.dtype)
@@ -241,6 +248,8 @@ class Link:
 
 LENGTH_KEYS = ("receive_s", "send_s", "activations_MB")
 """What is measured at each length beside times, a number a layer."""
+LIST_KEYS = (*LENGTH_KEYS, "weights_MB")
+"""Keys of a profile with a number a layer."""
 MEASURED_KEYS = (*LENGTH_KEYS, "feed_s", "collect_s")
 """What a profile may hold beside times, and the scheduler reads."""
 
@@ -423,8 +432,8 @@ def _read_profile(entry: Field) -> ModelProfile:
         time_s=time_s,
         tokens=length,
         lengths=tuple(others),
-        extra=_measured(entry, len(time_s))
-        | _extra(entry, {"batch_size", "dtype", "time_s", "tokens", "lengths", *MEASURED_KEYS}),
+        extra=_measured(entry, len(time_s), (*MEASURED_KEYS, "weights_MB"))
+        | _extra(entry, {"batch_size", "dtype", "time_s", "tokens", "lengths", "weights_MB", *MEASURED_KEYS}),
     )
 
 
@@ -433,18 +442,19 @@ def _read_length(entry: Field) -> LengthProfile:
     return LengthProfile(
         tokens=entry.at("tokens").whole_number(least=1),
         time_s=time_s,
-        extra=_measured(entry, len(time_s)) | _extra(entry, {"tokens", "time_s", *MEASURED_KEYS}),
+        extra=_measured(entry, len(time_s), MEASURED_KEYS)
+        | _extra(entry, {"tokens", "time_s", *MEASURED_KEYS}),
     )
 
 
-def _measured(entry: Field, layers: int) -> dict[str, Any]:
+def _measured(entry: Field, layers: int, keys: Sequence[str]) -> dict[str, Any]:
     """Read what a profile may hold beside its times, by the rules of the scheduler."""
     found: dict[str, Any] = {}
-    for key in MEASURED_KEYS:
+    for key in keys:
         value = entry.find(key)
         if value is None:
             continue
-        if key in LENGTH_KEYS:
+        if key in LIST_KEYS:
             found[key] = [each.number() for each in value.items()]
             if len(found[key]) != layers:
                 value.fail(f"has {count(len(found[key]), 'value')}, time_s has {layers}")

@@ -74,7 +74,7 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
             )
     first = layers[0]
     return ModelSpec(
-        # models.yml counts weights in float32; what they take in another type follows from the model.
+        # models.yml counts weights in float32; what they take in another type stands in the profile.
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
@@ -107,7 +107,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     Beside the times, where they were measured: ``receive_s`` and ``send_s``, a number a layer, which a
     stage spends beside its layers when it begins or ends with that layer; ``spread_s`` of the times;
     ``agreement`` with float32; ``feed_s`` and ``collect_s`` of a data rank;
-    ``activations_MB``, of which a stage needs the largest; ``process_MB``,
+    ``activations_MB``, of which a stage needs the largest; ``weights_MB`` of each layer in
+    another number type than float32; ``process_MB``,
     ``threads``, ``device``.
 
     Raises:
@@ -127,6 +128,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         extra["feed_s"] = results.feed_s
     if results.collect_s is not None:
         extra["collect_s"] = results.collect_s
+    if short_dtype(results.dtype) != "float32":
+        extra["weights_MB"] = [layer.memory_bytes / BYTES_PER_MB for layer in layers]
     return ModelProfile(
         batch_size=results.batch_size,
         dtype=results.dtype,

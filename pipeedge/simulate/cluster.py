@@ -17,6 +17,7 @@ from typing import Any
 from pipeedge.base.errors import ScheduleError, SpecError
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
+from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
 from pipeedge.plan.specs import (
     BYTES_PER_MB,
@@ -30,8 +31,6 @@ from pipeedge.plan.specs import (
 
 __all__ = ["Cluster", "StageMemory", "Workload"]
 
-STREAM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 2}
-"""Bytes of a value on the way between stages; with int8 weights, activations are bfloat16."""
 BUFFERS = 2
 """Number of microbatches that a stage buffers at its input, and as many at its output."""
 
@@ -77,7 +76,7 @@ class Workload:
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
         values = elements * self.ubatch_size
         # Stages of every dtype return the outputs of the model as float32.
-        size = STREAM_BYTES["float32" if layer == self.model.layers else dtype]
+        size = ELEMENT_BYTES["float32" if layer == self.model.layers else dtype]
         return -(-values * bits // 8) if bits else values * size
 
     def sent_bytes(self, stage: StagePlan) -> int:
@@ -254,12 +253,12 @@ class Cluster:
     def memory(self, stage: StagePlan, load: Workload) -> StageMemory:
         """Return the memory that ``stage`` needs, counting weights and buffers as ``sched-pipeline`` does."""
         _, device = self.type_of(host_of(stage))
-        extra = self.profile(stage, load).extra
-        layers = stage.layers
+        profile, layers = self.profile(stage, load), stage.layers
+        extra = profile.extra
         crossing = sum(load.cut_bytes(cut, stage.dtype) for cut in (layers.start, layers.stop))
         activations = max(number_at(extra.get("activations_MB"), layer + 1) for layer in _numbers(stage))
         return StageMemory(
-            weights=sum(load.model.mem_bytes[layers.start : layers.stop]),
+            weights=sum(profile.weights_of(load.model)[layers.start : layers.stop]),
             buffers=float(BUFFERS * crossing),
             working=(activations + number(extra.get("process_MB"))) * BYTES_PER_MB,
             available=device.mem_bytes,

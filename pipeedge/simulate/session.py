@@ -16,6 +16,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.models import find_model
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.plan import scheduler
+from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.simulation import PipelineModel, SimulatedRun, simulate
 from pipeedge.plan.specs import (
     BYTES_PER_MB,
@@ -26,7 +27,7 @@ from pipeedge.plan.specs import (
     load_neighbors,
 )
 from pipeedge.report.run_report import RunReport, print_report, save_body
-from pipeedge.simulate.cluster import STREAM_BYTES, Cluster, StageMemory, Workload, host_of
+from pipeedge.simulate.cluster import Cluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
 
 __all__ = ["Simulated", "run", "simulate_request"]
@@ -91,7 +92,7 @@ class Simulated:
             bytes_out_mean=bytes_out * share,
             busy_fraction=min(1.0, working / until) if until else 0.0,
             rss_peak_mb=memory.peak / BYTES_PER_MB,
-            parameters=round(memory.weights / STREAM_BYTES["float32"]),  # as models.yml counts them
+            parameters=round(memory.weights / ELEMENT_BYTES["float32"]),  # as models.yml counts them
             compute_cpu_s_mean=costs.compute_s * share,
             threads=self.cluster.threads(plan, self.load),
             encode_s_mean=costs.encode_s * share,
@@ -134,7 +135,7 @@ class Simulated:
             columns["items_per_s"].append(count * self.load.ubatch_size / (until - since))
             columns["bytes_per_s"].append(count * size / (until - since))
             columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
-            columns["bits"].append(plan.quant_bits or 8 * STREAM_BYTES[plan.dtype])
+            columns["bits"].append(plan.quant_bits or 8 * ELEMENT_BYTES[plan.dtype])
         return {"stage": stage, "rank": plan.rank, **columns}
 
 
@@ -218,7 +219,7 @@ def _schedule(
     if request.schedule_file is not None:
         schedule = scheduler.load_schedule(request.schedule_file, hosts=hosts)
         return schedule if request.dtypes is None else schedule.with_dtypes(request.dtypes), ()
-    found = scheduler.plan(
+    problem = scheduler.read_problem(
         scheduler.SchedulerRequest(
             models_file=request.models_file,
             dev_types_file=request.dev_types_file,
@@ -231,9 +232,9 @@ def _schedule(
             tokens=request.tokens,
             input_bytes=load.input_bytes,
             hosts=request.hosts or (),
-        ),
-        hosts=hosts,
+        )
     )
+    found = scheduler.plan(problem, hosts=hosts)
     return found.schedule, found.warnings
 
 

@@ -1,4 +1,4 @@
-"""Which layers make which stage. Pure; the native scheduler's core decides.
+"""Which layers make which stage, as ``sched-pipeline`` decides.
 
 The pipeline is as fast as its slowest worker, so the core is asked for the least bottleneck over as many
 hosts, all alike, as there are workers; where workers have neighbouring stages, each one's layers are then
@@ -14,10 +14,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pipeedge import _native
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import count
+from pipeedge.plan import scheduler
+from pipeedge.plan.problem import HostKind, LayerSizes, Problem, SolverOptions
 from pipeedge.train.costs import LayerCosts
 from pipeedge.train.orders import Order
 
@@ -92,7 +93,7 @@ def find_partition(
 
 
 class _Core:
-    """The native scheduler, asked about one kind of host."""
+    """Cuts layers by asking the scheduler about hosts of one kind."""
 
     def __init__(self, seconds: np.ndarray, memory: np.ndarray, crossing: np.ndarray, held: int) -> None:
         self._seconds = seconds
@@ -103,22 +104,29 @@ class _Core:
     def cut(self, layers: LayerRange, parts: int, memory_bytes: float) -> tuple[LayerRange, ...]:
         """``layers`` in exactly ``parts`` parts."""
         inside = slice(layers.start, layers.stop)
-        result = _native.schedule(
-            mem_bytes=self._memory[inside],
-            elements_out=self._crossing[inside],
-            elements_in=0.0,
-            type_mem_bytes=[memory_bytes],
-            # Links are not counted: gloo carries a cut in a hundredth of what computing it takes.
-            type_bw_bytes_per_s=[1e15],
-            type_time_s=self._seconds[None, inside],
-            host_types=[0] * parts,
-            batch_size=1.0,
-            element_bytes=1.0,
-            buffers_in=0.0,
-            buffers_out=float(self._held),
-            time_limit_s=_TIME_LIMIT_S,
+        problem = Problem(
+            layers=LayerSizes(
+                weight_bytes=tuple(self._memory[inside].tolist()),
+                elements_in=0.0,
+                elements_out=tuple(self._crossing[inside].tolist()),
+                element_bytes=1.0,
+            ),
+            kinds=(
+                HostKind(
+                    "worker",
+                    memory_bytes,
+                    # Links are not counted: gloo carries a cut in a hundredth of what computing it takes.
+                    bw_bytes_per_s=1e15,
+                    time_s=tuple(self._seconds[inside].tolist()),
+                ),
+            ),
+            hosts={str(worker): "worker" for worker in range(parts)},
+            buffers=(0.0, float(self._held)),
+            options=SolverOptions(time_limit_s=_TIME_LIMIT_S),
         )
-        if result.status in ("infeasible", "unknown"):
+        try:
+            found = scheduler.plan(problem).schedule.stages
+        except InfeasibleError:
             least = self._memory[inside].sum() / parts / _MB
             raise InfeasibleError(
                 f"no partition of {count(len(self._seconds), 'layer')} into {count(parts, 'part')} fits "
@@ -126,9 +134,11 @@ class _Core:
                 f"{memory_bytes / _MB:.0f} MB that a worker has beside the program itself; about "
                 f"{least:.0f} MB are needed: take more workers, smaller microbatches, the schedule 1f1b, or "
                 "allow more with --memory"
-            )
-        found = [LayerRange(layers.start + int(a), layers.start + int(b)) for _, a, b in result.stages]
-        return self._exactly(sorted(found), parts)
+            ) from None
+        ranges = [
+            LayerRange(layers.start + stage.layers.start, layers.start + stage.layers.stop) for stage in found
+        ]
+        return self._exactly(ranges, parts)
 
     def _exactly(self, found: list[LayerRange], parts: int) -> tuple[LayerRange, ...]:
         """The core takes no more hosts than help; the rest split the longest parts that can be."""

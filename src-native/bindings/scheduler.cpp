@@ -16,6 +16,7 @@
 
 #include "../core/lengths.hpp"
 #include "../core/link_bits.hpp"
+#include "../core/number_types.hpp"
 #include "../core/problem.hpp"
 #include "module.hpp"
 
@@ -242,6 +243,25 @@ void bind_scheduler(py::module_& module) {
       },
       "What a layer takes for sentences of another length (see _native.pyi).", py::arg("lengths"),
       py::arg("values"), py::arg("wanted"), py::arg("layer"));
+
+  module.def(
+      "element_bytes",
+      [] {
+        py::dict found;
+        for (const pipeedge::NumberType& type : pipeedge::number_types()) {
+          found[type.name] = static_cast<int>(type.element_bytes);
+        }
+        return found;
+      },
+      "Bytes of a value that crosses a cut, by number type (see _native.pyi).");
+  module.def(
+      "scaled_weights",
+      [](const std::string& dtype, std::vector<double> float32_bytes) {
+        const pipeedge::NumberType* type = pipeedge::find_number_type(dtype);
+        if (type == nullptr) throw py::value_error("unknown number type '" + dtype + "'");
+        return pipeedge::scaled_weights(*type, std::move(float32_bytes));
+      },
+      "Weights of each layer in a number type (see _native.pyi).", py::arg("dtype"), py::arg("float32_bytes"));
 
   const Integers no_hosts(std::vector<py::ssize_t>{0, 2});
   const Doubles no_numbers(py::ssize_t{0});

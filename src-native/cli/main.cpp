@@ -12,6 +12,7 @@
 #include "../core/problem.hpp"
 #include "../yaml/specs.hpp"
 #include "options.hpp"
+#include "problem_json.hpp"
 #include "report.hpp"
 #include "text.hpp"
 #include "what_if.hpp"
@@ -32,7 +33,18 @@ void print(const std::string& text) {
   }
 }
 
-yaml::Assembly read_request(const CommandLine& line) {
+std::string read_standard_input() {
+  std::string text;
+  std::vector<char> chunk(std::size_t{1} << 16);
+  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
+    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
+    text.append(chunk.data(), got);
+  }
+  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read to its end");
+  return text;
+}
+
+yaml::Assembly read_files(const CommandLine& line) {
   const auto document = [](const std::string& file, const char* option) {
     if (!std::filesystem::exists(file)) {
       throw UsageError(yaml::printable(file, 400) + ": no such file; " + option + " FILE names another");
@@ -47,6 +59,14 @@ yaml::Assembly read_request(const CommandLine& line) {
     neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "--dev-neighbors-file"));
   }
   return yaml::assemble(models, types, devices, neighbors ? &*neighbors : nullptr, line.request);
+}
+
+NamedProblem read_request(const CommandLine& line) {
+  if (line.problem.empty()) {
+    return {read_files(line), line.request.model, std::string(yaml::short_dtype(line.request.dtype))};
+  }
+  if (line.problem == "-") return read_problem(read_standard_input(), "standard input");
+  return read_problem(yaml::read_text(line.problem), line.problem);
 }
 
 // One entry for each change on its own and, where there are several, one for all of them together.
@@ -96,15 +116,20 @@ WhatIf answer(const Scenario& scenario, const CommandLine& line) {
 }
 
 int run(const CommandLine& line) {
-  const yaml::Assembly assembly = read_request(line);
+  const NamedProblem named = read_request(line);
+  const yaml::Assembly& assembly = named.assembly;
   validate(assembly.problem);
+  if (line.format == Format::kProblem) {
+    print(problem_json(named));
+    return kDone;
+  }
   const std::vector<Scenario> questions = scenarios(assembly.problem, line.changes);
   for (const std::string& warning : assembly.warnings) say("warning: " + warning);
 
   const auto [problem, solution] = solved(assembly.problem, line);
   const bool feasible = !solution.stages.empty();
   std::optional<Report> report;
-  if (feasible) report = make_report(assembly, problem, line.request, line.solver.objective, solution);
+  if (feasible) report = make_report(named, problem, line.solver.objective, solution);
   if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
   if (feasible && solution.status != Status::kOptimal) {
@@ -122,6 +147,7 @@ int run(const CommandLine& line) {
     if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, answers));
     return kDone;
   }
+  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(solution));
   if (solution.status == Status::kInfeasible) {
     say("error: no feasible schedule: " + why_infeasible(problem));
   } else {

@@ -108,6 +108,11 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.dev_neighbors_file = nonempty(n, v);
             }},
+           {{"--problem"},
+            "FILE",
+            "instead of these files and of what to schedule: the\n"
+            "problem as JSON, - for standard input",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.problem = nonempty(n, v); }},
        }},
       {"What to schedule",
        {
@@ -129,6 +134,18 @@ std::vector<Group> option_groups() {
             "\"torch.\" before it [torch.float32]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.dtype = nonempty(n, v);
+            }},
+           {{"--dtype-of"},
+            "TYPE=DTYPE",
+            "the dtype of one device type, for clusters that mix\n"
+            "them (may be repeated); device types without it take\n"
+            "no part, links are counted in the widest dtype",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              const std::size_t equals = v.rfind('=');
+              if (equals == std::string::npos || equals == 0) {
+                throw UsageError(n + ": '" + yaml::printable(v) + "' is not of the form TYPE=DTYPE");
+              }
+              c.request.dtype_of[v.substr(0, equals)] = nonempty(n, v.substr(equals + 1));
             }},
            {{"--tokens"},
             "N",
@@ -235,12 +252,13 @@ std::vector<Group> option_groups() {
            {{"--format"},
             "FORM",
             "yaml: the schedule alone; json: the schedule and all\n"
-            "that --explain knows, for programs [yaml]",
+            "that --explain knows, for programs; problem: what\n"
+            "--problem reads, and nothing is scheduled [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
-              if (v != "yaml" && v != "json") {
-                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml nor json");
+              if (v != "yaml" && v != "json" && v != "problem") {
+                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml, json nor problem");
               }
-              c.format = v == "json" ? Format::kJson : Format::kYaml;
+              c.format = v == "json" ? Format::kJson : v == "problem" ? Format::kProblem : Format::kYaml;
             }},
            {{"-h", "--help"},
             nullptr,
@@ -252,6 +270,14 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kVersion; }},
        }},
   };
+}
+
+// Whether an option, by the last of its names, may stand beside --problem.
+bool with_problem(const std::string& name) {
+  const auto names = {"--problem",     "--link-bits",       "--objective", "--time-limit", "--add-host",
+                      "--remove-host", "--scale-bandwidth", "--explain",   "--format",     "--help",
+                      "--version"};
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 struct Match {
@@ -312,6 +338,7 @@ bool names_an_option(const std::vector<Group>& groups, const std::string& argume
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::vector<Group> groups = option_groups();
   CommandLine line;
+  std::string described;               // the first option that says what a problem says too
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-' || argument == "--") {
@@ -328,7 +355,16 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       found.value = arguments[++i];
     }
     found.option->read(line, found.name, found.value);
+    const std::string name = found.option->names.back();
+    if (described.empty() && !with_problem(name)) described = found.name;
     if (line.action != Action::kSchedule) break;
+  }
+  if (!line.problem.empty() && !described.empty() && line.action == Action::kSchedule) {
+    throw UsageError(described + " and --problem: the problem says it already; leave " + described + " out");
+  }
+  if (line.format == Format::kProblem && (line.explain || !line.changes.empty())) {
+    throw UsageError((line.explain ? std::string("--explain") : line.changes.front().text) +
+                     ": with --format problem nothing is scheduled; leave one of them out");
   }
   if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
     throw UsageError("--link-bits auto: for latency, fewer bits are always better; say how many may be lost");

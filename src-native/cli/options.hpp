@@ -27,7 +27,7 @@ struct Change {
   std::string text;                    // as the user wrote it
 };
 
-enum class Format { kYaml, kJson };
+enum class Format { kYaml, kJson, kProblem };
 enum class Action { kSchedule, kHelp, kVersion };
 
 struct CommandLine {
@@ -36,6 +36,7 @@ struct CommandLine {
   std::string dev_types_file = "device_types.yml";
   std::string dev_file = "devices.yml";
   std::string dev_neighbors_file;      // empty: none
+  std::string problem;                 // a file, or - for standard input, instead of the YAML files; empty: none
   yaml::Request request;
   Options solver;
   bool auto_link_bits = false;

@@ -33,7 +33,7 @@ int bits_behind(const Problem& problem, const Stage& stage) {
 }
 
 double layer_bytes(const Problem& problem, const DeviceType& type, int layer) {
-  return problem.model.mem_bytes[static_cast<std::size_t>(layer)] +
+  return weights_on(problem, type)[static_cast<std::size_t>(layer)] +
          activation_bytes(type, layer, layer + 1) + buffer_bytes(problem, layer, layer + 1);
 }
 
@@ -166,9 +166,10 @@ double Report::items_per_s() const {
   return cli::items_per_s(problem, solution);
 }
 
-Report make_report(const yaml::Assembly& assembly, const Problem& problem, const yaml::Request& request, Objective objective,
+Report make_report(const NamedProblem& named, const Problem& problem, Objective objective,
                    const Solution& solution) {
-  Report report{request.model, std::string(yaml::short_dtype(request.dtype)), objective, problem,
+  const yaml::Assembly& assembly = named.assembly;
+  Report report{named.model, named.dtype, objective, problem,
                 solution,      evaluate(problem, solution.stages),            {},        {}};
   report.bottleneck = find_bottleneck(report.problem, solution.stages, report.costs);
   std::vector<bool> used(report.problem.hosts.size(), false);
@@ -188,11 +189,19 @@ Report make_report(const yaml::Assembly& assembly, const Problem& problem, const
 }
 
 std::string why_infeasible(const Problem& problem) {
+  const auto bids = [&](const Host& host) { return type_of(problem, host).bids(); };
+  if (std::all_of(problem.hosts.begin(), problem.hosts.end(), bids)) {
+    return "no chain of stages that hosts take, each on its own host, covers all layers over links that carry them";
+  }
   double available = 0;
   for (const Host& host : problem.hosts) available += type_of(problem, host).mem_bytes;
   double weights = 0;
   for (int l = 0; l < problem.model.layers(); ++l) {
-    weights += problem.model.mem_bytes[static_cast<std::size_t>(l)];
+    double least = kInfinity;          // what the layer's weights take where they take the least
+    for (const Host& host : problem.hosts) {
+      least = std::min(least, weights_on(problem, type_of(problem, host))[static_cast<std::size_t>(l)]);
+    }
+    weights += least;
     const DeviceType* nearest = nullptr;  // of the host that is the least short of memory
     const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, l) - type.mem_bytes; };
     for (const Host& host : problem.hosts) {
@@ -336,6 +345,14 @@ std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasib
   }
   if (!what_if.feasible && !what_if.why.empty()) line += ": " + what_if.why;
   return line;
+}
+
+std::string no_schedule_json(const Solution& solution) {
+  JsonWriter json;
+  json.open('{');
+  json.key("status").value(solution.status == Status::kInfeasible ? "infeasible" : "unknown");
+  json.close('}');
+  return json.text();
 }
 
 std::string report_json(const Report& report, const std::vector<std::string>& warnings,

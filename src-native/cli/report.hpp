@@ -6,6 +6,7 @@
 
 #include "../core/problem.hpp"
 #include "../yaml/specs.hpp"
+#include "problem_json.hpp"
 
 namespace pipeedge::cli {
 
@@ -34,7 +35,8 @@ struct Report {
   double items_per_s() const;          // infinite where nothing takes time
 };
 
-Report make_report(const yaml::Assembly& assembly, const Problem& problem, const yaml::Request& request, Objective objective,
+// `problem` is that of `named`, with the bits of its links.
+Report make_report(const NamedProblem& named, const Problem& problem, Objective objective,
                    const Solution& solution);
 
 // Why there is no schedule at all: which layer fits on no host, how much memory is missing, or that the
@@ -59,6 +61,9 @@ struct WhatIf {
 
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
                          const Solution& today, double items_per_s_today);
+
+// For programs, where there is no schedule: whether that is proven.
+std::string no_schedule_json(const Solution& solution);
 
 std::string report_json(const Report& report, const std::vector<std::string>& warnings,
                         const std::vector<WhatIf>& what_ifs);

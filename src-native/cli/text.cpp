@@ -205,4 +205,14 @@ JsonWriter& JsonWriter::pair(int first, int second) {
   return *this;
 }
 
+JsonWriter& JsonWriter::numbers(const std::vector<double>& values) {
+  before_value();
+  text_ += '[';
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    text_ += (i == 0 ? "" : ", ") + (std::isfinite(values[i]) ? formatted("%.17g", values[i]) : "null");
+  }
+  text_ += ']';
+  return *this;
+}
+
 }  // namespace pipeedge::cli

@@ -50,6 +50,8 @@ class JsonWriter {
   JsonWriter& close(char bracket);
   // A list of two whole numbers on one line.
   JsonWriter& pair(int first, int second);
+  // A list of numbers on one line.
+  JsonWriter& numbers(const std::vector<double>& values);
 
   const std::string& text() const { return text_; }
 

@@ -32,7 +32,7 @@ Network::Network(const Instance& instance, double bottleneck, Purpose purpose, d
 Network::ClassStages Network::collect(int cls) {
   const int layers = instance_.layers();
   const DeviceType& type = instance_.type(cls);
-  const std::vector<double>& layer_mem = instance_.problem().model.mem_bytes;
+  const std::vector<double>& layer_mem = weights_on(instance_.problem(), type);
   const double mem_limit = loosened(type.mem_bytes);
 
   std::vector<char> may_end(at(layers) + 1, 0);
@@ -181,7 +181,7 @@ bool Network::allows(int cls, int first, int last) const {
   double activation = 0;
   for (int l = first; l < last; ++l) {
     layers_s += type.time_s[at(l)];
-    mem += instance_.problem().model.mem_bytes[at(l)];
+    mem += weights_on(instance_.problem(), type)[at(l)];
     activation = std::max(activation, instance_.activation(cls, l));
     if (layers_s > limit_) return false;
   }

@@ -91,6 +91,7 @@ void validate(const Problem& problem) {
       if (!values.empty()) check_count(values.size(), layers, what + name);
       check_numbers(values, what + name);
     };
+    check_known(type.weight_bytes, "the weights");
     check_known(type.receive_s, "receive_s");
     check_known(type.send_s, "send_s");
     check_known(type.activation_bytes, "the activations");
@@ -124,6 +125,10 @@ void validate(const Problem& problem) {
     fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
          std::to_string(problem.hosts.size()) + " hosts");
   }
+}
+
+const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type) {
+  return type.weight_bytes.empty() ? problem.model.mem_bytes : type.weight_bytes;
 }
 
 double data_seconds(const Problem& problem) {
@@ -194,7 +199,7 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
     StageCost cost;
     for (int l = stage.first; l < stage.last; ++l) {
       cost.compute_s += type.time_s[static_cast<std::size_t>(l)];
-      cost.mem_bytes += problem.model.mem_bytes[static_cast<std::size_t>(l)];
+      cost.mem_bytes += weights_on(problem, type)[static_cast<std::size_t>(l)];
     }
     cost.compute_s += handling_seconds(problem, stage.host, stage.first, stage.last);
     if (type.bids()) cost.compute_s = type.bid(stage.first, stage.last);

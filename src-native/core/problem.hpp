@@ -17,7 +17,7 @@
 // one, its links to the first stage and from the last count, and are free where that stage runs on the
 // data host itself.
 //
-// A stage fits when  sum mem_bytes + the largest activation_bytes of its layers
+// A stage fits when  sum of weights + the largest activation_bytes of its layers
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
 // is at most the type's mem_bytes; buffers are counted whole, because the bits of a link may be given
 // back while it runs. A host serves one stage.
@@ -54,6 +54,7 @@ struct DeviceType {
   std::string name;
   double mem_bytes = 0;
   double bw_bytes_per_s = 0;            // of either direction of the host's one interface
+  std::vector<double> weight_bytes;     // weights of each layer in this type's number type; empty: Model::mem_bytes
   std::vector<double> time_s;           // each layer, for one microbatch of Problem::batch_size
   // Each layer, or empty where nothing is known:
   std::vector<double> receive_s;        // taking a microbatch from a link, where the layer is a stage's first
@@ -152,6 +153,8 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
 
 Solution solve(const Problem& problem, const Options& options);
 
+// Weights of each layer on hosts of a type.
+const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type);
 // What the data rank's own work costs a stage on its host, a microbatch; 0 without a data host.
 double data_seconds(const Problem& problem);
 // What it costs any schedule, wherever the stages are.

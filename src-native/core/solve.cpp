@@ -301,9 +301,9 @@ class Solver {
     const auto note = [&](double value) {
       if (value >= low && loosened(value) < high) values.push_back(value);
     };
-    const std::vector<double>& mem = instance_.problem().model.mem_bytes;
     for (int cls = 0; cls < instance_.classes(); ++cls) {
       const DeviceType& type = instance_.type(cls);
+      const std::vector<double>& mem = weights_on(instance_.problem(), type);
       for (int first = 0; first < instance_.layers(); ++first) {
         double layers_s = 0;
         double weights = 0;

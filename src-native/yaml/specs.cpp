@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../core/lengths.hpp"
+#include "../core/number_types.hpp"
 
 namespace pipeedge::yaml {
 namespace {
@@ -91,12 +92,27 @@ Profile times_from(const View& view) {
   return profile;
 }
 
+// Threads of a profile; 0 where another tool has put something else there.
+double threads_of(const View& view) {
+  const auto threads = view.find("threads");
+  return threads && threads->is_whole_number() ? threads->whole_number() : 0;
+}
+
 Profile profile_from(const View& view) {
   const double batch_size = view.at("batch_size").whole_number(1);
   const std::string dtype(short_dtype(view.at("dtype").text()));
   Profile profile = times_from(view);
   profile.batch_size = batch_size;
   profile.dtype = dtype;
+  if (const auto weights = view.find("weights_MB")) {
+    profile.weight_bytes = weights->numbers();
+    if (profile.weight_bytes.size() != profile.time_s.size()) {
+      weights->fail("has " + plural(profile.weight_bytes.size(), "value") + ", time_s has " +
+                    std::to_string(profile.time_s.size()));
+    }
+    for (double& bytes : profile.weight_bytes) bytes *= kBytesPerMB;
+  }
+  profile.threads = threads_of(view);
   if (const auto tokens = view.find("tokens")) profile.tokens = tokens->whole_number(1);
   const auto lengths = view.find("lengths");
   if (!lengths) return profile;
@@ -170,6 +186,13 @@ Model model_at(const ModelSpec& spec, double tokens) {
     model.elements_out[i] = std::max(0.0, model.elements_out[i] + more * spec.elements_out_per_token[i]);
   }
   return model;
+}
+
+// Weights of each layer in the number type of a profile; empty: those of the model.
+std::vector<double> weights_in(const NumberType& type, const Profile& profile, const Model& model) {
+  if (!profile.weight_bytes.empty()) return profile.weight_bytes;
+  if (type.weight_factor == 1) return {};
+  return scaled_weights(type, model.mem_bytes);
 }
 
 // What cannot be said of sentences of `tokens`; empty where it can.
@@ -320,14 +343,6 @@ std::string_view short_dtype(std::string_view dtype) {
   return dtype.substr(0, prefix.size()) == prefix ? dtype.substr(prefix.size()) : dtype;
 }
 
-std::optional<double> element_bytes(std::string_view dtype) {
-  const std::string_view name = short_dtype(dtype);
-  if (name == "float32") return 4;
-  // With weights in int8, what crosses a cut is bfloat16.
-  if (name == "float16" || name == "bfloat16" || name == "int8") return 2;
-  return std::nullopt;
-}
-
 Models models_from(const Document& document) {
   Models models{document.name(), {}};
   for (const auto& [name, view] : View(document).entries()) models.entries.push_back(model_from(name, view));
@@ -415,31 +430,52 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   const std::string dtype(short_dtype(request.dtype));
   const std::string wanted = printable(request.model) + ", batch size " + number_text(request.batch_size) +
                              ", dtype " + printable(dtype);
-  const auto bytes = element_bytes(dtype);
-  if (!bytes) {
+  std::map<std::string, std::string> dtype_of;  // as in the request, with short names
+  for (const auto& [type, name] : request.dtype_of) dtype_of.emplace(type, short_dtype(name));
+  const auto require_known = [&](const std::string& name) {
+    if (find_number_type(short_dtype(name)) != nullptr) return;
     std::set<std::string> there;
     for (const TypeSpec& type : types.entries) {
       const auto found = find_profiles(type, request.model);
       if (found == type.profiles.end()) continue;
       for (const Profile& profile : found->second) there.insert(printable(profile.dtype));
     }
-    throw SpecError("unknown dtype " + printable(request.dtype) +
+    throw SpecError("unknown dtype " + printable(name) +
                     "; known: float32, float16, bfloat16, int8 (also as torch.float32 ...); " + types_name +
                     " has for this model: " + listing({there.begin(), there.end()}));
+  };
+  require_known(request.dtype);
+  for (const auto& [type, name] : request.dtype_of) {
+    require_known(name);
+    const auto same = [&type = type](const TypeSpec& spec) { return spec.name == type; };
+    if (std::none_of(types.entries.begin(), types.entries.end(), same)) {
+      throw SpecError("--dtype-of " + printable(type) + ": no such device type in " + types_name);
+    }
   }
-  problem.element_bytes = *bytes;
+  // Links are counted in the widest type that occurs, whoever sends.
+  problem.element_bytes = dtype_of.empty() ? find_number_type(dtype)->element_bytes : 0;
+  for (const auto& [type, name] : dtype_of) {
+    problem.element_bytes = std::max(problem.element_bytes, find_number_type(name)->element_bytes);
+  }
   // Stages of any dtype give the outputs of the model as float32.
-  problem.output_bytes = problem.model.elements_out.back() * *element_bytes("float32");
+  problem.output_bytes = problem.model.elements_out.back() * find_number_type("float32")->element_bytes;
 
   // Types with a profile for the request become types of the problem.
   std::unordered_map<std::string, int> type_index;
   std::unordered_map<std::string, const TypeSpec*> type_spec;
+  std::set<std::string> refused;       // types with a profile in a dtype that they may not use
   for (const TypeSpec& type : types.entries) {
     type_spec.emplace(type.name, &type);
+    const auto given = dtype_of.find(type.name);
+    const std::string& type_dtype = given == dtype_of.end() ? dtype : given->second;
     const auto found = find_profiles(type, request.model);
     if (found == type.profiles.end()) continue;
     for (const Profile& profile : found->second) {
-      if (profile.batch_size != request.batch_size || profile.dtype != dtype) continue;
+      if (profile.batch_size != request.batch_size || profile.dtype != type_dtype) continue;
+      if (!dtype_of.empty() && given == dtype_of.end()) {
+        refused.insert(type.name);
+        continue;
+      }
       if (profile.time_s.size() != problem.model.mem_bytes.size()) {
         throw SpecError(types_name + ":" + std::to_string(profile.line) + ": " + printable(type.name) +
                         ": model_profiles: " + printable(request.model) + ": time_s: has " +
@@ -452,8 +488,10 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       if (const std::string why = request.tokens > 0 ? unscaled(profile, request.tokens) : ""; !why.empty()) {
         assembly.warnings.push_back(types_name + ": " + printable(type.name) + " " + why);
       }
-      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s, at.time_s, at.receive_s, at.send_s,
-                               at.activation_bytes, at.feed_s, at.collect_s, {}});
+      problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
+                               weights_in(*find_number_type(type_dtype), profile, problem.model), at.time_s,
+                               at.receive_s, at.send_s, at.activation_bytes, at.feed_s, at.collect_s, {}});
+      assembly.notes.push_back({type_dtype, profile.threads, lengths_of(profile)});
     }
   }
 
@@ -484,6 +522,10 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       why = "its type " + printable(entry.type) + " is not in " + types_name;
       assembly.warnings.push_back(devices_name + ": the type " + printable(entry.type) + " is not in " +
                                   types_name + ", which has: " + listing(names) +
+                                  "; left out: " + plural(entry.hosts.size(), "host"));
+    } else if (refused.count(entry.type) != 0) {
+      why = "no number type is allowed for its type " + printable(entry.type);
+      assembly.warnings.push_back(types_name + ": no number type is allowed for " + printable(entry.type) +
                                   "; left out: " + plural(entry.hosts.size(), "host"));
     } else {
       why = "its type " + printable(entry.type) + " has no profile for " + wanted;
@@ -529,6 +571,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
         found = host_index.emplace(host.host, static_cast<int>(problem.hosts.size())).first;
         problem.hosts.push_back({host.host, static_cast<int>(problem.types.size())});
         problem.types.push_back(std::move(type));
+        assembly.notes.emplace_back();
         break;
       }
     }

@@ -3,7 +3,8 @@
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
 //                                  parameters_in_per_token, parameters_out_per_token
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
-//                                  receive_s, send_s, activations_MB, feed_s, collect_s]   (the last five optional); for text
+//                                  receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
+//                                  threads]   (all from receive_s on optional); for text
 //                                  optionally tokens, and lengths: [tokens, time_s, ...], the same of others
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
@@ -45,6 +46,8 @@ struct Profile {
   std::vector<double> receive_s;
   std::vector<double> send_s;
   std::vector<double> activation_bytes;
+  std::vector<double> weight_bytes;
+  double threads = 0;                  // 0: unknown
   double feed_s = 0;
   double collect_s = 0;
   double tokens = 0;                   // of a sentence; 0: unknown, or not of text
@@ -90,14 +93,12 @@ Neighbors neighbors_from(const Document& document);
 // "torch.float32" and "float32" are one dtype: the second.
 std::string_view short_dtype(std::string_view dtype);
 
-// Bytes of one element that crosses a cut, where stages are of a dtype the scheduler knows; nullopt for another.
-std::optional<double> element_bytes(std::string_view dtype);
-
 // What is to be scheduled.
 struct Request {
   std::string model = "google/vit-base-patch16-224";
   double batch_size = 8;
   std::string dtype = "torch.float32";
+  std::map<std::string, std::string> dtype_of;  // device type -> dtype; not empty: others take no part
   double buffers_in = 2;
   double buffers_out = 2;
   std::string data_host;               // empty: links from and to the data rank are not counted
@@ -113,8 +114,16 @@ struct LeftOut {
   std::string why;
 };
 
+// What is known of a device type beside what it costs.
+struct TypeNotes {
+  std::string dtype;                   // without "torch."; empty on a data host without a profile
+  double threads = 0;                  // with which it was profiled; 0: unknown
+  std::vector<double> tokens;          // sentence lengths with which it was profiled, shortest first
+};
+
 struct Assembly {
   Problem problem;                     // passes validate()
+  std::vector<TypeNotes> notes;        // of each of problem.types
   std::vector<LeftOut> left_out;
   std::vector<std::string> warnings;   // one line each
 };

@@ -305,8 +305,9 @@ class TreeBuilder : public YAML::EventHandler {
   const Node* root_ = nullptr;
 };
 
-Document parse(const std::string& text, std::string name) {
+Document parse(const std::string& text, std::string name, double largest) {
   Document document(std::move(name));
+  document.largest_ = largest;
   check_text(text, document.name());
   TreeBuilder builder(document);
   try {
@@ -409,6 +410,19 @@ std::vector<View> View::items() const {
   return found;
 }
 
+bool View::is_whole_number() const {
+  try {
+    whole_number();
+    return true;
+  } catch (const SpecError&) {
+    return false;
+  }
+}
+
+bool View::is_text(std::string_view wanted) const {
+  return node_->kind == Node::Kind::kScalar && node_->text == wanted;
+}
+
 std::string View::text() const {
   if (node_->kind != Node::Kind::kScalar) wrong_kind("a name");
   return node_->text;
@@ -448,8 +462,10 @@ double View::parse_number(const Node& node, double least, bool whole,
   if (!well_formed || at != text.size()) here().wrong_kind(wanted);
 
   const double value = std::strtod(text.c_str(), nullptr);  // the C locale: nothing here sets another
-  if (!(std::fabs(value) <= kLargestNumber))
-    here().fail("is " + printable(text) + "; numbers may not exceed 1,000,000,000,000,000");
+  if (!(std::fabs(value) <= document_->largest())) {
+    here().fail("is " + printable(text) + "; numbers may not exceed " +
+                (document_->largest() == kLargestNumber ? "1,000,000,000,000,000" : "1e21"));
+  }
   if (value < least) {
     here().fail("is " + printable(text) +
                 (least == 0 ? "; it must not be negative" : "; it must be at least 1"));

@@ -56,12 +56,14 @@ class Document {
 
   const std::string& name() const { return name_; }
   const Node& root() const { return *root_; }
+  double largest() const { return largest_; }  // number that is accepted
 
  private:
-  friend Document parse(const std::string& text, std::string name);
+  friend Document parse(const std::string& text, std::string name, double largest);
   friend class TreeBuilder;
 
   std::string name_;
+  double largest_ = kLargestNumber;
   std::deque<Node> nodes_;            // a deque: addresses stay as it grows
   const Node* root_ = nullptr;
 };
@@ -83,6 +85,8 @@ class View {
 
   std::vector<View> items() const;                      // of a sequence; null: none
 
+  bool is_whole_number() const;                         // one that whole_number() accepts
+  bool is_text(std::string_view wanted) const;          // a scalar that is written so
   std::string text() const;                             // any scalar, as it is written
   double number(double least = 0) const;                // finite, at least `least`, at most kLargestNumber
   double whole_number(double least = 0) const;          // ... without a fraction
@@ -103,7 +107,7 @@ class View {
 // The whole of a regular file of at most kMaxFileBytes. Throws SpecError.
 std::string read_text(const std::filesystem::path& file);
 
-// `text` as one YAML document; `name` is what messages call it. Throws SpecError.
-Document parse(const std::string& text, std::string name);
+// `text` as one YAML document (JSON is one); `name` is what messages call it, `largest` the largest number it may hold. Throws SpecError.
+Document parse(const std::string& text, std::string name, double largest = kLargestNumber);
 
 }  // namespace pipeedge::yaml

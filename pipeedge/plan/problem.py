@@ -1,0 +1,257 @@
+"""A scheduling problem as plain data: what layers cost on each kind of host, and how hosts are joined. Pure.
+
+Everything that schedules makes a ``Problem`` or has one made from the user's files, and hands it to
+``plan.scheduler``. ``to_json`` is the form that ``sched-pipeline --problem`` reads and
+``sched-pipeline --format problem`` prints (the table of keys is in docs/scheduler.md).
+
+Units are bytes, bytes a second and seconds; layers count from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pipeedge import _native
+from pipeedge.base.errors import RequestError
+
+__all__ = ["ELEMENT_BYTES", "HostKind", "HostLink", "LayerSizes", "Notes", "Problem", "SolverOptions"]
+
+ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(_native.element_bytes())
+"""Bytes of a value that crosses a cut, by the number type of the stage that sends it."""
+
+StageBids = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of the layers, whatever host runs them."""
+
+    weight_bytes: tuple[float, ...]
+    """Bytes of each layer's weights, where a kind of host does not say otherwise."""
+    elements_in: float
+    """Elements of one item that enter the first layer."""
+    elements_out: tuple[float, ...]
+    """Elements of one item that leave each layer."""
+    element_bytes: float
+    """Bytes of an element on a link."""
+    input_bytes: float | None = None
+    """Bytes of one item of input; None: as its elements."""
+    output_bytes: float | None = None
+    """Bytes of one item of output; None: as its elements."""
+
+
+@dataclass(frozen=True)
+class HostKind:
+    """What layers cost on one kind of host. Lists hold one value for each layer, or nothing."""
+
+    name: str
+    mem_bytes: float
+    bw_bytes_per_s: float
+    time_s: tuple[float, ...] = ()
+    """Seconds of each layer for one microbatch; empty: no time."""
+    weight_bytes: tuple[float, ...] = ()
+    """Bytes of each layer's weights in the number type of this kind; empty: as the problem says."""
+    receive_s: tuple[float, ...] = ()
+    """Seconds of taking a microbatch from a link, where the layer is a stage's first."""
+    send_s: tuple[float, ...] = ()
+    """Seconds of passing a microbatch on, where the layer is a stage's last."""
+    activation_bytes: tuple[float, ...] = ()
+    """Bytes in use beside weights and buffers while the layer computes."""
+    feed_s: float = 0.0
+    """Seconds of reading and feeding a microbatch, on the data host."""
+    collect_s: float = 0.0
+    """Seconds of collecting the results of a microbatch, on the data host."""
+    stage_s: StageBids = ()
+    """Row ``first`` holds the seconds of stages ``[first, first + 1)`` to ``[first, layers)``, infinite where
+    the host does not take one. Bids stand for times and memory; empty: no bids."""
+    dtype: str = ""
+    """Number type in which the host computes."""
+    threads: int | None = None
+    """Number of threads it was profiled with; None where unknown."""
+    tokens: tuple[int, ...] = ()
+    """Sentence lengths it was profiled with, shortest first; empty where unknown."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind as a JSON object; infinite bids are null."""
+        lists = ("time_s", "weight_bytes", "receive_s", "send_s", "activation_bytes", "tokens")
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "threads": self.threads,
+            "mem_bytes": self.mem_bytes,
+            "bw_bytes_per_s": self.bw_bytes_per_s,
+            **{key: list(values) for key in lists if (values := getattr(self, key))},
+            "feed_s": self.feed_s,
+            "collect_s": self.collect_s,
+            "stage_s": [[None if math.isinf(bid) else bid for bid in row] for row in self.stage_s] or None,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> HostKind:
+        """Parse a JSON object. Raises KeyError, TypeError or ValueError if it is malformed."""
+        lists = ("time_s", "weight_bytes", "receive_s", "send_s", "activation_bytes")
+        threads = body.get("threads")
+        return cls(
+            name=str(body["name"]),
+            mem_bytes=float(body["mem_bytes"]),
+            bw_bytes_per_s=float(body["bw_bytes_per_s"]),
+            **{key: tuple(map(float, body.get(key, ()))) for key in lists},
+            feed_s=float(body["feed_s"]),
+            collect_s=float(body["collect_s"]),
+            stage_s=tuple(
+                tuple(math.inf if bid is None else float(bid) for bid in row)
+                for row in body.get("stage_s") or ()
+            ),
+            dtype=str(body["dtype"]),
+            threads=None if threads is None else int(threads),
+            tokens=tuple(map(int, body.get("tokens", ()))),
+        )
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """One directed link that overrides what the kinds of its hosts say."""
+
+    source: str
+    target: str
+    bw_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """What the schedule is to be best at, and how long to look for it. Validated on creation.
+
+    Raises:
+        RequestError: a value outside its range.
+    """
+
+    objective: str = "throughput"
+    link_bits: str = "0"
+    """Bits of a value on links between stages, or ``auto``."""
+    time_limit_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("throughput", "latency"):
+            raise RequestError(f"the objective {self.objective} is neither throughput nor latency")
+        if not 0 < self.time_limit_s < float("inf"):
+            raise RequestError(f"the scheduler's time limit is {self.time_limit_s} s; it must be above 0")
+
+    def arguments(self) -> list[str]:
+        """Return the command line of these options."""
+        return [
+            f"--objective={self.objective}",
+            f"--link-bits={self.link_bits}",
+            f"--time-limit={self.time_limit_s}",
+        ]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What messages say of a problem."""
+
+    model: str = "model"
+    dtype: str = ""
+    """Number type of the request."""
+    left_out: tuple[tuple[str, str, str], ...] = ()
+    """Host that cannot take part, its kind, and why."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be scheduled, on what."""
+
+    layers: LayerSizes
+    kinds: tuple[HostKind, ...]
+    hosts: Mapping[str, str]
+    """Kind of each host, by name; of equal hosts the first is used first."""
+    links: tuple[HostLink, ...] = ()
+    data_host: str | None = None
+    """Host that reads the inputs and collects the outputs; None: that costs nothing."""
+    batch_size: float = 1.0
+    """Items of a microbatch."""
+    buffers: tuple[float, float] = (2.0, 2.0)
+    """Microbatches held in front of a stage and behind it, as memory."""
+    options: SolverOptions = field(default_factory=SolverOptions)
+    notes: Notes = field(default_factory=Notes)
+
+    def kind_of(self, host: str) -> HostKind:
+        """Return the kind of a host."""
+        return next(kind for kind in self.kinds if kind.name == self.hosts[host])
+
+    def to_json(self) -> str:
+        """Return the problem, without its options, as ``sched-pipeline --problem`` reads it."""
+        body: dict[str, Any] = {
+            "model": self.notes.model,
+            "dtype": self.notes.dtype,
+            "batch_size": self.batch_size,
+            "element_bytes": self.layers.element_bytes,
+            "elements_in": self.layers.elements_in,
+            "elements_out": list(self.layers.elements_out),
+            "input_bytes": self.layers.input_bytes,
+            "output_bytes": self.layers.output_bytes,
+            "weight_bytes": list(self.layers.weight_bytes),
+            "buffers_in": self.buffers[0],
+            "buffers_out": self.buffers[1],
+            "types": [kind.to_json() for kind in self.kinds],
+            "hosts": [{"name": name, "type": kind} for name, kind in self.hosts.items()],
+            "links": [
+                {
+                    "from": link.source,
+                    "to": link.target,
+                    "bw_bytes_per_s": link.bw_bytes_per_s,
+                    "latency_s": link.latency_s,
+                }
+                for link in self.links
+            ],
+            "data_host": self.data_host,
+            "left_out": [{"host": host, "type": kind, "why": why} for host, kind, why in self.notes.left_out],
+            "warnings": list(self.notes.warnings),
+        }
+        return json.dumps(body, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, options: SolverOptions) -> Problem:
+        """Parse a problem. Raises KeyError, TypeError or ValueError if it is malformed."""
+        body = json.loads(text)
+        optional = {
+            key: float(body[key]) for key in ("input_bytes", "output_bytes") if body.get(key) is not None
+        }
+        return cls(
+            layers=LayerSizes(
+                weight_bytes=tuple(map(float, body["weight_bytes"])),
+                elements_in=float(body["elements_in"]),
+                elements_out=tuple(map(float, body["elements_out"])),
+                element_bytes=float(body["element_bytes"]),
+                **optional,
+            ),
+            kinds=tuple(map(HostKind.from_json, body["types"])),
+            hosts={str(host["name"]): str(host["type"]) for host in body["hosts"]},
+            links=tuple(
+                HostLink(
+                    str(link["from"]),
+                    str(link["to"]),
+                    float(link["bw_bytes_per_s"]),
+                    float(link["latency_s"]),
+                )
+                for link in body["links"]
+            ),
+            data_host=body.get("data_host"),
+            batch_size=float(body["batch_size"]),
+            buffers=(float(body["buffers_in"]), float(body["buffers_out"])),
+            options=options,
+            notes=Notes(
+                model=str(body["model"]),
+                dtype=str(body["dtype"]),
+                left_out=tuple(
+                    (str(host["host"]), str(host["type"]), str(host["why"])) for host in body["left_out"]
+                ),
+                warnings=tuple(map(str, body["warnings"])),
+            ),
+        )

@@ -1,0 +1,30 @@
+#include "number_types.hpp"
+
+#include <cstddef>
+
+namespace pipeedge {
+
+const std::vector<NumberType>& number_types() {
+  // With int8, the products in blocks have weights of one byte and a scale a row: three tenths are an upper
+  // bound. Embeddings and heads stay bfloat16.
+  static const std::vector<NumberType> types{
+      {"float32", 4, 1, 1}, {"bfloat16", 2, 0.5, 0.5}, {"float16", 2, 0.5, 0.5}, {"int8", 2, 0.3, 0.5}};
+  return types;
+}
+
+const NumberType* find_number_type(std::string_view name) {
+  for (const NumberType& type : number_types()) {
+    if (type.name == name) return &type;
+  }
+  return nullptr;
+}
+
+std::vector<double> scaled_weights(const NumberType& type, std::vector<double> float32_bytes) {
+  for (std::size_t i = 0; i < float32_bytes.size(); ++i) {
+    const bool end = i == 0 || i + 1 == float32_bytes.size();
+    float32_bytes[i] *= end ? type.end_weight_factor : type.weight_factor;
+  }
+  return float32_bytes;
+}
+
+}  // namespace pipeedge
