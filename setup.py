@@ -17,9 +17,10 @@ PROGRAM = "sched-pipeline"
 
 
 class BuildProgram(build_scripts):
-    """Takes the program from CMake's build tree; setuptools would look for a text in the sources."""
+    """Copies the program from CMake's build tree; setuptools would look for a script in the sources."""
 
     def run(self) -> None:
+        """Build the program and copy it to where scripts are installed from."""
         self.run_command("build_cmake")
         built = Path(self.get_finalized_command("build_cmake").build_temp, "_skbuild", "bin", PROGRAM)
         self.mkpath(self.build_dir)
@@ -28,6 +29,7 @@ class BuildProgram(build_scripts):
         target.chmod(0o755)
 
     def get_source_files(self) -> list[str]:
+        """Return no files: the program has no source file of its own to distribute."""
         return []
 
 

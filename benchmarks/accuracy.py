@@ -180,7 +180,7 @@ def print_large() -> None:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """A Markdown table: each width and clamp, over single cuts and with all cuts compressed at once."""
+    """Yield a Markdown table of each width and clamp, for single cuts and for all cuts compressed at once."""
     titles = (
         "bits",
         "clamp",
@@ -207,7 +207,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def missed(rows: Sequence[Row], clamp: str) -> Iterator[str]:
-    """What the default clamp does not reach, a line each."""
+    """Yield a line for each target that the default clamp misses."""
     for row in rows:
         where = f"cut {row.cut or 'all'}, {row.bits} bits, {row.clamp}"
         if row.clamp == clamp and row.bits == 8 and row.changed > 1:

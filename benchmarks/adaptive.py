@@ -160,13 +160,13 @@ def shape(name: str, *arguments: str) -> None:
 
 
 def limit(name: str, mbit_per_s: int, verb: str = "change") -> None:
-    """What the namespace may send."""
+    """Limit the rate at which the namespace sends."""
     place = ("dev", "eth0", "parent", "1:", "classid", "1:1")
     shape(name, "class", verb, *place, "htb", "rate", f"{mbit_per_s}mbit", "quantum", "60000")
 
 
 def inside(name: str) -> list[str]:
-    """What stands before the script of a program in a namespace: before other work on the machine."""
+    """Return the command prefix that runs a Python script in a namespace, ahead of all other work."""
     # Linux shares processors among sessions first, by their own niceness, then within each.
     first = ["sh", "-c", 'echo -20 > /proc/self/autogroup; exec nice -n -20 "$@"', "sh"]
     return ["ip", "netns", "exec", name, *first, sys.executable]

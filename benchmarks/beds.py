@@ -88,7 +88,7 @@ class Workload:
         return self.model.rstrip("/").split("/")[-1]
 
     def weights(self) -> Path:
-        """The file, made when it is first asked for."""
+        """Return the weights file, creating it on first use."""
         path = self.directory / f"weights-{self.name}.npz"
         if not path.exists():
             model = find_model(self.model)
@@ -162,8 +162,12 @@ class Bed:
         return {name: self.directory / f"{name}.yml" for name in ("models", "device_types", "devices")}
 
     def profile(self, load: Workload, iterations: int) -> None:
-        """Measure the model on all hosts at once, so often on the slowest kind, and write what the scheduler
-        reads."""
+        """Profile the model on all hosts at once and write the scheduler's input files.
+
+        Args:
+            load: the workload to profile.
+            iterations: number of iterations on the slowest kind of host.
+        """
         options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch)]
         options += ["-s", str(TOKENS)] if load.is_text else []
         meeting = self.directory / f"profile-{load.name}"
@@ -201,13 +205,13 @@ class Bed:
         )
 
     def schedule(self, load: Workload, hosts: Sequence[str], *options: str, alike: bool = False) -> Promise:
-        """The best schedule.
+        """Return the best schedule.
 
         Args:
-            load: what is to be run.
-            hosts: that may take part; the first has the data.
-            options: further ones of ``sched-pipeline``.
-            alike: as if all hosts were of the first type.
+            load: the workload to schedule.
+            hosts: names of the hosts that may take part; the first one has the data.
+            options: further options of ``sched-pipeline``.
+            alike: whether to treat all hosts as being of the first type.
         """
         types = {self.kinds[0].name: list(hosts)}
         if not alike:
@@ -309,7 +313,7 @@ class Bed:
 
 @contextlib.contextmanager
 def raised(name: str, kinds: Sequence[Kind], directory: Path) -> Iterator[Bed]:
-    """A test bed for as long as the block runs. Needs root."""
+    """Set up a test bed for as long as the block runs. Needs root."""
     directory.mkdir(parents=True)
     _write(
         directory / "cluster.yml",
@@ -338,8 +342,10 @@ def even_split(layers: int, hosts: Sequence[str]) -> Pipeline:
 
 
 def steady_items_per_s(body: Mapping[str, Any]) -> float:
-    """Once the pipeline is full, from a report's time line: between the ends of the first and last
-    microbatch in the last stage."""
+    """Return the throughput of the full pipeline, in items a second, from a report's time line.
+
+    It is measured between the ends of the first and the last microbatch in the last stage.
+    """
     run = read_run(body, "report")
     if run.timeline is None:
         raise SystemExit("the report has no time line")

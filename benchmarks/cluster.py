@@ -126,7 +126,7 @@ class Measured:
 def measured(
     bed: Bed, load: Workload, competitors: Mapping[str, Competitor], seconds: float, tell: Tell
 ) -> dict[str, Measured]:
-    """What each one's pipelines do, in runs of ``seconds``, one competitor after the other."""
+    """Measure the pipelines of each competitor in turn, in runs of about ``seconds``."""
     simulated: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
     slowness: dict[str, list[float]] = {}
@@ -167,7 +167,7 @@ def microbatches(wanted: float, stages: int) -> int:
 
 
 def alone(bed: Bed, load: Workload) -> tuple[Competitor, Promise]:
-    """The fastest hosts, each by itself, while all others run too; and what is promised of each."""
+    """Return the hosts as pipelines of one stage, all running at once, and the promise of the fastest one."""
     promises = [bed.schedule(load, [host]) for host in bed.hosts]
     promises.sort(key=lambda promise: -promise.items_per_s)
     fastest = promises[0]
@@ -232,8 +232,11 @@ def _figure(
 
 
 def middle(repetitions: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Of each line the repetition that is in the middle, by what is asked of it: the speedup of equal
-    hosts, the part of its promise of any other schedule that has one."""
+    """Return the median repetition of each line.
+
+    Repetitions are ordered by the figure that has a target: the speedup for equal hosts, and for any other
+    schedule the share of its promise, if it has one.
+    """
 
     def asked(figure: Figure) -> float:
         return figure.speedup if figure.cluster == "equal" else figure.of_promise or figure.speedup

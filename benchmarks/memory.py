@@ -176,7 +176,7 @@ def print_dtypes(model: Model, files: list[Path], dtypes: list[str]) -> bool:
 
 
 def one_thread() -> dict[str, str]:
-    """The environment with one thread a process."""
+    """Return the environment with one thread per process."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -80,7 +80,7 @@ class Cores:
     policy, under which the threads of a rank would not share its core."""
 
     def pinned(self, index: int) -> list[str]:
-        """What stands before a command."""
+        """Return the command prefix that pins a process to the processor of ``index``."""
         # Linux shares processors among sessions first, by their own niceness, then within each.
         script = 'echo -20 > /proc/self/autogroup; exec nice -n -20 "$@"'
         priority = ["sh", "-c", script, "sh"] if self.first else []
@@ -114,7 +114,7 @@ def profile(model: str, directory: Path, cores: Cores, iterations: int) -> None:
 
 
 def start(command: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, whose table nobody reads."""
+    """Start a process in a session of its own and discard its standard output."""
     return subprocess.Popen(
         command, cwd=directory, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
     )
@@ -128,7 +128,7 @@ def wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file."""
+    """Read a YAML file."""
     return dict(yaml.safe_load(path.read_text()))
 
 
@@ -163,7 +163,7 @@ def run(
 
 
 def errors(reports: Sequence[dict[str, Any]], key: str) -> float:
-    """The median of an error, as a part."""
+    """Return the median of an error, as a fraction."""
     return statistics.median(report["predicted"][f"{key}_error_percent"] for report in reports) / 100
 
 
@@ -343,7 +343,7 @@ def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> l
 
 
 def print_sums(model_name: str, arguments: argparse.Namespace, console: Console) -> float:
-    """The table of ``--sums``; the worst error."""
+    """Print the table of ``--sums`` and return the worst error, as a fraction."""
     table = Table("model", "layers", "sum", "shard", "error")
     worst = 0.0
     for layers, total, shard in compare_sums(model_name, arguments.sums, max(5, arguments.iterations), 0):

@@ -89,7 +89,7 @@ def resident_mb(pid: int) -> float:
 
 
 def free_port() -> int:
-    """A port that is free at this moment."""
+    """Return a port that is free at this moment."""
     with listen("127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
 
@@ -136,7 +136,7 @@ def run(directory: Path, *options: object) -> Ran:
 
 
 def tiny_model(directory: Path, blocks: int) -> Path:
-    """A directory with a ViT of DeiT-tiny's width and ``blocks`` blocks, random weights."""
+    """Create a directory with a randomly initialised ViT of DeiT-tiny's width and ``blocks`` blocks."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -228,7 +228,7 @@ def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions
 def once(
     rank: int, transport: P2PTransport | RpcTransport, stage: Stage, there: Link, back: Link, count: int
 ) -> float:
-    """The items a second of ``count`` microbatches, on rank 0."""
+    """Run ``count`` microbatches and return the items per second, on rank 0."""
     crew, activity = Crew(), Activity()
     sending = Outgoing(transport.sender(there if rank == 0 else back), 1 - rank, activity)
     receiver = transport.receiver(back if rank == 0 else there)
@@ -293,13 +293,16 @@ class Worker:
 
     @classmethod
     def call(cls, values: torch.Tensor) -> torch.Tensor:
-        """The shard's part."""
+        """Run the shard of this rank on ``values``."""
         with torch.no_grad():
             return cls.shard((values,))[0]  # type: ignore[no-any-return]
 
 
 def usual(rank: int, port: int, threads: int, model_dir: str, warm_up: int, count: int) -> None:
-    """A pipeline of two ranks as tutorials have it; each prints its MB after the warm-up and at most."""
+    """Run a pipeline of two ranks as tutorials write it.
+
+    Each rank prints its memory in MB after the warm-up, and its peak.
+    """
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
     model = find_model(model_dir)
@@ -340,7 +343,7 @@ def _own_mb() -> float:
 
 
 def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool:
-    """The table; there is no target."""
+    """Print the table of memory by number of worker threads; there is no target to miss."""
     model = tiny_model(directory, 1)
     table = Table(title=f"worker threads: {count} microbatches of 1x197x192 after {warm_up}; MB")
     for name in ("-w", "design", "rank 0", "rank 1"):

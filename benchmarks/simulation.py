@@ -39,7 +39,7 @@ SCALE_LIMIT_S = 30.0
 
 
 def simulated(model: str, directory: Path, items: int) -> dict[str, Any]:
-    """The report of the run that ``prediction.run`` starts."""
+    """Return the simulated report of the run that ``prediction.run`` starts."""
     request = SimulationRequest(
         models_file=directory / "models.yml",
         dev_types_file=directory / "kinds.yml",

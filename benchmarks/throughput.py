@@ -79,7 +79,7 @@ def prepare(directory: Path, items: int) -> tuple[Path, Path]:
 
 
 def run_pipeline(weights: Path, images: Path, directory: Path, dtype: str) -> dict:
-    """The report of one run."""
+    """Run the pipeline once and return its report."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -117,7 +117,7 @@ def run_reference(images: Path, dtype: str) -> float:
 
 
 def verdicts(pipeline: dict[str, list[float]], reference: dict[str, list[float]]) -> list[str]:
-    """A line for each type: beside transformers, and beside the pipeline's own float32."""
+    """Return a line for each dtype, compared with transformers and with the pipeline's own float32."""
     lines = []
     for dtype, figures in pipeline.items():
         ours, theirs = statistics.median(figures), statistics.median(reference[dtype])
@@ -136,7 +136,7 @@ def _verdict(found: float, target: float | None) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -153,7 +153,7 @@ def arguments() -> argparse.Namespace:
 
 
 def print_conditions(console: Console, items: int, dtypes: Sequence[str]) -> None:
-    """What is measured, and what speaks against believing it."""
+    """Print what is measured, and any reason not to trust the result."""
     console.print(
         f"{MODEL}, {', '.join(dtypes)}, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False
     )

@@ -97,7 +97,7 @@ def plain_torch(threads: int, batches: int) -> Result:
 
 
 def after_the_first(times: list[float]) -> float:
-    """The median of a run's batches, of which the first takes its memory."""
+    """Return the median batch time of a run, leaving out the first batch, which allocates the memory."""
     return statistics.median(times[1:] or times)
 
 
@@ -149,7 +149,7 @@ def table_of(
 
 
 def verdicts(found: dict[tuple[str, int], Result], plain: Result, together: Result) -> list[tuple[str, bool]]:
-    """What was asked for, and whether it is so."""
+    """Return each target as a line of text, with whether it was met."""
     lines = []
     slowest = max(found, key=lambda key: found[key].batch_s)
     for name, other in (("plain torch", plain), (f"sequential on {WORKERS} cores", together)):
@@ -179,7 +179,7 @@ def verdicts(found: dict[tuple[str, int], Result], plain: Result, together: Resu
 
 
 def percents(parts: list[float]) -> str:
-    """``46%, 31%``"""
+    """Format fractions as percentages, for example ``46%, 31%``."""
     return ", ".join(f"{part:.0%}" for part in parts)
 
 

@@ -24,7 +24,7 @@ RANKS = 2
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a port of this machine on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -68,7 +68,7 @@ class Drawing:
         edge: str | None = None,
         radius: float = 2,
     ) -> None:
-        """A rectangle."""
+        """Add a rectangle."""
         stroke = f' stroke="{edge}"' if edge else ""
         self._body.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(radius)}" '
@@ -86,7 +86,7 @@ class Drawing:
         anchor: str = "start",
         bold: bool = False,
     ) -> None:
-        """A line of text, its baseline at ``y``."""
+        """Add a line of text with its baseline at ``y``."""
         more = f' font-size="{size}"' if size else ""
         more += f' text-anchor="{anchor}"' if anchor != "start" else ""
         more += ' font-weight="600"' if bold else ""
@@ -95,20 +95,20 @@ class Drawing:
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, colour: str = SOFT, dashed: bool = False
     ) -> None:
-        """A thin line."""
+        """Add a thin line."""
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self._body.append(
             f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" stroke="{colour}"{dash}/>'
         )
 
     def polygon(self, points: Sequence[tuple[float, float]], fill: str, *, faint: bool = False) -> None:
-        """A filled outline."""
+        """Add a filled polygon."""
         opacity = ' fill-opacity="0.18"' if faint else ""
         joined = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
         self._body.append(f'<polygon points="{joined}" fill="{fill}"{opacity}/>')
 
     def arrow(self, x1: float, x2: float, y: float, thickness: float, colour: str) -> None:
-        """A filled arrow to the right, its shaft so thick."""
+        """Add a filled arrow to the right, with a shaft of ``thickness`` pixels."""
         half, head = thickness / 2, max(8.0, 0.5 * thickness + 4)
         neck = x2 - min(head, 0.6 * (x2 - x1))
         wide = half + 5
@@ -121,7 +121,7 @@ class Drawing:
         )
 
     def hatched(self, doing: str) -> str:
-        """What a box of this activity is filled with; waits are hatched, as on the page."""
+        """Return the fill for a box of this activity; waits are hatched, as on the page."""
         drawn = shade(doing)
         if not drawn.pattern:
             return drawn.colour
@@ -143,7 +143,7 @@ class Drawing:
 
 
 def _n(value: float) -> str:
-    """A coordinate: a tenth of a pixel is as fine as anybody sees, and the same on every machine."""
+    """Format a coordinate to a tenth of a pixel, so that the files are the same on every machine."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -185,7 +185,7 @@ class Plan:
 
 
 def planned(layers: Mapping[str, tuple[int, int]] | None = None) -> Plan:
-    """The scheduler's own answer, or a schedule that is given, with a few microbatches."""
+    """Simulate a few microbatches with the given schedule, or with the one the scheduler chooses."""
     with tempfile.TemporaryDirectory() as directory:
         schedule = None
         if layers is not None:
@@ -208,7 +208,7 @@ def planned(layers: Mapping[str, tuple[int, int]] | None = None) -> Plan:
 
 
 def cut_bytes(layer: int) -> float:
-    """What a microbatch carries over the cut behind ``layer``, in float32."""
+    """Return the bytes of a microbatch at the cut after ``layer``, in float32."""
     return 4.0 * UBATCH * load_models(ROOT / "models.yml")[MODEL].elements_out[layer - 1]
 
 
@@ -254,7 +254,7 @@ def draw_cuts(path: Path) -> None:
 
 
 def draw_cluster(path: Path, best: Plan) -> None:
-    """The model as a bar, cut; below it the hosts that hold the parts."""
+    """Draw the model as a bar with its cuts, and below it the hosts that hold the parts."""
     drawing = Drawing("Three unequal hosts, and the part of the model that each one holds", 308)
     drawing.text(20, 30, "ViT-Base, 48 layers, over three unequal hosts", bold=True)
     drawing.text(20, 50, "the widths are layers: a faster host gets more of them", colour=SOFT)
@@ -375,7 +375,7 @@ def _draw_span(drawing: Drawing, span: Span, left: float, y: float, scale: float
 
 
 def draw_weighing(path: Path, best: Plan) -> None:
-    """What each stage and link costs, for three ways to run the same model on the same hosts."""
+    """Draw the cost of each stage and link, for three ways to run the same model on the same hosts."""
     plans = (
         ("the fastest host alone", planned(ALONE)),
         ("an even split", planned(EVEN)),

@@ -47,7 +47,7 @@ MAX_SHEAR = 0.15
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train the vit-digits model that PipeEdge ships.")
     parser.add_argument("--output", type=Path, default=MODEL_DIRECTORY, help="model directory to write")
     parser.add_argument("--data", type=Path, default=DATA_FILE, help="the split, as .npz")
@@ -58,7 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def split_digits(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """The fixed split: ``HELD_OUT_PER_CLASS`` images of every class are held out, both parts shuffled.
+    """Split the digits: hold out ``HELD_OUT_PER_CLASS`` images of every class, and shuffle both parts.
 
     ``images`` is [items, 8, 8] with values 0 to 16, ``labels`` [items]; both come back as uint8.
     """
@@ -121,7 +121,7 @@ def learning_rate(step: int, steps_per_epoch: int, epochs: int) -> float:
 
 
 def build_model() -> torch.nn.Module:
-    """A fresh ViT of 4 blocks for 8x8 grey images."""
+    """Return a newly initialised ViT of 4 blocks for 8x8 greyscale images."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(

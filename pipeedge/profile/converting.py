@@ -52,7 +52,7 @@ def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
 
 
 def given_figures(emit: EmitRequest) -> emitting.Figures:
-    """What the user says of a device type, in the units of the code."""
+    """Return the figures that the user gave for a device type, in bytes and bytes per second."""
     return emitting.Figures(
         None if emit.mem_mb is None else emit.mem_mb * BYTES_PER_MB,
         None if emit.bw_mbps is None else emit.bw_mbps * BYTES_PER_SECOND_PER_MBPS,

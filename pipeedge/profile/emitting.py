@@ -60,10 +60,11 @@ class Figures:
 
 
 def model_spec(results: ProfileResults, source: str) -> ModelSpec:
-    """The model as ``models.yml`` has it.
+    """Return the entry of the model for ``models.yml``.
 
     Raises:
-        SpecError: layers are missing in ``results``, which come from ``source``, or do not join.
+        SpecError: layers are missing from ``results``, which were read from ``source``, or the shapes of
+            consecutive layers do not match.
     """
     layers = results.whole(source).profile_data
     for before, after in pairwise(layers):
@@ -102,17 +103,21 @@ def _text(shapes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def model_profile(results: ProfileResults, source: str) -> ModelProfile:
-    """The times as ``device_types.yml`` has them.
+    """Return the profile of the model for ``device_types.yml``.
 
-    Beside the times, where they were measured: ``receive_s`` and ``send_s``, a number a layer, which a
-    stage spends beside its layers when it begins or ends with that layer; ``spread_s`` of the times;
-    ``agreement`` with float32; ``feed_s`` and ``collect_s`` of a data rank;
-    ``activations_MB``, of which a stage needs the largest; ``weights_MB`` of each layer in
-    another number type than float32; ``process_MB``,
-    ``threads``, ``device``.
+    Beside the layer times it holds, if they were measured:
+
+    - ``receive_s`` and ``send_s``: for each layer, the time that a stage spends on communication when it
+      begins or ends with that layer;
+    - ``spread_s``: the spread of the layer times;
+    - ``agreement``: the agreement with float32;
+    - ``feed_s`` and ``collect_s``: the time that a data rank spends on input and output;
+    - ``activations_MB``: for each layer; a stage needs the largest;
+    - ``weights_MB``: for each layer, if the dtype is not float32;
+    - ``process_MB``, ``threads`` and ``device``.
 
     Raises:
-        SpecError: layers are missing in ``results``, which come from ``source``.
+        SpecError: layers are missing from ``results``, which were read from ``source``.
     """
     layers = results.whole(source).profile_data
     extra: dict[str, Any] = {}
@@ -148,7 +153,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
 
 
 def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, list[float]]:
-    """What all of ``layers`` have beside times, a number a layer."""
+    """Return the optional figures that all of ``layers`` have, as lists with one number per layer."""
     found = {}
     for key, name, unit in (
         ("spread_s", "time_spread_s", 1),

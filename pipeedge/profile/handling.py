@@ -54,14 +54,14 @@ def measure_handling(
     clock: Callable[[], float] = time.perf_counter,
     stretch: float = 1.0,
 ) -> Handling:
-    """What a payload of ``specs`` costs a stage that receives it, and one that sends it.
+    """Measure the time that a stage spends to receive and to send a payload of ``specs``.
 
     Args:
-        specs: its tensors.
-        device: where the stage computes.
-        wire: what a byte costs beside that.
-        clock: in seconds.
-        stretch: seconds that pass while a second of ``clock`` does.
+        specs: shapes and dtypes of the tensors of the payload.
+        device: device on which the stage computes.
+        wire: additional cost per byte of the network.
+        clock: clock in seconds.
+        stretch: seconds of real time per second of ``clock``.
     """
     buffer = FrameBuffer(frame_capacity(specs))
     made: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in specs)
@@ -96,13 +96,14 @@ def _median(work: Callable[[], None], clock: Callable[[], float]) -> float:
 
 
 def measure_wire(stretch: float = 1.0) -> Wire:
-    """What the bytes of a frame cost a processor on their way out and in, over the loopback.
+    """Measure the processor time per byte to send and to receive a frame, over the loopback.
 
-    They go in pieces of the size in which a kernel hands them over, the next when one has been taken: on a
-    network each piece wakes who waits for it. All at once they would cost a third.
+    The bytes go in pieces of the size in which a kernel delivers them, each after the previous one has been
+    received, because on a network each piece wakes the receiver. Sent all at once, they would cost only a
+    third.
 
     Args:
-        stretch: seconds that pass while the process gets one of a processor.
+        stretch: seconds of real time per second of processor time that the process gets.
     """
     spent: list[float] = []
     failures: list[OSError] = []

@@ -76,10 +76,10 @@ class Pacing:
 
 
 def made_up_payload(specs: Sequence[TensorSpec], device: torch.device, generator: torch.Generator) -> Payload:
-    """A payload of these ``specs``. Times depend on shapes alone; no position is masked.
+    """Return a payload of these ``specs``. Times depend on shapes alone; no position is masked.
 
-    Whole numbers, which are the tokens of the first layer's input, are 1: a token that every vocabulary
-    has, one that attends, and the second of the two types.
+    Integers, which make up the first layer's input, are all 1: a token id that every vocabulary has, an
+    attention mask that masks nothing, and the second of the two token types.
     """
 
     def tensor(spec: TensorSpec) -> torch.Tensor:
@@ -114,15 +114,15 @@ def time_layers(
     clock: Callable[[], float] = time.perf_counter,
     work_clock: Callable[[], float] | None = None,
 ) -> tuple[Times, Payload]:
-    """Times of each layer of ``shard``, and what leaves it.
+    """Time each layer of ``shard``, and return the times and the output of the shard.
 
     Args:
-        shard: on the device that ``payload`` is on.
-        payload: what enters it.
-        pacing: how often.
-        progress: called between passes with the part, of 1, that is done.
-        clock: in seconds.
-        work_clock: the processor time of this process, in seconds, where a quota makes it stand still.
+        shard: layers to time, on the same device as ``payload``.
+        payload: input of the shard.
+        pacing: number of passes and warm-up.
+        progress: called between passes with the fraction that is done.
+        clock: clock in seconds.
+        work_clock: processor time of this process in seconds, if a quota suspends the process at times.
     """
     device = payload[0].device
     stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock, work_clock)
@@ -254,7 +254,7 @@ _ALLOCATION = "[memory]"
 
 
 def activation_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
-    """The most bytes that live beside weights and input while each layer runs, and what leaves the shard."""
+    """Return the peak bytes in use while each layer runs, without weights and input, and the output."""
     if payload[0].device.type == "cuda":
         return _cuda_peaks(shard, payload)
     return _cpu_peaks(shard, payload)
@@ -280,7 +280,7 @@ def _cpu_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
 
 
 def peaks_between(changes: Sequence[int | None]) -> list[int]:
-    """The peaks of a running total of ``changes`` in bytes, one for each part between marks (None)."""
+    """Return the peaks of the running total of ``changes`` in bytes, one per section between marks (None)."""
     total = peak = 0
     peaks = []
     for change in (*changes, None):

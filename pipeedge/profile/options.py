@@ -225,10 +225,10 @@ class DeviceTypeCommand:
 
 
 def parse_profiler(argv: Sequence[str]) -> Command:
-    """The command line of ``profiler.py``.
+    """Parse the command line of ``profiler.py``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help`` or ``--version``.
     """
     given = profiler_parser().parse_args(argv)
@@ -281,10 +281,10 @@ def parse_profiler(argv: Sequence[str]) -> Command:
 
 
 def parse_models(argv: Sequence[str]) -> ModelsCommand:
-    """The command line of ``profiler_results_to_models.py``.
+    """Parse the command line of ``profiler_results_to_models.py``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
     parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
@@ -300,10 +300,10 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
 
 
 def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
-    """The command line of ``profiler_results_to_device_types.py``.
+    """Parse the command line of ``profiler_results_to_device_types.py``.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
     parser = _converter(
@@ -366,7 +366,7 @@ def _own_file(default: Path) -> Path:
 
 
 def _given(arguments: argparse.Namespace) -> set[str]:
-    """What was said; every default is None or False."""
+    """Return the names of the options that were given; every default is None or False."""
     return {name for name, value in vars(arguments).items() if value is not None and value is not False}
 
 

@@ -248,7 +248,7 @@ class ProfileResults:
         return f"{_listed(sorted((self.tokens, *self.other_tokens)))} tokens"
 
     def joined(self, old: ProfileResults, source: str) -> ProfileResults:
-        """The layers of ``old``, the content of ``source``, and those here.
+        """Return these results extended by the layers of ``old``, which were read from ``source``.
 
         Raises:
             SpecError: as ``check_extends``.
@@ -310,10 +310,10 @@ _TOP_KEYS = {
 
 
 def load_results(path: Path) -> ProfileResults:
-    """The content of a results file.
+    """Read a results file.
 
     Raises:
-        SpecError: with file, line and key.
+        SpecError: the file is malformed; the message names the file, line and key.
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))

@@ -249,11 +249,11 @@ class _Job:
         return cls(request, model, device, layers, _tokens(request, model, layers.start))
 
     def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
-        """What crosses the cut after ``after_layer`` layers, with sentences of ``tokens``."""
+        """Return the payload specs after ``after_layer`` layers, with sentences of ``tokens`` tokens."""
         return self.model.payload_specs(after_layer, self.request.batch_size, tokens, self.dtype)
 
     def expected(self) -> ProfileResults:
-        """What the results will be, but for times."""
+        """Return the expected results, with all times zero."""
         nothing = _Measured(times=[(0.0, None)] * len(self.layers))
         return self._results(
             _bytes_of(self.model.build(self.layers, self.dtype)), dict.fromkeys(self.tokens, nothing)
@@ -322,7 +322,7 @@ class _Job:
             return None
 
     def _wire(self) -> Wire:
-        """What a byte costs the processor of a stage on its way to and from the network."""
+        """Return the processor time of a stage per byte sent to and received from the network."""
         quota = self._quota()
         # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
         spare = self.device.type == "cpu" and quota is None and processors() > torch.get_num_threads()
@@ -402,7 +402,7 @@ class _Job:
         )
 
     def _numbers(self, index: int, tokens: int | None, measured: _Measured) -> dict[str, Any]:
-        """What was measured of a layer with sentences of ``tokens``."""
+        """Return the measurements of a layer with sentences of ``tokens`` tokens."""
         layer = self.layers.start + index
         time_s, spread_s = measured.times[index]
         return {
@@ -462,10 +462,10 @@ def _agreement(job: _Job, tell: Tell) -> float | None:
 
 
 def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | None, ...]:
-    """The sentence lengths that the request means, longest first; for images None.
+    """Return the requested sentence lengths in tokens, longest first, or (None,) for images.
 
     Raises:
-        InputError: lengths beyond the model, or shapes that do not fit the layer.
+        InputError: a length is more than the model takes, or a shape does not fit the layer.
     """
     given = request.shapes
     if model.family != "bert" and request.tokens:
@@ -507,7 +507,7 @@ def _bytes_of(shard: Shard) -> list[int]:
 
 
 def _process_bytes() -> int:
-    """What a rank takes before it holds a shard: this process with all that a rank imports."""
+    """Return the memory of a rank before it loads a shard: this process with everything a rank imports."""
     importlib.import_module("pipeedge.run.pipeline")
     with torch.inference_mode():
         torch.nn.functional.linear(torch.ones(8, 64), torch.ones(64, 64))  # starts threads and kernels
@@ -516,9 +516,10 @@ def _process_bytes() -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar with the time left on standard error.
+    """Show a progress bar with the remaining time on standard error.
 
-    Drawn between passes only: a thread that draws while layers are timed would take their processor.
+    It is drawn between passes only, because a drawing thread would take processor time from the layers
+    being timed.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -584,7 +585,7 @@ def _steadiness(results: ProfileResults) -> str | None:
 
 
 def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
-    """What is given, and the bandwidth if it is to be measured."""
+    """Return the given figures, with the bandwidth measured if requested."""
     figures = given_figures(emit)
     if emit.measure_link is None:
         return figures
