@@ -44,7 +44,7 @@ DTYPE_CUT = 8
 """Where links are compressed for the table of number types: the middle of vit-digits."""
 LINK_BITS = (0, 8, 4, 2)
 MOST_LOST_POINTS = 0.3
-"""In bfloat16 and int8, without compression."""
+"""Most accuracy points that bfloat16 and int8 may lose, without compression."""
 LARGE = ("google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224", "bert-base-uncased")
 LARGE_ITEMS = 4
 ALL_CUTS = 0
@@ -66,7 +66,7 @@ class Row:
     changed: int
     """Images whose class differs from the one without compression."""
     relative_error: float
-    """Of the values of the payload, in the Euclidean norm; of all cuts, of the model's output."""
+    """Relative error in the Euclidean norm: of the payload, or for all cuts of the model's output."""
 
 
 def through_link(payload: Payload, bits: int, clamp: str, size: int) -> Payload:

@@ -77,7 +77,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one."""
+    """Result of one run."""
 
     way: Way
     begins: tuple[float, ...]
@@ -282,7 +282,7 @@ def write(results: Sequence[Result], trace: Sequence[Segment], directory: Path) 
 
 
 def bandwidth_at(result: Result, trace: Sequence[Segment], moment: float) -> int:
-    """Of the link, Mbit/s, when ``result`` was at ``moment``."""
+    """Return the bandwidth of the link in Mbit/s at ``moment`` of the run of ``result``."""
     for number, segment in enumerate(trace):
         if moment <= result.begins[number + 1]:
             return segment.mbit_per_s

@@ -63,19 +63,19 @@ class Kind:
 
     @property
     def names(self) -> list[str]:
-        """Of its hosts."""
+        """Return the names of the hosts of this kind."""
         return [f"{self.name}{number}" for number in range(self.hosts)]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run: a model with random weights, which are as fast as any others."""
+    """A model to run. Its weights are random, which does not change its speed."""
 
     model: str
-    """A known one, or a directory."""
+    """Name of a known model, or a model directory."""
     ubatch: int
     directory: Path
-    """For its weights and inputs."""
+    """Directory for its weights and inputs."""
 
     @property
     def is_text(self) -> bool:
@@ -84,7 +84,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return a name for tables and messages."""
         return self.model.rstrip("/").split("/")[-1]
 
     def weights(self) -> Path:
@@ -114,12 +114,12 @@ class Pipeline:
     """Stages on hosts."""
 
     stages: tuple[Mapping[str, Any], ...]
-    """As a schedule file has them: host -> first and last layer, perhaps ``quant_bits``."""
+    """Stages as in a schedule file: host -> first and last layer, and optionally ``quant_bits``."""
     data_host: str
 
     @property
     def hosts(self) -> list[str]:
-        """By their ranks; the one with the data is rank 0."""
+        """Return the hosts by rank; rank 0 has the data."""
         found = [
             next(name for name, value in stage.items() if isinstance(value, list)) for stage in self.stages
         ]
@@ -137,7 +137,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Promise:
-    """What ``sched-pipeline`` says."""
+    """Pipeline and throughput that ``sched-pipeline`` reports."""
 
     pipeline: Pipeline
     items_per_s: float
@@ -153,12 +153,12 @@ class Bed:
 
     @property
     def hosts(self) -> list[str]:
-        """In the order of the files."""
+        """Return the hosts in the order of the scheduler's files."""
         return [name for kind in self.kinds for name in kind.names]
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """Of the scheduler."""
+        """Return the scheduler's input files by name."""
         return {name: self.directory / f"{name}.yml" for name in ("models", "device_types", "devices")}
 
     def profile(self, load: Workload, iterations: int) -> None:
@@ -335,7 +335,7 @@ def raised(name: str, kinds: Sequence[Kind], directory: Path) -> Iterator[Bed]:
 
 
 def even_split(layers: int, hosts: Sequence[str]) -> Pipeline:
-    """As many layers for each host, in order; the first has the data."""
+    """Return a pipeline with equally many layers on each host, in order; the first has the data."""
     bounds = [round(stage * layers / len(hosts)) for stage in range(len(hosts) + 1)]
     stages = [{host: [bounds[stage] + 1, bounds[stage + 1]]} for stage, host in enumerate(hosts)]
     return Pipeline(tuple(stages), hosts[0])

@@ -84,9 +84,9 @@ class Figure:
     hosts: int
     items_per_s: float
     alone_items_per_s: float
-    """Of the fastest host by itself."""
+    """Items per second of the fastest host by itself."""
     scheduled_items_per_s: float | None
-    """As the scheduler promised; None where it was not asked."""
+    """Items per second that the scheduler promised, or None if it was not asked."""
     simulated_items_per_s: float
     stages: str
     slowness: float | None = None
@@ -116,7 +116,7 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a competitor's pipelines did, medians."""
+    """Medians measured for the pipelines of a competitor."""
 
     items_per_s: float
     simulated_items_per_s: float
@@ -162,7 +162,7 @@ def measured(
 
 
 def microbatches(wanted: float, stages: int) -> int:
-    """Of a run: as many as are wanted, and so many that the pipeline is full, if that takes not too long."""
+    """Return the number of microbatches of a run: enough to fill the pipeline, unless that takes too long."""
     return max(LEAST_MICROBATCHES, round(wanted), min(FILLINGS * stages, round(PATIENCE * wanted)))
 
 
@@ -176,7 +176,7 @@ def alone(bed: Bed, load: Workload) -> tuple[Competitor, Promise]:
 
 
 def equal_hosts(bed: Bed, load: Workload, seconds: float, tell: Tell) -> Iterator[Figure]:
-    """One, two, four and eight hosts, with all of them always at work."""
+    """Measure one, two, four and eight hosts, with all of them always at work."""
     hosts, counts = bed.hosts, (1, 2, 4, 8)
     promises = {
         count: [bed.schedule(load, hosts[first : first + count]) for first in range(0, len(hosts), count)]
@@ -196,7 +196,7 @@ def equal_hosts(bed: Bed, load: Workload, seconds: float, tell: Tell) -> Iterato
 
 
 def unequal_hosts(bed: Bed, load: Workload, seconds: float, cluster: str, tell: Tell) -> Iterator[Figure]:
-    """One host; then schedules for all of them."""
+    """Measure one host, then schedules for all of them."""
     hosts = bed.hosts
     best, narrow = bed.schedule(load, hosts), bed.schedule(load, hosts, "--link-bits", "auto")
     single, promise = alone(bed, load)
@@ -246,7 +246,7 @@ def middle(repetitions: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def shown(figures: Sequence[Figure]) -> Table:
-    """As a table."""
+    """Return the figures as a table."""
     table = Table(
         *("model", "cluster", "schedule", "hosts", "items/s", "to one host"),
         *("scheduler", "measured to it", "simulator", "measured to it", "processor time to profile"),
@@ -271,7 +271,7 @@ def shown(figures: Sequence[Figure]) -> Table:
 
 
 def misses(figures: Sequence[Figure]) -> Iterator[str]:
-    """Each target that is not reached, a line."""
+    """Yield a line for each target that is missed."""
     for figure in figures:
         name = f"{figure.model}, {figure.cluster}"
         if figure.cluster == "equal":

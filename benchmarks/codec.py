@@ -68,7 +68,7 @@ def measure(variant: str, bits: int, repetitions: int) -> tuple[float, float, fl
 
 
 def link_seconds(bits: int, repetitions: int) -> tuple[float, float, float]:
-    """Of ``LinkEncoder``: the microbatch that chooses the levels, another; of ``LinkDecoder``. Medians."""
+    """Return median seconds of ``LinkEncoder``, choosing levels and reusing them, and of ``LinkDecoder``."""
     payload = (torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)),)
     times: list[list[float]] = [[], [], []]
     for _ in range(repetitions):

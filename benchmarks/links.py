@@ -39,7 +39,7 @@ WARM = 8
 
 
 def raw_throughput(rank: int, size: int, count: int) -> float:
-    """Bytes a second each way."""
+    """Measure the bytes per second in each direction."""
     peer = 1 - rank
     outgoing = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
     incoming = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
@@ -135,7 +135,7 @@ def relay(
 
 
 def measure(rank: int, port: int, repetitions: int, megabytes: int, results: Any) -> None:
-    """One rank of the benchmark."""
+    """Run one rank of the benchmark."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = connect_store(ADDR, port, timeout_s=60)
@@ -159,7 +159,7 @@ def measure(rank: int, port: int, repetitions: int, megabytes: int, results: Any
 
 
 def free_of_contention() -> str:
-    """How busy the machine was before, for the record."""
+    """Describe how busy the machine was before the benchmark, for the record."""
     return f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, host {socket.gethostname()}"
 
 

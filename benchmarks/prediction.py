@@ -53,7 +53,7 @@ MODELS = (
     "facebook/deit-tiny-distilled-patch16-224",
 )
 CUTS = (1 / 2, 1 / 3, 1 / 6)
-"""The part of the layers that the second host can hold."""
+"""Fraction of the layers that the second host can hold."""
 TARGET = 0.05
 QUOTAS = {
     "4 x 0.25": (Kind("quarter", 4, 0.25, 1000),),
@@ -72,7 +72,7 @@ LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Cores:
-    """Where ranks run."""
+    """Processors that ranks run on."""
 
     numbers: tuple[int, ...]
     first: bool
@@ -88,7 +88,7 @@ class Cores:
 
 
 def environment() -> dict[str, str]:
-    """One thread a rank."""
+    """Return the environment of a rank, with one compute thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -168,7 +168,7 @@ def errors(reports: Sequence[dict[str, Any]], key: str) -> float:
 
 
 def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Table, console: Console) -> float:
-    """One model at all cuts; the worst error."""
+    """Compare one model at all cuts and return the worst error."""
     worst = 0.0
     name = model.split("/")[-1]
     with tempfile.TemporaryDirectory() as text:
@@ -236,7 +236,7 @@ def write_sentences(path: Path, items: int, tokens: int) -> None:
 
 
 def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table: Table) -> float:
-    """One model of text at several lengths, each the median over repetitions; the worst error."""
+    """Compare a text model at several lengths by medians over repetitions, and return the worst error."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
@@ -283,7 +283,7 @@ def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table:
 
 
 def measure_quotas(model: str, arguments: argparse.Namespace, table: Table, directory: Path) -> float:
-    """One model on four hosts with quotas; the worst error, each the median over repetitions."""
+    """Compare one model on four hosts with quotas by medians over repetitions; return the worst error."""
     worst = 0.0
     load = Workload(model, UBATCH, directory)
     for title, kinds in QUOTAS.items():

@@ -148,7 +148,7 @@ def tiny_model(directory: Path, blocks: int) -> Path:
 
 
 def throughput(console: Console, directory: Path, microbatches: int, repetitions: int) -> bool:
-    """Whether rpc is as fast, and as small, as asked for."""
+    """Compare rpc with the other transport, and return whether it meets its targets."""
     model = find_model(VIT_BASE)
     weights = directory / "weights.npz"
     source = RandomWeights(hub_tensors(model.build(), model.config), seed=0)
@@ -257,7 +257,7 @@ def once(
 
 
 def memory(console: Console, directory: Path, blocks: int, warm_up: int, count: int, ubatch: int) -> bool:
-    """Whether no rank grows."""
+    """Measure how much the memory of ranks grows, and return whether all stay within the target."""
     model = tiny_model(directory, blocks)
     middle = 2 * blocks
     ran = run(

@@ -72,7 +72,7 @@ def compare(model: str, weights: Path, directory: Path, part: float, arguments: 
 
 
 def measure(model: str, arguments: argparse.Namespace, table: Table, console: Console) -> float:
-    """One model at all cuts; the worst error of the whole run, medians over repetitions."""
+    """Compare one model at all cuts by medians over repetitions; return the worst error of the whole run."""
     worst, name = 0.0, model.split("/")[-1]
     with tempfile.TemporaryDirectory() as text:
         command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model, "-o", text]

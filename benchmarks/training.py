@@ -70,20 +70,20 @@ class Result:
 
     batch_s: float
     peaks_mb: tuple[float, ...]
-    """Of each worker."""
+    """Peak memory of each worker."""
     before_mb: tuple[float, ...] = ()
-    """What each had before its first batch."""
+    """Memory of each worker before its first batch."""
     bubble: float | None = None
     bubble_in_theory: float | None = None
 
     @property
     def batches_mb(self) -> tuple[float, ...]:
-        """What the batches added to the memory of each worker."""
+        """Return the memory that the batches added to each worker."""
         return tuple(peak - before for peak, before in zip(self.peaks_mb, self.before_mb, strict=True))
 
 
 def plain_torch(threads: int, batches: int) -> Result:
-    """One process without this package."""
+    """Train in one process without this package."""
     ended = subprocess.run(
         [sys.executable, "-c", PLAIN, str(threads), str(batches)],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -102,7 +102,7 @@ def after_the_first(times: list[float]) -> float:
 
 
 def train(directory: Path, batches: int, *options: object) -> Result:
-    """One run of ``train.py``."""
+    """Run ``train.py`` once."""
     report = directory / "report.json"
     command = [sys.executable, "train.py", "--batches", batches, "--report", report, *options]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)

@@ -164,23 +164,23 @@ class Plan:
 
     @property
     def compute_s(self) -> dict[str, float]:
-        """Of a microbatch, on each host."""
+        """Return the compute seconds of a microbatch on each host."""
         stats = self.found.report().stages
         return {host: found.compute_s_mean for host, found in zip(self.layers, stats, strict=True)}
 
     @property
     def wire_s(self) -> list[float]:
-        """A microbatch on each link between stages."""
+        """Return the seconds of a microbatch on each link between stages."""
         return [link.wire_s for link in self.found.outcome.model.links[1:-1]]
 
     @property
     def period_s(self) -> float:
-        """Of the slowest stage or link."""
+        """Return the period of the slowest stage or link in seconds."""
         return max([*self.compute_s.values(), *self.wire_s])
 
     @property
     def items_per_s(self) -> float:
-        """Once the pipeline is full."""
+        """Return the items per second once the pipeline is full."""
         return UBATCH / self.period_s
 
 
@@ -213,7 +213,7 @@ def cut_bytes(layer: int) -> float:
 
 
 def mb(size: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     return f"{size / BYTES_PER_MB:.1f} MB"
 
 
@@ -228,7 +228,7 @@ PARTS = (
 
 
 def draw_cuts(path: Path) -> None:
-    """One block: its four layers, and how much crosses a cut behind each."""
+    """Draw one block: its four layers, and the bytes at the cut after each."""
     drawing = Drawing("A block is four layers; what crosses the cut behind each differs", 222)
     drawing.text(20, 30, "One block of ViT-Base: four layers, four places to cut", bold=True)
     drawing.text(

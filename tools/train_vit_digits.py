@@ -173,7 +173,7 @@ def train(model: torch.nn.Module, pixels: torch.Tensor, labels: torch.Tensor, ep
 
 
 def count_correct(model: torch.nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> int:
-    """How many of ``pixels`` [items, 1, 8, 8] get their label of ``labels`` [items]."""
+    """Return how many of ``pixels`` [items, 1, 8, 8] are classified as their label in ``labels`` [items]."""
     with torch.inference_mode():
         return int((model(pixel_values=pixels).logits.argmax(dim=1) == labels).sum())
 

@@ -140,11 +140,11 @@ def attend(
     timeout_s: float,
     result_within_s: float,
 ) -> Sold:
-    """A bidder's part: say hello, bid, hear the result.
+    """Take part as a bidder: register, bid and wait for the result.
 
     Raises:
-        DeadlineError: the auctioneer is not there, or says nothing.
-        PipeEdgeError: what ``make_bid`` raises, or why there is no result.
+        DeadlineError: the auctioneer cannot be reached, or does not answer in time.
+        PipeEdgeError: ``make_bid`` failed, or the auction has no result.
     """
     with Member.dial(addr, port, timeout_s=timeout_s) as sock:
         heard = _listen(sock, timeout_s)

@@ -150,7 +150,7 @@ class _Examination:
 
     @contextmanager
     def _noting(self, check: str) -> Iterator[None]:
-        """What fails here is a problem found, not the end."""
+        """Record an error of the block as a problem and go on."""
         try:
             yield
         except PipeEdgeError as error:
@@ -329,7 +329,7 @@ class _Examination:
                 check_metrics_dir(metrics.directory, metrics.csv_file_mode, self._rank, KEYS, make=False)
 
     def _likely_dtype(self) -> torch.dtype:
-        """The number type that this rank will load, if it runs the stage of its own number."""
+        """Return the dtype that this rank will load, assuming that it runs the stage of its own number."""
         from pipeedge.models.dtypes import find_dtype
 
         wanted = self._request.schedule
@@ -518,7 +518,11 @@ def _texts(findings: Sequence[Finding]) -> list[str]:
 
 
 def _resolve(addr: str, port: int, timeout_s: float) -> str:
-    """The IP address of ``addr``; OSError where there is none, or the name server says nothing in time."""
+    """Return the IP address of ``addr``.
+
+    Raises:
+        OSError: it has none, or the name server does not answer in time.
+    """
     answers: queue.Queue[str | OSError] = queue.Queue()
 
     def ask() -> None:
@@ -555,7 +559,7 @@ def _device_free_bytes(device: Any) -> int | None:
 
 
 def _link_stats(number: int, estimate: Estimate) -> dict[str, float]:
-    """What the hub is told of link ``number``."""
+    """Return the figures of link ``number`` that are sent to the hub."""
     return {
         f"link.{number}.bw_bytes_per_s": estimate.link.bw_bytes_per_s,
         f"link.{number}.latency_s": estimate.link.latency_s,

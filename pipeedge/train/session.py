@@ -141,7 +141,7 @@ def _order(request: TrainingRequest) -> Order:
 
 
 def _partition(request: TrainingRequest, network: Network, order: Order) -> tuple[LayerRange, ...]:
-    """The layers of each stage."""
+    """Return the layers of each stage, as given or as found by profiling."""
     given = request.pipeline.partition
     if given is not None:
         return check_partition(given, network.n_layers)
@@ -336,11 +336,11 @@ class _Worker:
         self._extra |= extra
 
     def print(self, line: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, line: str) -> None:
-        """A line for the user."""
+        """Warn the user in one line."""
         self._warn(line)
 
     # -- the steps ---------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class _Worker:
         return 0 if self._checkpoint is None else self._checkpoint.step
 
     def _description(self) -> dict[str, Any]:
-        """What must be the same in a run that goes on from this one's checkpoints."""
+        """Return the options that a run resumed from this one's checkpoints must share."""
         names = ("model", "data", "batch_size", "optimizer", "seed")
         return {name: getattr(self._request, name) for name in names}
 
@@ -525,12 +525,12 @@ class _Training:
 
 
 def worker_stage(order: Order, worker: int) -> int:
-    """The stage to which what a worker does for all its stages is counted: its first."""
+    """Return the first stage of ``worker``, to which work for all its stages is attributed."""
     return order.stages_of(worker)[0]
 
 
 def _disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The first option that a worker was asked otherwise than worker 0."""
+    """Describe the first option whose value on a worker differs from that of worker 0."""
     wanted = facts[0]
     for rank, said in facts.items():
         for option, value in wanted.items():
