@@ -165,6 +165,7 @@ def _become_a_rank(arguments: Sequence[str], directory: Path, env: Mapping[str, 
 def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
     """Stand in for ``Member.done``: SIGKILL, once the data rank has written the results."""
     self.wait("complete")
+    time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)
 
 

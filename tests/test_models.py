@@ -230,7 +230,7 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
         ("vit", {"num_hidden_layers": 0}, ["blocks", "0", "1 to 1000"]),
         ("vit", {"hidden_size": "768"}, ["hidden_size", "'768'"]),
         ("vit", {"layer_norm_eps": "tiny"}, ["layer_norm_eps", "'tiny'"]),
-        ("vit", {"layer_norm_eps": -1.0}, ["epsilon", "-1"]),
+        ("vit", {"layer_norm_eps": -1.0}, ["layer_norm_eps", "-1"]),
         ("vit", {"image_size": [224]}, ["image_size", "[224]", "[height, width]"]),
         ("vit", {"image_size": 8, "patch_size": 16}, ["image_size", "patch_size"]),
         ("vit", {"patch_size": 0}, ["patch_size", "0"]),

@@ -243,7 +243,7 @@ def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
     assert 0.15 < share < 0.3, "a busy machine gives less, none gives more"
     assert run(*inside, sys.executable, "-c", HOG, check=-9).stdout == "", "beyond its memory"
     assert "hello" in run("ssh", "--name", name, "-o", "X=y", "me@pi1", "echo hello").stdout
-    assert "the test bed" in run("exec", "--name", name, "pi9", "--", "true", check=2).stderr
+    assert "has no host pi9" in run("exec", "--name", name, "pi9", "--", "true", check=2).stderr
     sleeper = subprocess.Popen([*TESTBED, *inside, "sleep", "60"])
     try:
         before = psutil.Process(sleeper.pid)
