@@ -1,4 +1,4 @@
-"""``train.py`` from outside: real workers, what they print and leave behind, what ends them."""
+"""``train.py`` as a program: real workers, their output and files, and how they end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(directory: Path, *arguments: object) -> str:
-    """What a run that must succeed prints."""
+    """Run a training that must succeed, and return its output."""
     ended = subprocess.run(
         command(*arguments),
         cwd=directory,
@@ -54,7 +54,7 @@ def run(directory: Path, *arguments: object) -> str:
 
 
 def losses(printed: str) -> dict[int, float]:
-    """By batch, from 1."""
+    """Return the losses by batch, from 1."""
     found = re.findall(r"^batch (\d+): loss (\S+),", printed, re.MULTILINE)
     return {int(number): float(loss) for number, loss in found}
 
@@ -66,7 +66,7 @@ def correct(printed: str) -> int:
 
 @pytest.fixture(scope="module")
 def sequential(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the unpipelined model prints in 40 batches."""
+    """Return the output of 40 batches of the unpipelined model."""
     return run(tmp_path_factory.mktemp("sequential"), *DIGITS, "--schedule", "sequential", "--batches", 40)
 
 
@@ -100,8 +100,8 @@ def test_four_stages_reach_the_accuracy_of_the_sequential_run(sequential: str, t
     assert {"forward 0", "backward 3", "update", "fill"} <= names
 
 
-def test_with_sgd_four_stages_say_what_the_sequential_run_says(tmp_path: Path) -> None:
-    """Its weights differ by rounding alone, so each loss and each item of the accuracy is the same."""
+def test_with_sgd_four_stages_print_the_sequential_results(tmp_path: Path) -> None:
+    """The weights differ only by rounding, so each loss and each item of the accuracy is the same."""
     sgd = ("--model", "vit-digits", "--data", "digits", "--lr", 0.1, "--batches", 40)
     whole = run(tmp_path, *sgd, "--schedule", "sequential")
     printed = run(tmp_path, *sgd, *FOUR_ON_TWO, "--microbatch-size", 16)
@@ -111,7 +111,7 @@ def test_with_sgd_four_stages_say_what_the_sequential_run_says(tmp_path: Path) -
     assert correct(printed) == correct(whole) > 40
 
 
-def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(tmp_path: Path) -> None:
+def test_a_killed_worker_stops_all_and_its_checkpoint_resumes_on_two_stages(tmp_path: Path) -> None:
     kept = ("--checkpoint-dir", "kept", "--checkpoint-every", 20)
     options = (*DIGITS, *FOUR_ON_TWO, "--microbatch-size", 16, "--batches", 100000, *kept)
     started = subprocess.Popen(
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(
     printed = run(tmp_path, *resumed, "--batches", last + 2, *kept, "--resume")
     assert list(losses(printed)) == [last + 1, last + 2]
     before = losses(told + rest)
-    assert last + 1 in before  # it was killed three batches behind the checkpoint
+    assert last + 1 in before  # it was killed three batches after the checkpoint
     assert losses(printed)[last + 1] == pytest.approx(before[last + 1], rel=1e-5)
     if last + 2 in before:
         assert losses(printed)[last + 2] == pytest.approx(before[last + 2], rel=0.02)
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_ends_all_and_its_checkpoint_goes_on_with_two_stages(
     assert len(again.stderr.splitlines()) == 1
 
 
-def test_workers_end_with_a_train_py_that_is_killed(tmp_path: Path) -> None:
+def test_workers_stop_when_train_py_is_killed(tmp_path: Path) -> None:
     started = subprocess.Popen(
         command(*DIGITS, *FOUR_ON_TWO, "--batches", 100000),
         cwd=tmp_path,
@@ -254,7 +254,7 @@ def parsed(*arguments: object, environ: Environment | None = None, cores: int = 
         (("--batch-size", 64, "--microbatch-size", 5), "64 is not divisible by --microbatch-size 5"),
         (("--schedule", "pipedream"), "invalid choice: 'pipedream'"),
         (("--partition", "1,10,12,44"), "layer 11 is covered by no stage"),
-        (("--partition", "1,10,11,44", "--stages", 3), "--partition has 2 stages, --stages says 3"),
+        (("--partition", "1,10,11,44", "--stages", 3), "--partition has 2 stages, but --stages is 3"),
         (("--partition", "1,10,11"), "3 numbers were given"),
         (("--partition", "half"), "neither auto nor a list"),
         (("--stages", 4, "--workers", 4, "--batch-size", 6, "--microbatch-size", 2), "3 microbatches for 4"),
@@ -272,24 +272,24 @@ def parsed(*arguments: object, environ: Environment | None = None, cores: int = 
         (("--checkpoint-dir", ""), "it is empty"),
         (("--lr", 0), "--lr 0"),
         (("--lr", "nan"), "--lr nan"),
-        (("--lr", "1e30"), "--lr above 10^18: a number above 0 and up to 1,000,000"),
+        (("--lr", "1e30"), "--lr above 10^18: must be above 0 and at most 1,000,000"),
         (("--batches", 0), "--batches 0"),
         (("--batch-size", 0), "--batch-size 0"),
         (("--seed", -1), "--seed -1"),
-        (("--resume",), "--resume needs --checkpoint-dir"),
+        (("--resume",), "--resume needs the directory of the checkpoint: give --checkpoint-dir"),
         (("--checkpoint-every", 0), "--checkpoint-every 0"),
         (("--report", "report.txt"), "FILE.json"),
         (("--memory", 0), "--memory 0"),
-        (("--memory", "1e300"), "--memory above 10^18: megabytes above 0 and up to 1,000,000,000"),
-        (("--memory", 100, "--partition", "1,10,11,44"), "--memory goes with --partition auto"),
+        (("--memory", "1e300"), "--memory above 10^18: must be megabytes above 0 and up to 1,000,000,000"),
+        (("--memory", 100, "--partition", "1,10,11,44"), "--memory has no effect with a given --partition"),
     ],
 )
-def test_bad_requests_are_refused(arguments: tuple[object, ...], words: str) -> None:
+def test_bad_requests_are_rejected(arguments: tuple[object, ...], words: str) -> None:
     with pytest.raises(RequestError, match=re.escape(words)):
         parsed(*arguments)
 
 
-def test_what_is_not_said_follows_from_what_is() -> None:
+def test_defaults_follow_from_given_options() -> None:
     alone, four = parsed("--schedule", "sequential"), parsed()
     assert (alone.pipeline.stages, alone.pipeline.workers, alone.pipeline.threads) == (1, 1, 2)
     assert alone.microbatch_size == alone.batch_size == 64
@@ -299,11 +299,11 @@ def test_what_is_not_said_follows_from_what_is() -> None:
     under = parse_train([], elastic, cores=8)
     assert under.is_worker
     assert (under.request.pipeline.workers, under.request.pipeline.threads, under.place) == (4, 4, 1)
-    with pytest.raises(RequestError, match="under torchrun leave it out"):
+    with pytest.raises(RequestError, match="leave it out under torchrun"):
         parsed("--workers", 2, environ=elastic)
 
 
-def test_a_mistake_is_one_line_and_a_status(tmp_path: Path) -> None:
+def test_a_mistake_gets_one_line_and_a_status(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     small = ("--model", "vit-digits", "--data", "digits", "--workers", 2)
     for arguments, words, status in (
@@ -331,7 +331,7 @@ def test_a_mistake_is_one_line_and_a_status(tmp_path: Path) -> None:
 # --- models and data ---------------------------------------------------------------------------------
 
 
-def test_vgg19_is_the_seeds() -> None:
+def test_vgg19_has_the_seeds_layers_and_sizes() -> None:
     network = Vgg()
     assert network.n_layers == 44
     assert network.crossing(0, 4)[0].shape == (4, 3, 128, 128)
@@ -342,13 +342,13 @@ def test_vgg19_is_the_seeds() -> None:
     assert network.crossing(44, 4)[0].shape == (4, 1000)
 
 
-def test_models_that_cannot_be_trained_are_refused() -> None:
+def test_models_that_cannot_be_trained_are_rejected() -> None:
     for name, pretrained in (("bert-base-uncased", False), ("vgg19", True), ("no-such-model", False)):
         with pytest.raises(ModelError):
             find_network(name, seed=0, pretrained=pretrained)
 
 
-def test_a_folder_of_classes(tmp_path: Path) -> None:
+def test_a_folder_of_classes_gives_labelled_images(tmp_path: Path) -> None:
     for number, name in enumerate(("cat", "dog", "eel")):
         (tmp_path / name).mkdir()
         for place in range(number + 2):
@@ -365,11 +365,11 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     small = open_samples(str(tmp_path), network, batch_size=9, seed=1, max_image_pixels=599)
     with pytest.raises(InputError, match=r"more than 599, .* --max-image-pixels allows more"):
         small.images(0)
-    with pytest.raises(InputError, match="tells 2 apart"):
+    with pytest.raises(InputError, match="has only 2"):
         open_samples(str(tmp_path), Vgg(widths=(4, None), side=8, classes=2), batch_size=1, seed=0)
     with pytest.raises(InputError, match="no such folder"):
         open_samples(str(tmp_path / "cow"), network, batch_size=1, seed=0)
-    with pytest.raises(InputError, match="no folders with pictures"):
+    with pytest.raises(InputError, match="no folders with images"):
         open_samples(str(tmp_path / "cat"), network, batch_size=1, seed=0)
     with pytest.raises(InputError, match="--model vit-digits"):
         open_samples("digits", network, batch_size=1, seed=0)

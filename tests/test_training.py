@@ -1,4 +1,4 @@
-"""Every schedule learns what the unpipelined network learns: gradients, weights, losses; over real gloo."""
+"""Every schedule learns like the unpipelined network: gradients, weights and losses, over real gloo."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def ranges(*stops: int) -> tuple[LayerRange, ...]:
     return tuple(LayerRange(start, stop) for start, stop in itertools.pairwise((0, *stops)))
 
 
-# Cuts in front of ReLUs, beside poolings and dropout, within blocks; stages without a weight.
+# Cuts before ReLUs, next to poolings and dropout, within blocks; stages without a weight.
 VGG = (ranges(5, 9, 13, 18), ranges(2, 3, 12, 18), ranges(1, 4, 6, 8, 12, 13, 17, 18))
 VIT = (ranges(4, 8, 12, 16), ranges(1, 2, 3, 16), ranges(3, 7, 9, 16))
 DROPOUT = ranges(6, 12, 14, 18)
-WIDE = (ranges(4, 9, 13, 18), ranges(5, 11, 14, 18))  # linear layers together, and in front of a stage
+WIDE = (ranges(4, 9, 13, 18), ranges(5, 11, 14, 18))  # linear layers together, and at the start of a stage
 PIPELINED = [schedule for schedule in SCHEDULES if schedule != "sequential"]
 
 
@@ -95,10 +95,10 @@ def assert_close(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
     [(w, c) for w, cases in ALL.items() for c in cases],
     ids=lambda v: getattr(v, "name", v),
 )
-def test_a_schedule_learns_what_the_unpipelined_network_learns(
+def test_a_schedule_learns_like_the_unpipelined_network(
     workers: int, case: Case, found: Mapping[str, list[dict]], references: Mapping
 ) -> None:
-    """With dropout too: an item loses the same values however it is computed."""
+    """This includes dropout, because an item loses the same values however it is computed."""
     results = found[f"{workers}_{case.name}"]
     gradients, weights, losses = references[case.network, case.optimizer]
     assert_close(merged(results, "gradients"), gradients)
@@ -108,7 +108,9 @@ def test_a_schedule_learns_what_the_unpipelined_network_learns(
     assert len(ours) == STEPS
 
 
-def test_gradients_of_wide_layers_wait_for_the_end_of_the_batch(found: Mapping[str, list[dict]]) -> None:
+def test_gradients_of_wide_layers_are_deferred_to_the_end_of_the_batch(
+    found: Mapping[str, list[dict]],
+) -> None:
     for workers, cases in ALL.items():
         for case in cases:
             late = {name for result in found[f"{workers}_{case.name}"] for name in result["late"]}
@@ -117,7 +119,7 @@ def test_gradients_of_wide_layers_wait_for_the_end_of_the_batch(found: Mapping[s
             )
 
 
-def test_a_late_gradient_holds_no_graph_and_adds_to_what_is_there() -> None:
+def test_a_deferred_gradient_holds_no_graph_and_is_added() -> None:
     layer, plain = BatchLinear(600, 500), torch.nn.Linear(600, 500)
     plain.load_state_dict(layer.state_dict())
     layer.expect(3)
@@ -144,13 +146,15 @@ def test_a_late_gradient_holds_no_graph_and_adds_to_what_is_there() -> None:
         assert torch.equal(layer(values), plain(values))
 
 
-def test_dropout_drops_and_evaluation_does_not(found: Mapping[str, list[dict]], references: Mapping) -> None:
+def test_dropout_applies_in_training_and_not_in_evaluation(
+    found: Mapping[str, list[dict]], references: Mapping
+) -> None:
     assert references["vgg-dropout", "sgd"][2] != pytest.approx(references["vgg", "sgd"][2], rel=1e-3)
     for case in ALL[2]:
         if case.network != "vgg-dropout":
             continue
         results = found[f"2_{case.name}"]
-        network = network_named("vgg")  # without dropout, with the weights that were learnt
+        network = network_named("vgg")  # without dropout, with the trained weights
         whole = network.build(LayerRange(0, network.n_layers))
         weights = merged(results, "weights")
         with torch.no_grad():

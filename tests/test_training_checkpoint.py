@@ -1,4 +1,4 @@
-"""Checkpoints by themselves: whole or not there, for any cut, of one training only."""
+"""Checkpoints: complete or absent, readable for any cut, and only for the same training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parameters(value: float) -> dict[str, torch.nn.Parameter]:
 
 
 def trained(named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """An optimizer with a step behind it, and so with a state."""
+    """Return an optimizer that has made a step, and so has state."""
     optimizer = torch.optim.AdamW(named.values(), lr=0.01)
     for parameter in named.values():
         parameter.grad = torch.ones_like(parameter) * 0.5
@@ -60,7 +60,7 @@ def write(
     writer.finish(step)
 
 
-def test_what_two_workers_wrote_another_number_reads(tmp_path: Path) -> None:
+def test_another_number_of_workers_can_read_a_checkpoint(tmp_path: Path) -> None:
     named = parameters(0.0)
     optimizer = trained(named)
     write(tmp_path, 7, named, optimizer)
@@ -77,33 +77,35 @@ def test_what_two_workers_wrote_another_number_reads(tmp_path: Path) -> None:
                 assert torch.equal(state.state[read[name]][key], value)
 
 
-def test_only_whole_ones_count_and_two_are_kept(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_count_and_two_are_kept(tmp_path: Path) -> None:
     named = parameters(0.0)
     optimizer = trained(named)
     for step in (2, 4, 6):
         write(tmp_path, step, named, optimizer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006"]
     half = CheckpointWriter(tmp_path, DESCRIPTION)
-    half.write_part(8, "worker-0", named, optimizer)  # and here it was killed
+    half.write_part(8, "worker-0", named, optimizer)  # the worker was killed here
     assert latest(tmp_path).step == 6
     half.clear()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006"]
 
 
-def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="holds no checkpoint"):
+def test_a_checkpoint_that_cannot_be_resumed_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="contains no checkpoint"):
         latest(tmp_path / "nowhere")
     named = parameters(0.0)
     optimizer = trained(named)
     write(tmp_path, 5, named, optimizer)
     found = latest(tmp_path)
-    with pytest.raises(RequestError, match="was made with seed 3, this run has 4"):
+    with pytest.raises(RequestError, match="was made with seed 3, but this run has 4"):
         found.check({"model": "small", "seed": 4})
     strange = {"layers.2.weight": torch.nn.Parameter(torch.zeros(3, 2))}
-    with pytest.raises(RequestError, match=r"has no layers\.2\.weight"):
+    with pytest.raises(RequestError, match=r"lacks layers\.2\.weight"):
         found.restore(strange, torch.optim.SGD(strange.values(), lr=0.1))
     wrong = {NAMES[0]: torch.nn.Parameter(torch.zeros(2, 3))}
-    with pytest.raises(RequestError, match=r"layers\.0\.weight is \[3, 2\], the model's is \[2, 3\]"):
+    with pytest.raises(
+        RequestError, match=r"layers\.0\.weight has shape \[3, 2\], but the model needs \[2, 3\]"
+    ):
         found.restore(wrong, torch.optim.SGD(wrong.values(), lr=0.1))
     (found.path / "worker-1.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(RequestError, match=r"worker-1\.safetensors: cannot be read"):
@@ -136,7 +138,7 @@ def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> No
         images = torch.rand(spec.shape)
         with torch.inference_mode():
             assert torch.equal(exported.load()((images,))[0], stage(images))
-        with pytest.raises(RequestError, match="is there already"):
+        with pytest.raises(RequestError, match="exists already"):
             export(place, tmp_path / f"{model.family}-out")
         # A stage whose weights have a pre_logits layer has more than the configuration says.
         pooler = torch.nn.Parameter(torch.zeros(2, 2))
@@ -160,7 +162,7 @@ def small_checkpoint(directory: Path) -> tuple[dict[str, torch.nn.Parameter], to
 
 
 def restored(directory: Path) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
-    """What a run gets from the checkpoint; it can train on with it."""
+    """Resume from the checkpoint, train a step, and return the parameters."""
     found = latest(directory)
     found.check(DESCRIPTION)
     named = parameters(100.0)
@@ -184,12 +186,12 @@ STORED = [f"{name}{state}" for name in NAMES for state in ("", "/step", "/exp_av
     [
         (None, "has no {key}"),
         (lambda tensor: torch.zeros(5, 5), "{key} is [5, 5]"),
-        (lambda tensor: tensor.half(), "{key} is of type F16, F32 is needed"),
+        (lambda tensor: tensor.half(), "{key} has type F16, but F32 is needed"),
         (lambda tensor: torch.full_like(tensor, torch.nan), "{key} has values that are not finite"),
     ],
     ids=("missing", "shape", "type", "not-a-number"),
 )
-def test_every_tensor_that_training_needs_must_be_there_and_fit(
+def test_every_tensor_that_training_needs_must_exist_and_match(
     key: str, damage: Callable[[torch.Tensor], torch.Tensor] | None, words: str, tmp_path: Path
 ) -> None:
     small_checkpoint(tmp_path)
@@ -202,7 +204,7 @@ def test_every_tensor_that_training_needs_must_be_there_and_fit(
         restored(tmp_path)
 
 
-def test_checkpoint_with_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_a_tensor_in_two_files_is_rejected(tmp_path: Path) -> None:
     small_checkpoint(tmp_path)
     shutil.copy(
         tmp_path / "step-00000007" / "worker-1.safetensors",
@@ -212,14 +214,14 @@ def test_checkpoint_with_a_tensor_in_two_files_is_refused(tmp_path: Path) -> Non
         restored(tmp_path)
 
 
-def test_checkpoint_renamed_to_another_step_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_renamed_to_another_step_is_rejected(tmp_path: Path) -> None:
     small_checkpoint(tmp_path)
     (tmp_path / "step-00000007").rename(tmp_path / "step-00000009")
-    with pytest.raises(RequestError, match="is of batch 7, its directory says 9"):
+    with pytest.raises(RequestError, match="says batch 7, but its directory says 9"):
         restored(tmp_path)
 
 
-def test_mutated_checkpoints_are_refused_in_one_line_or_train_on(tmp_path: Path) -> None:
+def test_mutated_checkpoints_are_rejected_in_one_line_or_usable(tmp_path: Path) -> None:
     small_checkpoint(tmp_path / "whole")
     chance = random.Random(16)
     seen = 0

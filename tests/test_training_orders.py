@@ -1,4 +1,4 @@
-"""Orders as data: drawn ones, and properties of any, against an interpreter that knows only dependencies."""
+"""Orders: the drawn ones, and properties of any, checked by an interpreter that knows only dependencies."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def drawing(order: Order) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("schedule", DRAWN)
-def test_the_drawings_are_true(schedule: str) -> None:
+def test_the_drawings_match_the_orders(schedule: str) -> None:
     assert drawing(make_order(schedule, stages=2, workers=2, microbatches=4)) == DRAWN[schedule]
 
 
 def run_in_turns(order: Order) -> None:
-    """Every worker goes on as long as what it needs has been done; asserts that all come to their end."""
+    """Run every worker as far as its dependencies allow, and check that all reach their end."""
     done: set[tuple[str, int, int]] = set()
     left = [list(actions) for actions in order.actions]
     last = order.stages - 1
@@ -86,7 +86,7 @@ def numbers(draw: st.DrawFn) -> tuple[str, int, int, int]:
 
 @given(numbers())
 @settings(max_examples=150, deadline=None)
-def test_any_order_does_everything_once_and_never_stops(case: tuple[str, int, int, int]) -> None:
+def test_any_order_does_everything_once_without_deadlock(case: tuple[str, int, int, int]) -> None:
     schedule, stages, workers, microbatches = case
     order = make_order(schedule, stages=stages, workers=workers, microbatches=microbatches)
     run_in_turns(order)
@@ -107,7 +107,7 @@ def test_any_order_does_everything_once_and_never_stops(case: tuple[str, int, in
 
 @given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_what_is_held_and_what_is_waited_for(workers: int, more_stages: int, more: int) -> None:
+def test_held_microbatches_and_bubble_match_the_formulas(workers: int, more_stages: int, more: int) -> None:
     """GPipe holds all microbatches, 1F1B as many as there are workers behind; both wait (W - 1) / (M + W - 1)
     of the time; zero-bubble holds as many as there are workers, and waits no longer."""
     stages, microbatches = workers + more_stages, workers + more
@@ -148,14 +148,14 @@ def test_interleaving_divides_the_bubble_by_the_rounds() -> None:
         ("interleaved", 4, 2, 7, "multiple of 2 microbatches"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_orders_are_rejected(
     schedule: str, stages: int, workers: int, microbatches: int, words: str
 ) -> None:
     with pytest.raises(ScheduleError, match=words):
         make_order(schedule, stages=stages, workers=workers, microbatches=microbatches)
 
 
-def test_a_wrong_order_is_found_out() -> None:
+def test_simulating_a_deadlocked_order_raises() -> None:
     good = make_order("1f1b", stages=2, workers=2, microbatches=3)
     early = (good.actions[0], good.actions[1][::-1])
     with pytest.raises(ValueError, match=r"worker [01] never gets to"):

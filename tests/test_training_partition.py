@@ -1,4 +1,4 @@
-"""Partitions: as good as any, against every cut there is; memory counted; exactly as many stages as asked."""
+"""Partitions: optimal by exhaustive search, within memory, and with exactly the requested stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def every_cut(layers: int, parts: int) -> list[tuple[LayerRange, ...]]:
 
 
 def slowest(seconds: Sequence[float], order: Order, layers: Sequence[LayerRange]) -> float:
-    """Time of the worker with the most."""
+    """Return the time of the slowest worker."""
     of = [0.0] * order.workers
     for stage, part in enumerate(layers):
         of[order.placement[stage]] += sum(seconds[part.start : part.stop])
@@ -64,7 +64,7 @@ def test_no_cut_has_a_faster_slowest_worker(seconds: list[float], workers: int, 
         assert slowest(seconds, order, found) <= best * (1 + 1e-6)
 
 
-def test_neighbouring_stages_even_out_their_worker() -> None:
+def test_neighbouring_stages_balance_their_worker() -> None:
     order = make_order("gpipe", stages=4, workers=2, microbatches=4)
     found = find(costs_of([4, 1, 1, 1, 1, 2, 2, 2, 1, 1]), order)
     assert found == tuple(LayerRange(a, b) for a, b in ((0, 1), (1, 5), (5, 7), (7, 10)))
@@ -86,7 +86,7 @@ def test_memory_moves_the_cut_and_may_not_suffice() -> None:
         cut("gpipe", 700)
 
 
-def test_optimizers_state_counts() -> None:
+def test_optimizer_state_counts_as_memory() -> None:
     costs = LayerCosts([1, 1], [100, 100], [0, 0], [0, 0])
     order = make_order("1f1b", stages=2, workers=2, microbatches=2)
     assert len(find(costs, order, memory_bytes=200)) == 2
@@ -94,15 +94,15 @@ def test_optimizers_state_counts() -> None:
         find(costs, order, memory_bytes=200, optimizer="adamw")
 
 
-def test_stages_beyond_layers_are_refused() -> None:
+def test_more_stages_than_layers_are_rejected() -> None:
     order = make_order("1f1b", stages=3, workers=2, microbatches=2)
-    with pytest.raises(ScheduleError, match="3 stages for 2 layers"):
+    with pytest.raises(ScheduleError, match="3 stages need at least 3 layers, but the model has 2"):
         find(costs_of([1, 1]), order)
     with pytest.raises(ScheduleError, match="beyond the model"):
         check_partition((1, 2, 3, 4), 3)
 
 
-def test_what_a_layer_keeps_and_weighs() -> None:
+def test_measured_bytes_of_activations_and_parameters() -> None:
     network = Vgg(widths=(4, None), side=8, hidden=6, classes=5)
     costs = measure_costs(network, 2, 8)
     assert len(costs.seconds) == network.n_layers == 10
@@ -110,13 +110,13 @@ def test_what_a_layer_keeps_and_weighs() -> None:
     image, features = 2 * 3 * 8 * 8 * 4, 2 * 4 * 8 * 8 * 4
     assert costs.parameter_bytes[0] == (4 * 3 * 9 + 4) * 4
     assert costs.activation_bytes[0] == image
-    assert costs.activation_bytes[1] == features  # a ReLU keeps what it gives
+    assert costs.activation_bytes[1] == features  # a ReLU keeps its output
     assert costs.crossing_bytes[:3] == [features, features, features // 4]
     assert costs.parameter_bytes[3] == (4 * 4 * 4 * 6 + 6) * 4
 
 
-def test_measuring_leaves_nothing_behind() -> None:
-    """A node that keeps its own result, as that of a ReLU does, goes when the result goes."""
+def test_measuring_frees_all_memory() -> None:
+    """A node that keeps its own result, like that of a ReLU, is freed with the result."""
     results = []
 
     class Relu(StageModule):

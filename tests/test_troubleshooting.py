@@ -1139,13 +1139,13 @@ def weights_to_profile_are_missing(patch: Patch) -> str:
 
 
 @says(
-    "no partition of 44 layers into 4 parts fits into the 500 MB that a worker has beside the program "
-    "itself; about 1200 MB are needed: take more workers, smaller microbatches, the schedule 1f1b, or allow "
+    "no partition of 44 layers into 4 parts fits into the 500 MB that a worker has besides the program "
+    "itself; about 1200 MB are needed: use more workers, smaller microbatches or schedule 1f1b, or allow "
     "more with --memory"
 )
 def layers_too_large(patch: Patch) -> str:
     layers, parts = 44, 4
-    # With their gradients the parameters take twice as much.
+    # Gradients double the memory of the parameters.
     parameters = [1200 * MIB * parts // layers // 2] * layers
     costs = LayerCosts([1.0] * layers, parameters, [0] * layers, [0] * layers)
     order = make_order("gpipe", stages=parts, workers=parts, microbatches=4)
@@ -1160,24 +1160,24 @@ def microbatches_do_not_fit(patch: Patch) -> str:
 
 
 @says(
-    "the schedule 1f1b needs at least as many microbatches as workers: 2 microbatches for 4 workers; make "
+    "schedule 1f1b needs at least as many microbatches as workers, but there are 2 for 4 workers; make "
     "the microbatches smaller"
 )
 def too_few_microbatches(patch: Patch) -> str:
     return refused(lambda: make_order("1f1b", stages=4, workers=4, microbatches=2))
 
 
-@says("--checkpoint-dir kept: holds no checkpoint to --resume from")
+@says("--checkpoint-dir kept: contains no checkpoint to --resume from")
 def no_checkpoint(patch: Patch) -> str:
     return refused(lambda: latest(Path("kept")))
 
 
-@says("… was made with seed 0, this run has 1")
+@says("… was made with seed 0, but this run has 1")
 def another_seed(patch: Patch) -> str:
     return refused(lambda: Checkpoint(Path("kept/step-1"), 1, {"seed": 0}).check({"seed": 1}))
 
 
-@says("… has no layers.0.weight/exp_avg; it is damaged or of another model: resume from another checkpoint")
+@says("… lacks layers.0.weight/exp_avg, so it is damaged or of another model; resume from another checkpoint")
 def the_optimizers_state_is_missing(patch: Patch) -> str:
     Path("half").mkdir()
     named = {"layers.0.weight": torch.nn.Parameter(torch.zeros(2, 2))}

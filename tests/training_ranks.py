@@ -29,9 +29,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 def small_vgg(dropout: float, *, wide: bool = False) -> Vgg:
-    """18 layers: four convolutions, with three poolings between and behind them, and the head; for 16x16
-    images. Where it is ``wide``, the gradients of two of the three linear layers wait for the end of the
-    batch."""
+    """Return a network of 18 layers for 16x16 images.
+
+    It has four convolutions, three poolings and the head. If it is ``wide``, the gradients of two of the
+    three linear layers are deferred to the end of the batch.
+    """
     return Vgg(
         seed=3,
         widths=(4, None, 6, None, 8, 64 if wide else 8, None),
@@ -47,7 +49,7 @@ WIDE_WEIGHTS = {"layers.11.weight", "layers.14.weight"}
 
 
 def network_named(name: str) -> Network:
-    """The networks of the cases."""
+    """Return the network that a case names."""
     if name == "vit":
         return find_network("vit-digits", seed=3, pretrained=False)
     return small_vgg(0.5 if name.endswith("dropout") else 0.0, wide=name.startswith("wide"))
@@ -55,7 +57,7 @@ def network_named(name: str) -> Network:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, cut and run."""
+    """A network with its cut and schedule."""
 
     network: str
     schedule: str
@@ -64,28 +66,30 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For files and test ids."""
+        """Name for files and test ids."""
         cuts = "-".join(str(part.stop) for part in self.layers)
         return f"{self.network}_{self.schedule}_{cuts}_{self.optimizer}"
 
 
 def batch(network: Network, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels."""
+    """Return the images and labels of a step."""
     generator = torch.Generator().manual_seed(100 + step)
     images = torch.randn(BATCH, *network.image_shape, generator=generator)
     return images, torch.randint(network.classes, (BATCH,), generator=generator)
 
 
 def optimizer_for(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """As the cases name them."""
+    """Return the network that a case names."""
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=0.001)
     return torch.optim.SGD(parameters, lr=0.02)
 
 
 def unpipelined(network: Network, optimizer: str) -> tuple[Tensors, Tensors, list[float]]:
-    """The whole network, the whole batch, plain autograd: gradients of the first batch, weights after the
-    last, losses."""
+    """Train the whole network on whole batches with plain autograd.
+
+    Returns the gradients of the first batch, the weights after the last, and the losses.
+    """
     whole = network.build(LayerRange(0, network.n_layers))
     named = dict(whole.named_parameters())
     steps = optimizer_for(optimizer, list(named.values()))
@@ -165,7 +169,7 @@ def _work(worker: int, workers: int, cases: list[Case], directory: Path) -> None
 
 
 def run_cases(workers: int, cases: list[Case], directory: Path) -> Mapping[str, list[dict]]:
-    """What each worker found in each case, by the case's name."""
+    """Return the findings of each worker in each case, by the case's name."""
     context = fork_server()
     processes = [
         context.Process(target=_work, args=(worker, workers, cases, directory)) for worker in range(workers)

@@ -6,16 +6,16 @@
     samples ───────────────────────┘      │
                               checkpoint ─┘                                 report, timeline
 
-request     what is to be trained, how; validated
-orders      the schedules as data: which worker does what, one after the other (pure)
+request     what to train and how, validated
+orders      the schedules as data: the actions of each worker, in order (pure)
 networks    models as lists of layers, and the modules of some of them
-dropout     masks that depend on the item alone
+dropout     masks that depend only on the item
 samples     batches of images and labels
-costs       what one microbatch costs in each layer, measured
-partition   which layers make which stage (pure; the native scheduler decides)
+costs       the measured cost of one microbatch in each layer
+partition   the layers of each stage (pure; the native scheduler decides)
 engine      the stages of one worker, a batch at a time
-recording   what a worker was at (pure)
-checkpoint  whole or not there
-report      what came of it
+recording   the activities of a worker (pure)
+checkpoint  weights and optimizer state on disk, complete or absent
+report      the results of a training
 session     one worker, from request to report
 """

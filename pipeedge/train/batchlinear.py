@@ -1,21 +1,22 @@
-"""Linear layers with many weights for few rows: their gradient once a batch, not once a microbatch.
+"""Compute the gradient of large linear layers once per batch instead of once per microbatch.
 
     forward, M times     y = x W' + b       x [rows, inputs] is kept, as always
     backward, M times    dx = dy W          dy [rows, outputs] is kept too
-    end of the batch     dW = dY' X         X, dY: those of all microbatches, one below the other
+    end of the batch     dW = dY' X         X, dY: the rows of all microbatches, stacked
 
-By autograd each microbatch writes a gradient as large as the weights and adds it to the sum: for each weight
-16 bytes to move (one value written, two read, one written) and 2 x rows operations. A core that does 8
-operations while it moves a byte spends more on moving below 64 rows. vgg19's first linear layer has 134 MB
-of weights and 4 rows a microbatch. At the end of the batch it is one product, which moves 4 bytes a weight.
+With autograd, each microbatch writes a gradient as large as the weights and adds it to the sum: 16 bytes of
+memory traffic for each weight (one value written, two read, one written) and 2 x rows operations. A core
+that does 8 operations in the time of moving a byte is limited by memory below 64 rows. vgg19's first linear
+layer has 134 MB of weights and 4 rows per microbatch. At the end of the batch, one product does the same and
+moves 4 bytes per weight.
 
-What is kept instead are inputs + outputs values for each row of the batch. That must be little beside the
-gradient, inputs x outputs values, which does not exist meanwhile: at most an eighth. For 4096 inputs and
-outputs this allows batches of 256 rows; for 256 and 1024, as in a small transformer, 25, and there each token
-is a row. A batch in one piece has nothing to gain.
+Instead, inputs + outputs values are kept for each row of the batch. They may take at most an eighth of the
+gradient's inputs x outputs values, which need no memory in the meantime. For 4096 inputs and outputs this
+allows batches of 256 rows; for 256 and 1024, as in a small transformer, 25, where each token is a row. A
+batch in one piece gains nothing.
 
-The weights are no part of autograd's graph then, so what splits the backward pass in two by walking the graph
-(zero-bubble) finds nothing left to do here in the second part.
+The weights are then not part of autograd's graph, so a schedule that splits the backward pass by walking the
+graph (zero-bubble) finds no weight gradients to compute here in the second part.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _LITTLE = 8
 
 
 class BatchLinear(nn.Linear):
-    """A linear layer that may leave the gradients of its parameters to the end of the batch.
+    """A linear layer that may defer the gradients of its parameters to the end of the batch.
 
-    It does so after ``expect`` and as described above; otherwise it is an ``nn.Linear``.
+    It does so after ``expect``, under the conditions above; otherwise it behaves as ``nn.Linear``.
     """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device | str | None = None) -> None:
@@ -44,11 +45,11 @@ class BatchLinear(nn.Linear):
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def expect(self, microbatches: int) -> None:
-        """From now on a batch has so many; whoever runs them calls ``finish`` after the last."""
+        """Set the number of microbatches in a batch, after which the caller must call ``finish``."""
         self._microbatches = microbatches
 
     def waits(self, rows: int) -> bool:
-        """Whether gradients of microbatches of ``rows`` rows are left to the end of the batch."""
+        """Return whether the gradients of microbatches with ``rows`` rows are deferred."""
         values = self.in_features + self.out_features
         return (
             self._microbatches > 1
@@ -57,24 +58,24 @@ class BatchLinear(nn.Linear):
         )
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] -> [..., outputs]"""
-        # Behind an input without a gradient no backward pass would come by.
+        """Map [..., inputs] to [..., outputs]."""
+        # An input without a gradient never sees a backward pass, so nothing would be kept.
         if values.requires_grad and self.waits(values.numel() // self.in_features):
             return _product(values, self)
         return super().forward(values)
 
     def keep(self, values: torch.Tensor, gradient: torch.Tensor) -> None:
-        """What came in with a microbatch, and the gradient of what went out."""
-        # Detached: else the graph behind the values would stay with them.
+        """Keep the input of a microbatch and the gradient of its output."""
+        # Detached, because otherwise the values would keep the graph that computed them.
         self._kept.append((values.detach().flatten(0, -2), gradient.detach().flatten(0, -2)))
 
     @property
     def is_due(self) -> bool:
-        """Whether there are gradients to compute."""
+        """Whether deferred gradients remain to be computed."""
         return bool(self._kept)
 
     def finish(self) -> None:
-        """Compute the gradients of the parameters from what was kept, and add them to what is there."""
+        """Compute the deferred gradients, and add them to those of the parameters."""
         if not self._kept:
             return
         values, gradients = map(torch.cat, zip(*self._kept, strict=True))
@@ -89,7 +90,7 @@ def _add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """[..., inputs] -> [..., outputs]; autograd sees the values and not the parameters."""
+    """A linear map [..., inputs] -> [..., outputs] whose parameters autograd does not see."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, layer: BatchLinear) -> torch.Tensor:

@@ -1,12 +1,12 @@
-"""Checkpoints: weights and the optimizer's state, by layer and not by stage, so that any partition can go on.
+"""Save weights and optimizer state by layer, not by stage, so that training can resume on any partition.
 
-    DIR/step-00000012/            whole, or not under this name
-        checkpoint.json           model, optimizer, seed, ...: what must be the same; the step
+    DIR/step-00000012/            exists only when complete
+        checkpoint.json           the step, and settings that must match: model, optimizer, seed, ...
         worker-0.safetensors      layers.0.weight, layers.0.weight/exp_avg, ...
         worker-1.safetensors
 
 Every worker writes its stages into ``DIR/.step-00000012.part``; when all have, the first worker writes the
-description and renames the directory. Older ones are removed then, but for the last before it.
+description and renames the directory. Then older checkpoints are removed, except the previous one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LONGEST_REASON = 200
 _KINDS: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 )
-"""What a ``.safetensors`` file calls the types that parameters and optimizers have."""
+"""Names in a ``.safetensors`` file of the types that parameters and optimizers have."""
 
 
 def is_checkpoint_file(name: str) -> bool:
@@ -49,32 +49,33 @@ def is_checkpoint_file(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole."""
+    """A complete checkpoint."""
 
     path: Path
     step: int
-    """Batches that were trained."""
+    """Number of batches trained."""
     description: Mapping[str, Any]
+    """Settings that must match when training resumes."""
 
     def check(self, description: Mapping[str, Any]) -> None:
-        """Refuse one of another training.
+        """Check that the checkpoint is of a training with these settings.
 
         Raises:
-            RequestError: something differs; the first is named.
+            RequestError: a setting differs; the first is named.
         """
         for key, wanted in description.items():
             found = self.description.get(key)
             if found != wanted:
                 shown = excerpt(found)
-                raise RequestError(f"{self.path}: was made with {key} {shown}, this run has {wanted}")
+                raise RequestError(f"{self.path}: was made with {key} {shown}, but this run has {wanted}")
 
     def restore(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Fill ``parameters`` and the state that ``optimizer`` keeps of them.
+        """Fill ``parameters`` and the state that ``optimizer`` keeps for them.
 
         All names, shapes and types are compared before the first value is read.
 
         Raises:
-            RequestError: a tensor is missing, is stored twice or does not fit, or a file is damaged.
+            RequestError: a tensor is missing, stored twice or does not match, or a file is damaged.
         """
         states = _state_of_one(optimizer)
         wanted = {
@@ -93,7 +94,7 @@ class Checkpoint:
                     optimizer.state[parameter][state] = self._values(f"{name}{_SEPARATOR}{state}", places)
 
     def names(self) -> frozenset[str]:
-        """Names of all parameters that are stored.
+        """Return the names of all stored parameters.
 
         Raises:
             RequestError: a file is damaged.
@@ -108,12 +109,12 @@ class Checkpoint:
         return sorted(path for path in self.path.glob("*.safetensors") if path.is_file())
 
     def _places(self, wanted: Collection[str], stack: ExitStack) -> dict[str, Any]:
-        """The open file that holds each of the ``wanted`` tensors."""
+        """Return the open file that contains each of the ``wanted`` tensors."""
         places: dict[str, Any] = {}
         for file in self._files():
             with _readable(file):
                 stored = stack.enter_context(safe_open(file, framework="pt"))
-                for key in stored.keys():  # noqa: SIM118 - it is no mapping
+                for key in stored.keys():  # noqa: SIM118 - it is not a mapping
                     if key in places:
                         raise RequestError(
                             f"{self.path}: {key} is stored in two files; resume from another checkpoint"
@@ -125,16 +126,16 @@ class Checkpoint:
     def _check(self, key: str, shape: torch.Size, dtype: torch.dtype, places: Mapping[str, Any]) -> None:
         if key not in places:
             raise RequestError(
-                f"{self.path}: has no {key}; it is damaged or of another model: "
+                f"{self.path}: lacks {key}, so it is damaged or of another model; "
                 "resume from another checkpoint"
             )
         with _readable(self.path):
             stored = places[key].get_slice(key)
             found, kind = list(stored.get_shape()), str(stored.get_dtype())
         if found != list(shape):
-            raise RequestError(f"{self.path}: {key} is {found}, the model's is {list(shape)}")
+            raise RequestError(f"{self.path}: {key} has shape {found}, but the model needs {list(shape)}")
         if kind != _KINDS[dtype]:
-            raise RequestError(f"{self.path}: {key} is of type {kind}, {_KINDS[dtype]} is needed")
+            raise RequestError(f"{self.path}: {key} has type {kind}, but {_KINDS[dtype]} is needed")
 
     def _values(self, key: str, places: Mapping[str, Any]) -> torch.Tensor:
         with _readable(self.path):
@@ -148,7 +149,7 @@ class Checkpoint:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what the file system and safetensors raise into a ``RequestError``."""
+    """Convert exceptions of the file system and safetensors into a ``RequestError``."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -156,9 +157,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _state_of_one(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the state that an optimizer of this kind keeps of a parameter of two values.
+    """Return the state that an optimizer of this kind keeps for a parameter of two values.
 
-    Found by trying, because an optimizer makes its state in its first step.
+    It is found by trying, because an optimizer creates its state in its first step.
     """
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.zeros(2)
@@ -172,7 +173,7 @@ def _state_of_one(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 def _specs(
     name: str, parameter: torch.nn.Parameter, states: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of everything that a checkpoint holds of one parameter, by the name in the file."""
+    """Return shape and type of everything that a checkpoint stores for a parameter, by name in the file."""
     specs = {name: (parameter.shape, parameter.dtype)}
     for state, value in states.items():
         shape = value.shape if value.dim() == 0 else parameter.shape
@@ -181,36 +182,38 @@ def _specs(
 
 
 def latest(directory: Path) -> Checkpoint:
-    """The last whole checkpoint in ``directory``.
+    """Return the last complete checkpoint in ``directory``.
 
     Raises:
         RequestError: there is none, or it cannot be read.
     """
     found = _whole(directory)
     if not found:
-        raise RequestError(f"--checkpoint-dir {directory}: holds no checkpoint to --resume from")
+        raise RequestError(f"--checkpoint-dir {directory}: contains no checkpoint to --resume from")
     step, path = found[-1]
     try:
         description = json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"{path / _DESCRIPTION}: cannot be read ({error})") from error
     if not isinstance(description, dict):
-        raise RequestError(f"{path / _DESCRIPTION}: is no description of a checkpoint")
+        raise RequestError(
+            f"{path / _DESCRIPTION}: does not describe a checkpoint; resume from another checkpoint"
+        )
     if description.get("step") != step:
         said = excerpt(description.get("step"))
         raise RequestError(
-            f"{path / _DESCRIPTION}: is of batch {said}, its directory says {step}; "
+            f"{path / _DESCRIPTION}: says batch {said}, but its directory says {step}; "
             "resume from another checkpoint"
         )
     return Checkpoint(path, step, description)
 
 
 class CheckpointWriter:
-    """Writes one checkpoint after the other, together with the other workers.
+    """Writes checkpoints together with the other workers.
 
     Args:
-        directory: where.
-        description: what must be the same when one is resumed from.
+        directory: directory of the checkpoints.
+        description: settings that must match when training resumes.
     """
 
     def __init__(self, directory: Path, description: Mapping[str, Any]) -> None:
@@ -226,7 +229,7 @@ class CheckpointWriter:
         make_writable_directory(self._directory, "--checkpoint-dir", parents=True)
 
     def clear(self) -> None:
-        """Remove what an interrupted run has left half; one worker does it before any writes."""
+        """Remove unfinished checkpoints of interrupted runs; one worker does it before any writes."""
         for left in self._directory.glob(".step-*.part"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -237,7 +240,7 @@ class CheckpointWriter:
         parameters: Mapping[str, torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """This worker's part of the checkpoint after ``step`` batches.
+        """Write this worker's part of the checkpoint after ``step`` batches.
 
         Raises:
             RequestError: the disk is full.
@@ -257,7 +260,7 @@ class CheckpointWriter:
             raise RequestError(f"{part}: cannot be written ({error})") from error
 
     def finish(self, step: int) -> Path:
-        """All workers have written their parts: give the checkpoint its name.
+        """Give the checkpoint its name, after all workers have written their parts.
 
         Raises:
             RequestError: the disk is full.
@@ -280,7 +283,7 @@ class CheckpointWriter:
 
 
 def _whole(directory: Path) -> list[tuple[int, Path]]:
-    """Checkpoints by step."""
+    """Return the complete checkpoints, sorted by step."""
     if not directory.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir())

@@ -1,4 +1,4 @@
-"""What one microbatch costs in each layer: forward and backward, measured."""
+"""Measure the cost of one microbatch in each layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _MEASURED = 3
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Of each layer of a network, for one microbatch."""
+    """Costs of one microbatch in each layer of a network."""
 
     seconds: Sequence[float]
-    """Forward and backward."""
+    """Seconds of the forward and backward pass."""
     parameter_bytes: Sequence[int]
+    """Bytes of the parameters."""
     activation_bytes: Sequence[int]
-    """Kept from the forward to the backward pass."""
+    """Bytes kept from the forward to the backward pass."""
     crossing_bytes: Sequence[int]
-    """That leave the layer."""
+    """Bytes of the layer's output."""
 
 
 def measure_costs(
@@ -39,13 +40,13 @@ def measure_costs(
     microbatches: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LayerCosts:
-    """Run every layer by itself, as the threads of this process are set.
+    """Run and measure every layer by itself, with the threads of this process.
 
     Args:
-        network: whose layers.
-        microbatch_size: items.
-        microbatches: of a batch; what is done once a batch is shared out among them.
-        clock: seconds.
+        network: the network to measure.
+        microbatch_size: number of items in a microbatch.
+        microbatches: number of microbatches in a batch, over which work done once per batch is spread.
+        clock: returns the time in seconds.
     """
     seconds, parameters, activations, crossing = [], [], [], []
     for layer in range(network.n_layers):
@@ -78,7 +79,7 @@ def _seconds(stage: StageModule, given: tuple[torch.Tensor, ...], clock: Callabl
 
 
 def _kept_bytes(stage: StageModule, given: tuple[torch.Tensor, ...]) -> int:
-    """Of what autograd keeps, each storage once, weights apart."""
+    """Return the bytes that autograd keeps, counting each storage once and no weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
     kept: dict[int, int] = {}
 
@@ -86,7 +87,7 @@ def _kept_bytes(stage: StageModule, given: tuple[torch.Tensor, ...]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # what a node keeps of its own result would otherwise keep the node, for ever
+        return tensor.detach()  # a node that keeps its own result would otherwise keep itself alive
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         outputs = _outputs(stage, given)
@@ -95,6 +96,6 @@ def _kept_bytes(stage: StageModule, given: tuple[torch.Tensor, ...]) -> int:
 
 
 def _outputs(stage: StageModule, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Those that depend on something; a pooling right behind the input may not."""
+    """Return the outputs that have a gradient; a pooling right after the input may have none."""
     result = stage(*given)
     return [out for out in (result if isinstance(result, tuple) else (result,)) if out.requires_grad]

@@ -1,7 +1,8 @@
-"""Dropout whose mask depends on the item, the layer and the seed, and on nothing else.
+"""Apply dropout with a mask that depends only on the item, the layer and the seed.
 
-With torch's own, a mask depends on what was drawn before it, and so on the cut, the schedule and the size of
-the microbatches. Here an item loses the same values wherever and with whomever it is computed.
+With torch's own dropout, a mask depends on the numbers drawn before it, and so on the cut, the schedule and
+the size of the microbatches. Here an item loses the same values wherever and together with whichever other
+items it is computed.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ __all__ = ["ItemDropout", "Position"]
 
 @dataclass
 class Position:
-    """Where in the run a stage is; the engine moves it, dropout reads it."""
+    """Position of a stage in the run; the engine advances it and dropout reads it."""
 
     item: int = 0
     """Number of the microbatch's first item, counted from the beginning of the run."""
 
 
 class ItemDropout(nn.Module):
-    """Each value of an item is zero with ``probability``, else divided by what is left, while training.
+    """Zeroes each value of an item with ``probability`` and scales up the others, while training.
 
     Args:
-        probability: from 0 to below 1.
-        layer: this layer's number, which tells its masks from others'.
-        seed: of the run.
-        position: of the stage.
+        probability: probability of a zero, from 0 to below 1.
+        layer: number of this layer, which makes its masks differ from those of others.
+        seed: seed of the run.
+        position: position of the stage.
     """
 
     def __init__(self, probability: float, layer: int, seed: int, position: Position) -> None:
@@ -41,7 +42,7 @@ class ItemDropout(nn.Module):
         self._position = position
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """[N, ...] -> [N, ...]"""
+        """Map [N, ...] to [N, ...]."""
         if not self.training or self._probability == 0:
             return values
         mask = torch.empty_like(values)

@@ -1,15 +1,15 @@
-"""The stages of one worker, a batch at a time: ``torch.distributed.pipelining`` over gloo.
+"""Run the stages of one worker, a batch at a time, with ``torch.distributed.pipelining`` over gloo.
 
     order (ours, data) ──> _PipelineScheduleRuntime: adds sends and receives, runs actions one after the other
                                 │ forward_one_chunk, backward_one_chunk, backward_weight_one_chunk
-                           _Stage (a PipelineStage): what is done is noted, buffers are let go
+                           _Stage (a PipelineStage): records activities, releases buffers
                                 │
                            StageModule
 
-torch keeps a buffer for every microbatch of a batch at every cut, with neighbouring stages on one worker the
-activations themselves, and what was sent to the end of the batch, so that 1F1B would hold as much at the cuts
-as GPipe does. ``_Stage`` makes a buffer when a receive is posted and forgets it when it has been read, and
-sends by ``Sends``.
+torch keeps a buffer for every microbatch of a batch at every cut (for neighbouring stages on one worker the
+activations themselves), and sent tensors until the end of the batch, so 1F1B would hold as much at the cuts
+as GPipe does. ``_Stage`` allocates a buffer when a receive is posted, drops it when it has been read, and
+sends through ``Sends``.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from pipeedge.train.sends import Sends
 
 __all__ = ["Engine", "Watch"]
 
-# torch has no types here, and no public name for what runs an order of one's own.
+# torch has no types here, and no public name for the runtime that runs a custom order.
 _Runtime: Any = _PipelineScheduleRuntime
 _CPU = torch.device("cpu")
 
 
 class Watch:
-    """What the engine tells of itself; this one listens to nothing."""
+    """Observer of the engine; this one ignores everything."""
 
     def doing(self, what: Doing, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
-        """``what`` is done to ``microbatch`` in ``stage``."""
+        """Record that ``what`` is done to ``microbatch`` in ``stage`` while the context lasts."""
         del what, stage, microbatch
         return _nothing()
 
     def sent(self, worker: int) -> None:
-        """A payload was handed to the link to ``worker``."""
+        """Record that a payload was handed to the link to ``worker``."""
 
     def received(self, worker: int) -> None:
-        """A payload has come from ``worker``."""
+        """Record that a payload has arrived from ``worker``."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _nothing() -> Iterator[None]:
 
 
 class _Stage(PipelineStage):
-    """One stage, observed and frugal."""
+    """A stage that records its activities and releases buffers early."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class _Stage(PipelineStage):
         self._microbatch_size = microbatch_size
         self.first_item = 0
         self.sends: Sends | None = None
-        """Of the batch that runs."""
+        """Sends of the batch that is running."""
 
-    # -- what is done -----------------------------------------------------------------------------
+    # -- computing --------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if self.stage_index and self._elsewhere(self.stage_index - 1):
@@ -124,7 +124,7 @@ class _Stage(PipelineStage):
                     f"stage {self.stage_index}, {what.value} of microbatch {microbatch}: {one_line(cause)}"
                 ) from error
 
-    # -- what is sent and received ----------------------------------------------------------------
+    # -- sending and receiving --------------------------------------------------------------------
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._prepare_forward_infra(*args, **kwargs)
@@ -151,7 +151,7 @@ class _Stage(PipelineStage):
         return self._send(self.stage_index - 1, super().get_bwd_send_ops(bwd_chunk_id))
 
     def _send(self, stage: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Send, and leave the runtime nothing to do."""
+        """Send, and return the operations that remain for torch's runtime: none."""
         self._watch.sent(self._placement[stage])
         if self.sends is None:
             return operations
@@ -163,7 +163,7 @@ class _Stage(PipelineStage):
 
 
 def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
-    """Those that torch has made for all microbatches before the first batch."""
+    """Drop the buffers that torch allocated for all microbatches before the first batch."""
     for of_microbatch in infos.values():
         for info in of_microbatch:
             info.buffer = None
@@ -181,16 +181,16 @@ def _like(specs: tuple[TensorSpec, ...], needs_gradient: bool) -> tuple[torch.Te
 
 
 class Engine:
-    """Runs the stages of this worker. The process group must be there: worker n is its rank n.
+    """Runs the stages of this worker. The process group must exist, with worker n as its rank n.
 
     Args:
-        order: who does what when.
-        worker: this one.
+        order: actions of all workers.
+        worker: number of this worker.
         modules: its stages, by number.
-        crossing: what crosses each cut with one microbatch; ``order.stages + 1`` of them.
-        microbatches: of a batch.
-        microbatch_size: items.
-        watch: told of what is done.
+        crossing: tensors of a microbatch at each cut, ``order.stages + 1`` entries.
+        microbatches: number of microbatches in a batch.
+        microbatch_size: number of items in a microbatch.
+        watch: observer of the activities.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Engine:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Of this worker's stages, by the names that they have in the whole network."""
+        """Parameters of this worker's stages, by their names in the whole network."""
         return {
             name: parameter
             for module in self._modules.values()
@@ -241,27 +241,28 @@ class Engine:
 
     @property
     def has_first(self) -> bool:
-        """Whether images go in here."""
+        """Whether this worker has the first stage, which takes the images."""
         return 0 in self._modules
 
     @property
     def has_last(self) -> bool:
-        """Whether losses come out here."""
+        """Whether this worker has the last stage, which computes the loss."""
         return self._order.stages - 1 in self._modules
 
     def batch(
         self, first_item: int, images: torch.Tensor | None, labels: torch.Tensor | None
     ) -> float | None:
-        """Forward and backward of a batch; gradients are added to what is there, but for those that
-        ``late_gradients`` makes.
+        """Run the forward and backward passes of a batch.
+
+        Gradients are added to the existing ones, except those that ``late_gradients`` computes.
 
         Args:
-            first_item: the number of its first item, counted from the beginning of the run.
-            images: [batch, channels, height, width], where the first stage is.
-            labels: [batch], where the last stage is.
+            first_item: number of its first item, counted from the beginning of the run.
+            images: [batch, channels, height, width] on the worker with the first stage.
+            labels: [batch] on the worker with the last stage.
 
         Returns:
-            Where the last stage is: the loss, cross-entropy, mean over the batch.
+            The mean cross-entropy loss over the batch on the worker with the last stage, else None.
 
         Raises:
             PipeEdgeError: a stage failed.
@@ -277,16 +278,16 @@ class Engine:
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
 
     def late_gradients(self) -> Iterator[None]:
-        """After ``batch``: make the gradients that were left to its end, a layer at a time.
+        """Compute the gradients that ``batch`` deferred, a layer at a time.
 
-        Who updates a layer's weights and drops its gradient before asking for the next never has two of
-        them, and none while there are activations.
+        A caller that updates a layer's weights and drops its gradient before the next step never holds two
+        of them, and none while there are activations.
         """
         due = [(stage, part) for stage, part in self._wide if part.is_due]
         if not due:
             return
-        # Such a gradient finds no room in what the batch has left free, and would come on top of it. Nor does
-        # the next batch keep to where it was.
+        # Such a gradient does not fit into the memory that the batch has freed, and would come on top of it;
+        # nor would the next batch reuse the same memory.
         return_freed_memory()
         for stage, part in due:
             with self._watch.doing(Doing.BACKWARD, stage, None):
@@ -295,9 +296,9 @@ class Engine:
         return_freed_memory()
 
     def correct(self, images: torch.Tensor, labels: torch.Tensor) -> int:
-        """How many of ``images`` get their label, on the worker with the last stage; 0 on the others.
+        """Return how many of ``images`` are classified correctly on the last stage's worker, 0 on others.
 
-        The images go through the stages in one piece, without dropout.
+        The images pass through the stages in one piece, without dropout.
         """
         payload: Payload = (images,)
         where: Callable[[int], int] = self._order.placement.__getitem__
@@ -313,7 +314,7 @@ class Engine:
         return int((payload[0].argmax(dim=1) == labels).sum()) if self.has_last else 0
 
     def wait_for_all(self) -> None:
-        """Until every worker is here."""
+        """Wait until every worker has arrived here."""
         with self._links():
             dist.barrier()
 
@@ -332,12 +333,12 @@ class Engine:
         return result if isinstance(result, tuple) else (result,)
 
     def _loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """A microbatch's part of the mean over the batch."""
+        """Return a microbatch's part of the mean loss over the batch."""
         return F.cross_entropy(output, labels, reduction="sum") / self._batch_size
 
     @contextmanager
     def _links(self) -> Iterator[None]:
-        """What gloo says of a lost peer becomes ours; which peer is for the hub to find out."""
+        """Convert gloo's error about a lost peer into ours; the hub finds out which peer it was."""
         try:
             yield
         except PipeEdgeError:

@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face directory, which ``runtime.py -m DIR`` and transformers read."""
+"""Export a checkpoint to a Hugging Face directory, which ``runtime.py -m DIR`` and transformers read."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _COMPANIONS = ("preprocessor_config.json",)
 
 
 def export(checkpoints: Path, target: Path) -> str:
-    """Write the model of the last whole checkpoint to the new directory ``target``.
+    """Write the model of the last complete checkpoint to the new directory ``target``.
 
     Args:
-        checkpoints: what ``--checkpoint-dir`` named in the training.
-        target: where; it appears when it is whole.
+        checkpoints: the ``--checkpoint-dir`` of the training.
+        target: directory to create; it appears when it is complete.
 
     Returns:
         A line for the user.
 
     Raises:
         RequestError: there is no checkpoint, it is damaged or of a model that cannot be exported, or the
-            directory is there or cannot be written.
+            directory exists or cannot be written.
     """
     found = latest(checkpoints)
     name = str(found.description.get("model"))
@@ -49,14 +49,14 @@ def export(checkpoints: Path, target: Path) -> str:
         )
     model = Transformer(find_model(name)).model
     if target.exists():
-        raise RequestError(f"--export {target}: is there already; name a new directory")
+        raise RequestError(f"--export {target}: exists already; give a new directory")
     shard = model.build().to_empty(device="cpu")
     stored = {f"shard.{key}": parameter for key, parameter in shard.named_parameters()}
     unknown = sorted(found.names() - stored.keys())
     if unknown:
         raise RequestError(
-            f"--export {target}: the trained model has {excerpt(unknown[0])}, for which the form of Hugging "
-            "Face has no place (as for the pre_logits layer in front of a classifier)"
+            f"--export {target}: the trained model has {excerpt(unknown[0])}, which Hugging Face's format "
+            "cannot represent (such as the pre_logits layer before a classifier)"
         )
     found.restore(stored, torch.optim.SGD(stored.values()))
     tensors = {
@@ -78,7 +78,7 @@ def export(checkpoints: Path, target: Path) -> str:
 
 
 def _write_companions(model: Model, made: Path) -> None:
-    """Write the configuration, and what else belongs to the model's directory."""
+    """Write the configuration and the other files of a model's directory."""
     if model.directory is None:
         text = json.dumps(hf_config(model.config, model.labels), indent=2)
         (made / _CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What glibc does with memory that is freed, as a training wants it; on other systems nothing."""
+"""Tell glibc what to do with freed memory during a training; does nothing on other systems."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 __all__ = ["keep_freed_memory", "return_freed_memory"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-"""As in glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 
 
 def keep_freed_memory() -> None:
-    """Keep what is freed: a training frees and takes the same tensors over and over, and to get fresh pages
-    from the system for each costs more than a tenth of the time (docs/training.md)."""
+    """Keep freed memory in the process.
+
+    A training frees and allocates the same tensors over and over, and getting new pages from the system for
+    each would cost more than a tenth of the time (docs/training.md).
+    """
     mallopt = _function("mallopt")
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
@@ -24,8 +27,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give what is free back to the system this once, before something large is needed for which the free
-    pieces are too small."""
+    """Return freed memory to the system now, before an allocation for which the free pieces are too small."""
     trim = _function("malloc_trim")
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
 """``train.py`` as a program: arguments, one call, an exit status.
 
-By itself it starts its workers, which are the same program with torchrun's variables in their environment;
-what they print is passed on, and a line that several of them have to say is said once.
+Started by itself, it starts its workers, which are the same program with torchrun's variables in their
+environment. It forwards their output, and shows a line that several of them print only once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["main"]
 
 _ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
-"""As in Linux's prctl.h."""
+"""Constant of Linux's prctl.h."""
 _SIGNALLED = 128
 _RECORD = "\x1e"
 """Begins a line of standard error that holds JSON for the launcher, as in RFC 7464."""
@@ -72,20 +72,20 @@ def _export(checkpoints: Path | None, target: Path) -> None:
 
 
 def _work(command: TrainCommand) -> None:
-    """Be one of the workers."""
+    """Run as one of the workers."""
     if command.launcher is not None:
         _end_with(command.launcher)
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
     keep_freed_memory()
-    # What torch logs of a broken connection precedes the one line that tells why.
+    # torch's log of a broken connection would come before the one line that says why.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with signals_end_at_once():
         from pipeedge.base.console import StandardOutput
         from pipeedge.train.session import show, train
 
-    # Only now: importing torch sets the levels of its loggers anew.
+    # This must follow the import of torch, which resets the levels of its loggers.
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
 
     def warn(line: str) -> None:
@@ -188,7 +188,7 @@ class _Output:
             self._write(text, error=error)
 
     def say(self, line: str) -> None:
-        """How a worker ended, unless one that could still speak has said it better."""
+        """Report how a worker ended, unless a worker has explained it better."""
         self.release()
         if not self._said:
             self._write(f"{program_name(PROGRAM)}: {line}\n", error=True)
@@ -216,7 +216,7 @@ def _end_with(launcher: int) -> None:
 
 
 def _bind(place: int, threads: int) -> None:
-    """To ``threads`` cores of this machine; before anything makes threads, which inherit it."""
+    """Bind this process to ``threads`` cores, before it starts threads, which inherit the binding."""
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))

@@ -1,11 +1,11 @@
-"""Models to train: a list of layers, what crosses the cut after each, and the modules of some of them.
+"""Define models to train: the layers, the tensors at the cut after each, and the modules of a stage.
 
     vgg19        44 entries: 16 convolutions, their ReLUs and 5 poolings (1-37), 3 linear layers with ReLU
                  and dropout between them (38-44), for 128x128 images (arXiv:1409.1556, configuration E)
     ViT, DeiT    four layers a block, as at inference: docs/models.md
 
-Parameters go by the same names whatever the cut (``layers.37.weight`` for entry 38), and begin with the same
-values: each has a generator of its own, seeded by its name.
+Parameters have the same names for every cut (``layers.37.weight`` for entry 38) and the same initial values,
+because each has a random generator of its own, seeded by its name.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class StageModule(nn.Module):
     def __init__(self, position: Position) -> None:
         super().__init__()
         self.position = position
-        """Where in the run it is, for dropout."""
+        """Position in the run, for dropout."""
 
     def forward(self, *payload: torch.Tensor) -> Payload | torch.Tensor:
-        """What crosses the cut before these layers to what crosses the cut after them."""
+        """Map the payload at the cut before these layers to the payload at the cut after them."""
         raise NotImplementedError
 
 
@@ -50,11 +50,11 @@ class Network(Protocol):
 
     @property
     def name(self) -> str:
-        """As the user gave it."""
+        """Name of the model, as the user gave it."""
 
     @property
     def n_layers(self) -> int:
-        """How many there are to share out."""
+        """Number of layers."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -62,13 +62,13 @@ class Network(Protocol):
 
     @property
     def classes(self) -> int:
-        """That it tells apart."""
+        """Number of classes."""
 
     def crossing(self, after_layer: int, items: int) -> tuple[TensorSpec, ...]:
-        """What crosses the cut after ``after_layer`` layers; 0: the input."""
+        """Return the tensors at the cut after ``after_layer`` layers, where 0 stands for the input."""
 
     def build(self, layers: LayerRange) -> StageModule:
-        """These layers in training mode, with the values that training begins with."""
+        """Build these layers in training mode, with their initial values."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Vgg:
     """VGG-19 without batch normalisation, as a list of 44 layers.
 
     Args:
-        seed: of initial values and dropout.
+        seed: seed of initial values and dropout.
         widths: channels of each convolution, ``None`` for a pooling.
-        side: of the square images, in pixels; a multiple of 2 to the number of poolings.
+        side: side of the square images in pixels, a multiple of 2 to the number of poolings.
         hidden: width of the two hidden linear layers.
-        dropout: probability.
-        linear_deviation: of the initial weights of linear layers.
+        dropout: probability of dropout.
+        linear_deviation: standard deviation of the initial weights of linear layers.
     """
 
     seed: int = 0
@@ -101,23 +101,23 @@ class Vgg:
 
     @property
     def n_layers(self) -> int:
-        """Convolution and ReLU are two, a pooling is one, and 7 follow."""
+        """Number of layers: two for a convolution with its ReLU, one for a pooling, and 7 at the end."""
         return sum(1 if width is None else 2 for width in self.widths) + 7
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """RGB."""
+        """Channels, height, width."""
         return 3, self.side, self.side
 
     def crossing(self, after_layer: int, items: int) -> tuple[TensorSpec, ...]:
-        """One tensor: a map of features, then a row of values."""
+        """Return the tensor at a cut: a feature map, or a row of values in the linear layers."""
         values = torch.empty(items, *self.image_shape, device="meta")
         for entry in list(self._entries(Position()))[:after_layer]:
             values = entry(values)
         return (TensorSpec(tuple(values.shape), torch.float32),)
 
     def build(self, layers: LayerRange) -> StageModule:
-        """These layers."""
+        """Build these layers in training mode, with their initial values."""
         position = Position()
         entries = list(self._entries(position))[layers.start : layers.stop]
         stage = _Entries(entries, layers, position)
@@ -125,7 +125,7 @@ class Vgg:
         return stage.train()
 
     def _entries(self, position: Position) -> Iterator[nn.Module]:
-        """All layers, on ``meta``."""
+        """Yield all layers, on ``meta``."""
         channels, side, number = self.image_shape[0], self.side, 0
         for width in self.widths:
             if width is None:
@@ -148,7 +148,7 @@ class Vgg:
 
 
 class _FlatLinear(BatchLinear):
-    """[N, C, height, width] -> [N, outputs]"""
+    """A linear layer that maps [N, C, height, width] to [N, outputs]."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return super().forward(values.flatten(1))
@@ -158,13 +158,13 @@ class _Entries(StageModule):
     def __init__(self, entries: list[nn.Module], layers: LayerRange, position: Position) -> None:
         super().__init__(position)
         if isinstance(entries[0], nn.ReLU):
-            entries[0] = nn.ReLU()  # what came from another stage is not ours to change
+            entries[0] = nn.ReLU()  # not in place, because the input belongs to another stage
         self.layers = nn.ModuleDict(
             {str(number): entry for number, entry in enumerate(entries, start=layers.start)}
         )
 
     def forward(self, *payload: torch.Tensor) -> torch.Tensor:
-        """[N, ...] -> [N, ...]"""
+        """Map [N, ...] to [N, ...]."""
         (values,) = payload
         given = values
         for entry in self.layers.values():
@@ -174,12 +174,12 @@ class _Entries(StageModule):
 
 @dataclass(frozen=True)
 class Transformer:
-    """An image classifier that is also known for inference.
+    """An image classifier that the runtime knows too.
 
     Args:
         model: ViT or DeiT, with a classifier.
-        seed: of initial values.
-        pretrained: begin with the model's weights.
+        seed: seed of initial values.
+        pretrained: whether to start from the model's weights.
     """
 
     model: Model
@@ -189,18 +189,18 @@ class Transformer:
     def __post_init__(self) -> None:
         if self.model.family == "bert" or self.model.output_kind != "logits":
             raise ModelError(
-                f"{self.model.name}: {program_name('train.py')} trains classifiers of images "
-                "(ViT, DeiT, vgg19)"
+                f"{self.model.name}: {program_name('train.py')} trains only image classifiers; choose a ViT "
+                "or DeiT, or vgg19"
             )
 
     @property
     def name(self) -> str:
-        """As the user gave it."""
+        """Name of the model, as the user gave it."""
         return self.model.name
 
     @property
     def n_layers(self) -> int:
-        """Four a block."""
+        """Number of layers, four per block."""
         return self.model.n_layers
 
     @property
@@ -210,15 +210,15 @@ class Transformer:
 
     @property
     def classes(self) -> int:
-        """Labels of the head."""
+        """Number of classes of the head."""
         return self.model.config.num_labels
 
     def crossing(self, after_layer: int, items: int) -> tuple[TensorSpec, ...]:
-        """Hidden states, within a block with what goes around."""
+        """Return the hidden states at a cut, within a block together with the skip connection."""
         return self.model.payload_specs(after_layer, items)
 
     def build(self, layers: LayerRange) -> StageModule:
-        """These layers."""
+        """Build these layers in training mode, with their initial or pretrained values."""
         shard = self.model.load(layers) if self.pretrained else self.model.build(layers)
         stage = _ShardStage(shard.requires_grad_(True))
         if not self.pretrained:
@@ -232,8 +232,10 @@ class _ShardStage(StageModule):
         self.shard = shard
 
     def forward(self, *payload: torch.Tensor) -> Payload | torch.Tensor:
-        """As the shard. What goes around all its layers becomes a value of its own, and views do: torch
-        detaches a stage's outputs in place, which neither leaves nor views allow."""
+        """Run the shard, and copy outputs that are inputs or views.
+
+        torch detaches a stage's outputs in place, which neither leaves nor views allow.
+        """
         given = {id(tensor) for tensor in payload}
         result = tuple(
             tensor.clone() if id(tensor) in given or tensor._is_view() else tensor
@@ -243,14 +245,14 @@ class _ShardStage(StageModule):
 
 
 def find_network(name: str, *, seed: int, pretrained: bool) -> Network:
-    """The network that ``--model`` means.
+    """Return the network that ``--model`` names.
 
     Raises:
-        ModelError: an unknown name, or a model of another kind.
+        ModelError: the name is unknown, or the model is not an image classifier.
     """
     if name == VGG19:
         if pretrained:
-            raise ModelError("there are no weights of vgg19 to begin with: leave out --pretrained")
+            raise ModelError("there are no pretrained weights of vgg19; leave out --pretrained")
         return Vgg(seed=seed)
     network = Transformer(find_model(name), seed, pretrained)
     if pretrained:
@@ -259,8 +261,11 @@ def find_network(name: str, *, seed: int, pretrained: bool) -> Network:
 
 
 def _fill(stage: nn.Module, seed: int, linear_deviation: float | None = None) -> None:
-    """Initial values: He's for convolutions (arXiv:1502.01852), norms 1 and 0; linear layers normal with
-    ``linear_deviation``, or Glorot's."""
+    """Fill a stage with initial values.
+
+    Convolutions get He's (arXiv:1502.01852), norms 1 and 0, and linear layers normal values with
+    ``linear_deviation``, or Glorot's.
+    """
     stage.to_empty(device="cpu")
     for prefix, module in stage.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

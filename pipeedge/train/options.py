@@ -1,4 +1,4 @@
-"""The command line of ``train.py``. Imports nothing heavy, so that ``--help`` is there at once."""
+"""Parse the command line of ``train.py``. Imports nothing heavy, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """What ``train.py`` was asked, here."""
+    """The request of this process."""
 
     request: TrainingRequest
     is_worker: bool
-    """This process is one of the workers; else it starts them."""
+    """Whether this process is one of the workers; otherwise it starts them."""
     place: int
-    """Of this worker among those of this machine."""
+    """Index of this worker among those on this machine."""
     dry_run: bool
+    """Whether to print the layers of each worker instead of training."""
     launcher: int | None = None
-    """The process that started this worker, if it was ``train.py``."""
+    """Process id of the ``train.py`` that started this worker, or None."""
     export: Path | None = None
     """Directory to write the last checkpoint's model to, instead of training."""
 
 
 def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) -> TrainCommand:
-    """The command line of ``train.py``.
+    """Parse the command line of ``train.py``.
 
     Args:
-        argv: without the program.
-        environment: torchrun's, or that of a worker that ``train.py`` started.
-        cores: processors that may be used.
+        argv: arguments, without the program.
+        environment: environment of torchrun, or of a worker that ``train.py`` started.
+        cores: number of cores that may be used.
 
     Raises:
-        RequestError: an option or a value that cannot be.
+        RequestError: an option or a value is invalid.
         SystemExit: after ``--help`` or ``--version``.
     """
     arguments = train_parser().parse_args(argv)
@@ -70,7 +71,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
     local = environment.local_world_size or workers
     rank = environment.rank or 0
     if arguments.export is not None and arguments.checkpoint_dir is None:
-        raise RequestError("--export needs --checkpoint-dir, where the checkpoint is")
+        raise RequestError("--export needs the directory of the checkpoint: give --checkpoint-dir")
     request = TrainingRequest(
         world=WorldRequest(
             rank=rank,
@@ -139,7 +140,7 @@ def train_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=program_name(PROGRAM),
         description="Train a model in a pipeline of workers, each of which has some of its layers. Started "
-        "by itself it starts the workers on this machine, one for each core; under torchrun it is one.",
+        "by itself, it starts the workers on this machine, one per core; under torchrun it is a worker.",
         epilog=f"Example: '{program_name(PROGRAM)} --schedule 1f1b --stages 4 --workers 2' trains vgg19 "
         "on random images. Exit status: 0 done, "
         "2 the request is wrong, 3 no partition fits, 4 a worker failed, 130 "
@@ -148,40 +149,45 @@ def train_parser() -> argparse.ArgumentParser:
     )
     add_common(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print which worker would have which layers, and stop"
+        "--dry-run", action="store_true", help="print the layers that each worker would have, and stop"
     )
 
     pipeline = parser.add_argument_group("pipeline")
-    pipeline.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="who does what when (1f1b)")
-    pipeline.add_argument("--stages", type=int, metavar="N", help=f"parts of the model ({_STAGES})")
     pipeline.add_argument(
-        "--workers", type=int, metavar="N", help="processes; each has one or more stages (one for each core)"
+        "--schedule", choices=SCHEDULES, default="1f1b", help="order of the workers' actions (1f1b)"
+    )
+    pipeline.add_argument("--stages", type=int, metavar="N", help=f"number of parts of the model ({_STAGES})")
+    pipeline.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of processes, each with one or more stages (one per core)",
     )
     pipeline.add_argument(
         "--threads",
         type=int,
         metavar="N",
-        help="of each worker (its part of the cores, to which it is bound)",
+        help="threads of each worker (its share of the cores, to which it is bound)",
     )
     pipeline.add_argument(
         "--partition",
         type=_partition,
         metavar="LIST|auto",
-        help="first and last layer of each stage, from 1, e.g. 1,19,20,44; auto: every layer is measured, "
-        "and the slowest worker is as fast as can be (auto)",
+        help="first and last layer of each stage, from 1, e.g. 1,19,20,44; auto measures every layer and "
+        "makes the slowest worker as fast as possible (auto)",
     )
     pipeline.add_argument(
         "--memory",
         type=float,
         metavar="MB",
-        help="a worker's, for --partition auto (its part of what is free)",
+        help="memory of a worker, for --partition auto (its share of the free memory)",
     )
     pipeline.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="no worker waits longer for one that is absent, silent or stuck (%(default)g)",
+        help="longest wait for a worker that is absent, silent or stuck (%(default)g)",
     )
 
     model = parser.add_argument_group("model")
@@ -193,13 +199,13 @@ def train_parser() -> argparse.ArgumentParser:
         help=f"{VGG19}, vit-digits, a known ViT or DeiT, or a local Hugging Face directory (%(default)s)",
     )
     model.add_argument(
-        "--pretrained", action="store_true", help="begin with the model's weights, not with random ones"
+        "--pretrained", action="store_true", help="start from the model's weights instead of random ones"
     )
-    model.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="how weights change (sgd)")
+    model.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="optimizer (sgd)")
     rates = ", ".join(f"{figure(rate)} for {optimizer}" for optimizer, rate in DEFAULT_RATES.items())
     model.add_argument("--lr", type=float, metavar="RATE", help=f"learning rate ({rates})")
     model.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="fixes initial weights, order of items, dropout (0)"
+        "--seed", type=int, default=0, metavar="N", help="seed of initial weights, item order, dropout (0)"
     )
 
     data = parser.add_argument_group("data")
@@ -208,28 +214,38 @@ def train_parser() -> argparse.ArgumentParser:
         type=name,
         default=RANDOM,
         metavar="NAME|FOLDER",
-        help=f"{RANDOM}, {DIGITS} (for vit-digits), or a folder with a folder of pictures a class ({RANDOM})",
+        help=f"{RANDOM}, {DIGITS} (for vit-digits), or a folder with one folder of images per class "
+        f"({RANDOM})",
     )
     data.add_argument(
-        "--batch-size", type=int, default=_BATCH, metavar="N", help="items an update (%(default)s)"
+        "--batch-size", type=int, default=_BATCH, metavar="N", help="items per update (%(default)s)"
     )
     add_image_limit(data)
     data.add_argument(
         "--microbatch-size",
         type=int,
         metavar="N",
-        help=f"items that travel together ({_MICROBATCH}; sequential: the batch)",
+        help=f"items in a microbatch ({_MICROBATCH}; sequential: the whole batch)",
     )
-    data.add_argument("--batches", type=int, default=4, metavar="N", help="batches in all (%(default)s)")
+    data.add_argument(
+        "--batches", type=int, default=4, metavar="N", help="number of batches in total (%(default)s)"
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--checkpoint-dir", type=path, metavar="DIR", help="save what was learnt; all workers must see it"
+        "--checkpoint-dir",
+        type=path,
+        metavar="DIR",
+        help="save checkpoints here, in a directory that all workers share",
     )
     output.add_argument(
-        "--checkpoint-every", type=int, default=10, metavar="N", help="batches between two (%(default)s)"
+        "--checkpoint-every",
+        type=int,
+        default=10,
+        metavar="N",
+        help="batches between two checkpoints (%(default)s)",
     )
-    output.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint")
+    output.add_argument("--resume", action="store_true", help="continue from the last complete checkpoint")
     output.add_argument(
         "--export",
         type=path,
@@ -241,9 +257,12 @@ def train_parser() -> argparse.ArgumentParser:
         "--report",
         type=path,
         metavar="FILE",
-        help="what ran, how fast, where the time went: .json, or .html for a page",
+        help="write a report of what ran, how fast, and where the time went: .json, or .html for a page",
     )
     output.add_argument(
-        "--trace", type=path, metavar="FILE.json", help="what each worker was at, for ui.perfetto.dev"
+        "--trace",
+        type=path,
+        metavar="FILE.json",
+        help="write the activities of each worker, for ui.perfetto.dev",
     )
     return parser

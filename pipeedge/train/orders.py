@@ -1,10 +1,10 @@
-"""Pipeline schedules as data: what each worker does, one action after the other. Pure.
+"""Represent pipeline schedules as data: the actions of each worker, in order. Pure.
 
 An action is written ``2F0``: stage 2, forward, microbatch 0. ``B`` is the backward pass; zero-bubble
-schedules split it into ``I`` (gradients of the inputs, for which the stage before waits) and ``W``
-(gradients of the weights, for which nobody waits).
+schedules split it into ``I`` (gradients of the inputs, for which the previous stage waits) and ``W``
+(gradients of the weights, for which nothing waits).
 
-Two workers, four microbatches, time to the right, a backward pass twice as long as a forward pass:
+With two workers, four microbatches, and a backward pass twice as long as a forward pass (time runs right):
 
     gpipe         F0 F1 F2 F3 ·· ·· ·· B0 B0 B1 B1 B2 B2 B3 B3
                   ·· F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
@@ -16,18 +16,18 @@ Two workers, four microbatches, time to the right, a backward pass twice as long
                   ·· F0 I0 F1 I1 W0 W1 F2 I2 F3 I3 W2 W3
 
 gpipe        all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)
-1f1b         a backward pass as soon as there is one; no more microbatches are held than there are
-             workers behind (Narayanan et al. 2019, PipeDream; with a flush, as in arXiv:2104.04473)
-staggered    in step t worker w takes microbatch t - w forward and t - (2W - 2 - w) backward: as 1f1b, but
-             a step ahead, so that what is computed in one step travels during the next
+1f1b         a backward pass as soon as possible; a worker holds at most as many microbatches as there are
+             workers from it on (Narayanan et al. 2019, PipeDream; with a flush, as in arXiv:2104.04473)
+staggered    in step t worker w takes microbatch t - w forward and t - (2W - 2 - w) backward: like 1f1b, but
+             a step ahead, so that the results of one step are sent during the next
 interleaved  several rounds of workers: stage s is on worker s mod W, which fills the pipeline sooner
              (Narayanan et al. 2021, arXiv:2104.04473, section 2.2)
-zero-bubble  weight gradients fill the waits; as many microbatches held as there are workers
+zero-bubble  weight gradients fill the waits; a worker holds as many microbatches as there are workers
              (Qi et al. 2023, arXiv:2401.10241, ZB-H1; here by simulating a greedy worker)
 sequential   one worker, the batch in one piece
 
-In all but ``interleaved`` a worker has neighbouring stages, which it computes one after the other, so that
-the pipeline is as deep as there are workers, not stages.
+In all schedules but ``interleaved`` a worker has neighbouring stages, which it computes one after the other,
+so the depth of the pipeline is the number of workers, not of stages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["SCHEDULES", "Action", "Kind", "Order", "Timed", "bubble", "make_orde
 
 
 class Kind(str, Enum):
-    """What is done to a microbatch; the value is what ``torch.distributed.pipelining`` writes."""
+    """An operation on a microbatch, with the letter that ``torch.distributed.pipelining`` uses for it."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -54,7 +54,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One stage and one microbatch."""
+    """An operation on one microbatch in one stage."""
 
     stage: int
     kind: Kind
@@ -66,29 +66,29 @@ class Action:
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule for so many stages, workers and microbatches."""
+    """A schedule for a number of stages, workers and microbatches."""
 
     placement: tuple[int, ...]
-    """The worker of each stage."""
+    """Worker of each stage."""
     actions: tuple[tuple[Action, ...], ...]
-    """Of each worker, in order."""
+    """Actions of each worker, in order."""
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return len(self.actions)
 
     @property
     def stages(self) -> int:
-        """How many there are."""
+        """Number of stages."""
         return len(self.placement)
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
-        """The stages on ``worker``, in their order."""
+        """Return the stages on ``worker``, in order."""
         return tuple(stage for stage, place in enumerate(self.placement) if place == worker)
 
     def held(self, worker: int) -> int:
-        """Microbatches of one stage whose activations ``worker`` holds at once, at most."""
+        """Return the largest number of microbatches whose activations a stage on ``worker`` holds at once."""
         most = 0
         for stage in self.stages_of(worker):
             now = 0
@@ -101,10 +101,10 @@ class Order:
 
 
 def make_order(schedule: str, *, stages: int, workers: int, microbatches: int) -> Order:
-    """The order of ``schedule``.
+    """Make the order of ``schedule``.
 
     Raises:
-        ScheduleError: there is no such schedule, or it cannot be had with these numbers.
+        ScheduleError: there is no such schedule, or it does not allow these numbers.
     """
     maker = _MAKERS.get(schedule)
     if maker is None:
@@ -114,11 +114,11 @@ def make_order(schedule: str, *, stages: int, workers: int, microbatches: int) -
             f"{count(workers, 'worker')} for {count(stages, 'stage')}: each worker needs at least one stage"
         )
     if schedule == "sequential" and workers > 1:
-        raise ScheduleError(f"the schedule sequential runs on 1 worker, not on {workers}")
+        raise ScheduleError(f"schedule sequential runs on 1 worker, not on {workers}")
     if schedule not in ("sequential", "gpipe") and microbatches < workers:
         raise ScheduleError(
-            f"the schedule {schedule} needs at least as many microbatches as workers: {microbatches} "
-            f"microbatches for {count(workers, 'worker')}; make the microbatches smaller"
+            f"schedule {schedule} needs at least as many microbatches as workers, but there are "
+            f"{microbatches} for {count(workers, 'worker')}; make the microbatches smaller"
         )
     if schedule == "interleaved":
         return _interleaved(stages, workers, microbatches)
@@ -131,7 +131,7 @@ def make_order(schedule: str, *, stages: int, workers: int, microbatches: int) -
 
 @dataclass(frozen=True)
 class _Block:
-    """Neighbouring stages on one worker, which move as one."""
+    """Neighbouring stages on one worker, which are scheduled together."""
 
     stages: tuple[int, ...]
 
@@ -154,7 +154,7 @@ def _gpipe(blocks: Sequence[_Block], microbatches: int) -> _Steps:
 
 
 def _ahead(blocks: Sequence[_Block], microbatches: int, lead: Callable[[int], int]) -> _Steps:
-    """Forward passes run ``lead(worker)`` microbatches ahead of backward passes."""
+    """Order the passes so that forward runs ``lead(worker)`` microbatches ahead of backward."""
     order = []
     for worker, block in enumerate(blocks):
         actions: list[Action] = []
@@ -176,8 +176,11 @@ def _staggered(blocks: Sequence[_Block], microbatches: int) -> _Steps:
 
 
 def _zero_bubble(blocks: Sequence[_Block], microbatches: int) -> _Steps:
-    """Each worker, a unit of time after the other: input gradients first, for somebody waits for them; else
-    forward, as long as it may hold one more microbatch; else weight gradients."""
+    """Simulate greedy workers, one unit of time after another.
+
+    Input gradients come first, because another worker waits for them; else forward, as long as the worker may
+    hold one more microbatch; else weight gradients.
+    """
     workers = len(blocks)
     order: _Steps = [[] for _ in blocks]
     forward, inputs, weights = [0] * workers, [0] * workers, [0] * workers
@@ -207,17 +210,16 @@ def _zero_bubble(blocks: Sequence[_Block], microbatches: int) -> _Steps:
 
 
 def _interleaved(stages: int, workers: int, microbatches: int) -> Order:
-    """Worker w has stages w, w + W, w + 2W, ...; microbatches go round in groups of W."""
+    """Give worker w the stages w, w + W, w + 2W, ...; microbatches go round in groups of W."""
     if stages % workers or stages == workers:
         raise ScheduleError(
-            f"the schedule interleaved gives each worker the same number of stages, at least 2: {stages} "
-            f"stages on {workers} workers are not"
+            f"schedule interleaved gives each worker the same number of stages, at least 2, which {stages} "
+            f"stages on {workers} workers do not allow; change --stages or --workers"
         )
     if microbatches % workers:
         raise ScheduleError(
-            f"the schedule interleaved needs a multiple of {workers} microbatches for "
-            f"{count(workers, 'worker')}, "
-            f"not {microbatches}"
+            f"schedule interleaved needs a multiple of {workers} microbatches for "
+            f"{count(workers, 'worker')}, not {microbatches}"
         )
     rounds = stages // workers
     total = microbatches * rounds
@@ -255,23 +257,25 @@ _MAKERS: Mapping[str, Callable[[Sequence[_Block], int], _Steps]] = MappingProxyT
 SCHEDULES = tuple(_MAKERS)
 
 
-# --- what an order takes ----------------------------------------------------------------------------
+# --- timing an order --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An action, from when to when."""
+    """An action with its start and end."""
 
     action: Action
     start_s: float
+    """Start in seconds."""
     end_s: float
+    """End in seconds."""
 
 
 def simulate(order: Order, seconds: Callable[[Action], float]) -> tuple[tuple[Timed, ...], ...]:
-    """When each worker does what, if actions take ``seconds`` and nothing else takes time.
+    """Return when each worker does each action, if actions take ``seconds`` and nothing else takes time.
 
     Raises:
-        ValueError: the workers wait for each other for ever, or somebody does what nobody prepared.
+        ValueError: the workers deadlock, or an action depends on one that never happens.
     """
     ended: dict[Action, float] = {}
     done: list[list[Timed]] = [[] for _ in order.actions]
@@ -295,7 +299,7 @@ def simulate(order: Order, seconds: Callable[[Action], float]) -> tuple[tuple[Ti
 
 
 def _needs(action: Action, stages: int) -> list[Action]:
-    """What must have been done before ``action``."""
+    """Return the actions that must be done before ``action``."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, microbatch)] if stage else []
@@ -306,8 +310,11 @@ def _needs(action: Action, stages: int) -> list[Action]:
 
 
 def bubble(order: Order) -> float:
-    """The part of all workers' time that they wait, in theory: all workers with the same work, a backward
-    pass twice as long as a forward pass, links that take no time."""
+    """Return the fraction of all workers' time that they wait, in theory.
+
+    All workers have the same work, a backward pass is twice as long as a forward pass, and links take no
+    time.
+    """
 
     def seconds(action: Action) -> float:
         share = 1.0 / len(order.stages_of(order.placement[action.stage]))

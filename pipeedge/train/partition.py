@@ -1,8 +1,8 @@
-"""Which layers make which stage, as ``sched-pipeline`` decides.
+"""Divide the layers into stages, as ``sched-pipeline`` decides.
 
-The pipeline is as fast as its slowest worker, so the core is asked for the least bottleneck over as many
-hosts, all alike, as there are workers; where workers have neighbouring stages, each one's layers are then
-cut again in the same way. What a layer takes of a worker's memory:
+The pipeline is as fast as its slowest worker, so the scheduler minimises the bottleneck over as many
+identical hosts as there are workers; if workers have neighbouring stages, the layers of each are then divided
+again in the same way. A layer needs this much of a worker's memory:
 
     parameters x (1 + gradient + optimizer's state) + activations x microbatches held
 """
@@ -25,17 +25,17 @@ from pipeedge.train.orders import Order
 __all__ = ["STATE_COPIES", "check_partition", "check_stages", "find_partition"]
 
 STATE_COPIES: Mapping[str, int] = MappingProxyType({"sgd": 0, "adamw": 2})
-"""Values that an optimizer keeps for each parameter."""
+"""Number of values that each optimizer keeps per parameter."""
 
 _MB = 1 << 20
 _TIME_LIMIT_S = 10.0
 
 
 def check_partition(partition: Sequence[int], n_layers: int) -> tuple[LayerRange, ...]:
-    """The layers of each stage, from the flat 1-based list of ``--partition``.
+    """Return the layers of each stage, from the flat 1-based list of ``--partition``.
 
     Raises:
-        ScheduleError: layers uncovered, overlapping or beyond the network.
+        ScheduleError: layers are missing, overlap or go beyond the network.
     """
     schedule = Schedule.from_partition(partition)
     schedule.check(n_layers=n_layers, world_size=len(schedule.stages))
@@ -43,15 +43,14 @@ def check_partition(partition: Sequence[int], n_layers: int) -> tuple[LayerRange
 
 
 def check_stages(stages: int, n_layers: int) -> None:
-    """Whether each stage can have a layer.
+    """Check that each stage can have a layer.
 
     Raises:
-        ScheduleError: more stages than layers.
+        ScheduleError: there are more stages than layers.
     """
     if stages > n_layers:
         raise ScheduleError(
-            f"{count(stages, 'stage')} for {count(n_layers, 'layer')} go beyond the model: a stage "
-            "needs at least one; "
+            f"{count(stages, 'stage')} need at least {count(stages, 'layer')}, but the model has {n_layers}; "
             "lower --stages"
         )
 
@@ -59,17 +58,17 @@ def check_stages(stages: int, n_layers: int) -> None:
 def find_partition(
     costs: LayerCosts, order: Order, *, optimizer: str, memory_bytes: float
 ) -> tuple[LayerRange, ...]:
-    """The partition whose slowest worker is the fastest.
+    """Return the partition with the fastest slowest worker.
 
     Args:
-        costs: of each layer.
-        order: where the stages are, and how many microbatches they hold.
-        optimizer: by name.
-        memory_bytes: that the layers of a worker may use.
+        costs: costs of each layer.
+        order: placement of the stages, and the microbatches they hold.
+        optimizer: name of the optimizer.
+        memory_bytes: memory that the layers of a worker may use, in bytes.
 
     Raises:
-        ScheduleError: more stages than layers.
-        InfeasibleError: it does not fit in memory.
+        ScheduleError: there are more stages than layers.
+        InfeasibleError: no partition fits into memory.
     """
     layers = len(costs.seconds)
     check_stages(order.stages, layers)
@@ -93,7 +92,7 @@ def find_partition(
 
 
 class _Core:
-    """Cuts layers by asking the scheduler about hosts of one kind."""
+    """Divides layers among identical hosts, as the scheduler decides."""
 
     def __init__(self, seconds: np.ndarray, memory: np.ndarray, crossing: np.ndarray, held: int) -> None:
         self._seconds = seconds
@@ -102,7 +101,7 @@ class _Core:
         self._held = held
 
     def cut(self, layers: LayerRange, parts: int, memory_bytes: float) -> tuple[LayerRange, ...]:
-        """``layers`` in exactly ``parts`` parts."""
+        """Divide ``layers`` into exactly ``parts`` parts."""
         inside = slice(layers.start, layers.stop)
         problem = Problem(
             layers=LayerSizes(
@@ -115,7 +114,7 @@ class _Core:
                 HostKind(
                     "worker",
                     memory_bytes,
-                    # Links are not counted: gloo carries a cut in a hundredth of what computing it takes.
+                    # Links are not counted: gloo sends a cut in a hundredth of the time to compute it.
                     bw_bytes_per_s=1e15,
                     time_s=tuple(self._seconds[inside].tolist()),
                 ),
@@ -130,9 +129,8 @@ class _Core:
             least = self._memory[inside].sum() / parts / _MB
             raise InfeasibleError(
                 f"no partition of {count(len(self._seconds), 'layer')} into {count(parts, 'part')} fits "
-                "into the "
-                f"{memory_bytes / _MB:.0f} MB that a worker has beside the program itself; about "
-                f"{least:.0f} MB are needed: take more workers, smaller microbatches, the schedule 1f1b, or "
+                f"into the {memory_bytes / _MB:.0f} MB that a worker has besides the program itself; about "
+                f"{least:.0f} MB are needed: use more workers, smaller microbatches or schedule 1f1b, or "
                 "allow more with --memory"
             ) from None
         ranges = [
@@ -141,7 +139,7 @@ class _Core:
         return self._exactly(ranges, parts)
 
     def _exactly(self, found: list[LayerRange], parts: int) -> tuple[LayerRange, ...]:
-        """The core takes no more hosts than help; the rest split the longest parts that can be."""
+        """Split the longest parts until there are ``parts``: the scheduler uses only hosts that help."""
         while len(found) < parts:
             longest = max((part for part in found if len(part) > 1), key=self._length)
             half = min(

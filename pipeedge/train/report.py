@@ -1,7 +1,7 @@
-"""What came of a training: plain data for programs, a table for people.
+"""Report the results of a training: plain data for programs, a table for people.
 
 The JSON has the form of an inference run's (``schedule``, ``stages``, ``timeline``, ...), so that
-``pipeedge-report`` draws it, and ``training`` for what only a training has.
+``pipeedge-report`` can draw it, and a ``training`` section for what only a training has.
 """
 
 from __future__ import annotations
@@ -28,38 +28,46 @@ __all__ = ["TrainingReport", "print_report"]
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """A training that has finished."""
+    """The results of a finished training."""
 
     model: str
     schedule: str
     layers: Sequence[LayerRange]
-    """Of each stage."""
+    """Layers of each stage."""
     placement: Sequence[int]
-    """The worker of each stage."""
+    """Worker of each stage."""
     batch_size: int
+    """Number of items per update."""
     microbatch_size: int
+    """Number of items in a microbatch."""
     threads: int
+    """Number of threads of each worker."""
     bubble_in_theory: float
+    """Fraction of time that the schedule makes workers wait in theory."""
     records: Mapping[int, WorkerRecord]
-    """By worker."""
+    """Record of each worker."""
     startup_s: float
+    """Seconds from the start of the program to the first batch."""
     hosts: Mapping[int, str] = field(default_factory=dict)
+    """Host of each worker."""
     command: Sequence[str] = ()
+    """Command line."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the software."""
 
     @property
     def workers(self) -> int:
-        """How many there were."""
+        """Number of workers."""
         return len(self.records)
 
     @property
     def batches(self) -> Sequence[BatchResult]:
-        """Results of the batches; of very long runs, of the last ones."""
+        """Results of the batches; in very long runs, only of the last ones."""
         return self.records[self.placement[-1]].batches
 
     @property
     def batch_seconds(self) -> tuple[float, ...]:
-        """From the end of one batch to the end of the next; the first from the beginning of the run."""
+        """Seconds from the end of each batch to the next; the first counts from the start of the run."""
         ends = [self.begun_s, *(batch.end_s for batch in self.batches)]
         if self.batches and len(self.batches) < self._steps:
             ends = ends[1:]
@@ -71,45 +79,45 @@ class TrainingReport:
 
     @property
     def begun_s(self) -> float:
-        """On the hub's clock."""
+        """Start of the first batch, in seconds on the hub's clock."""
         return min(record.work.begun_s for record in self.records.values())
 
     @property
     def elapsed_s(self) -> float:
-        """From the beginning of the first batch to the end of the last update."""
+        """Seconds from the start of the first batch to the end of the last update."""
         return max(record.work.until_s for record in self.records.values()) - self.begun_s
 
     @property
     def bubble(self) -> float:
-        """The part of all workers' time that they waited for one another."""
+        """Fraction of all workers' time that they waited for each other."""
         work = sum(record.work.work_s for record in self.records.values())
         return max(0.0, 1.0 - work / (self.elapsed_s * self.workers)) if self.elapsed_s else 0.0
 
     @property
     def accuracy(self) -> tuple[int, int] | None:
-        """Correct, of how many that were held out."""
+        """Number of held-out items classified correctly, and number of all of them, or None."""
         extra = self.records[self.placement[-1]].extra
         return (int(extra["correct"]), int(extra["held_out"])) if "correct" in extra else None
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
-        """The stages on ``worker``."""
+        """Return the stages on ``worker``, in order."""
         return tuple(stage for stage, place in enumerate(self.placement) if place == worker)
 
     def peak_mb(self, worker: int) -> float:
-        """Peak memory of a worker, MB of 2^20 bytes."""
+        """Return the peak memory of a worker, in MB of 2^20 bytes."""
         return float(self.records[worker].extra.get("peak_rss_mb", 0.0))
 
     def before_mb(self, worker: int) -> float:
-        """Memory of a worker before its first batch: libraries and weights."""
+        """Return the memory of a worker before its first batch, in MB of 2^20 bytes."""
         return float(self.records[worker].extra.get("rss_before_mb", 0.0))
 
     @property
     def timeline(self) -> Timeline:
-        """What each worker was at; of very long runs, at the end."""
+        """Activities of each worker; in very long runs, only the last ones."""
         return to_timeline(self.records)
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as it is saved."""
         items = self._steps * self.batch_size
         accuracy = self.accuracy
         return {
@@ -165,7 +173,7 @@ class TrainingReport:
         return {
             "stage": stage,
             "rank": worker,
-            # What the worker does for its other stages is no work of this one's.
+            # Work that the worker does for its other stages is not this stage's.
             "seconds": {**seconds, Doing.WAIT_INPUT.value: max(0.0, self.elapsed_s - busy)},
             "busy_fraction": busy / self.elapsed_s if self.elapsed_s else 0.0,
             "rss_peak_mb": self.peak_mb(worker),
@@ -175,7 +183,7 @@ class TrainingReport:
 def print_report(
     report: TrainingReport, console: Console, saved: Path | None, replaced: Collection[Path] = ()
 ) -> None:
-    """A table of the workers, and the figures of the whole."""
+    """Print a table of the workers, and the figures of the whole training."""
     table = Table(box=box.SIMPLE)
     for column in ("worker", "stages", "layers", "forward", "backward", "update", "waiting", "peak memory"):
         table.add_column(

@@ -1,5 +1,8 @@
-"""Batches of images and labels. The batch of a step depends on the seed and the step alone, so that every
-worker can have its part of it without the others, and a resumed run goes on where it was."""
+"""Provide batches of images and labels.
+
+The batch of a step depends only on the seed and the step, so every worker can make its part of it without
+the others, and a resumed run continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +34,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Items that nothing is learnt from."""
+    """Items that are not trained on."""
 
     images: torch.Tensor
-    """float32 [items, channels, height, width]"""
+    """Images as float32 [items, channels, height, width]."""
     labels: torch.Tensor
-    """int64 [items]"""
+    """Labels as int64 [items]."""
 
 
 class Samples(Protocol):
-    """What a run learns from."""
+    """Images and labels to train on."""
 
     def images(self, step: int) -> torch.Tensor:
-        """float32 [batch, channels, height, width] of batch ``step``, from 0."""
+        """Return the images of batch ``step``, from 0, as float32 [batch, channels, height, width]."""
 
     def labels(self, step: int) -> torch.Tensor:
-        """int64 [batch]"""
+        """Return the labels of batch ``step`` as int64 [batch]."""
 
     @property
     def held_out(self) -> HeldOut | None:
-        """What the accuracy is measured on, if there is such."""
+        """Items to measure the accuracy on, or None."""
 
 
 def open_samples(
@@ -61,10 +64,10 @@ def open_samples(
     seed: int,
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
 ) -> Samples:
-    """What ``--data`` means; of a folder, pictures of at most ``max_image_pixels`` are read.
+    """Open the samples that ``--data`` names; images of a folder may have ``max_image_pixels`` at most.
 
     Raises:
-        InputError: there is no such folder, or it does not fit the network.
+        InputError: there is no such folder, or it does not match the network.
     """
     if data == RANDOM:
         return _RandomSamples(network.image_shape, network.classes, batch_size, seed)
@@ -94,10 +97,10 @@ class _RandomSamples:
 
 @dataclass(frozen=True)
 class _ListedSamples:
-    """Items by number; each passes once before any passes twice, in an order that changes every time."""
+    """Items by number, each used once per epoch, in a new order every epoch."""
 
     read: Callable[[int], torch.Tensor]
-    """Image of an item, [channels, height, width]."""
+    """Returns the image of an item, [channels, height, width]."""
     known: Sequence[int]
     """Label of each item."""
     batch_size: int
@@ -123,13 +126,13 @@ class _ListedSamples:
 
 
 def _digits(network: Network, batch_size: int, seed: int) -> Samples:
-    """The split that ``vit-digits`` is trained and tested on."""
+    """Return the split that ``vit-digits`` is trained and tested on."""
     with np.load(_DIGITS_FILE, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
     shape = (1, *arrays["images_train"].shape[1:])
     if network.image_shape != shape or network.classes < 10:
         raise InputError(
-            f"--data digits: images of {_by(shape)} in 10 classes; {network.name} takes "
+            f"--data digits has images of {_by(shape)} in 10 classes, but {network.name} takes "
             f"{_by(network.image_shape)} in {network.classes}; use --model vit-digits"
         )
     images, held_out = (
@@ -143,25 +146,25 @@ def _digits(network: Network, batch_size: int, seed: int) -> Samples:
 
 
 def _folder(folder: Path, network: Network, batch_size: int, seed: int, max_image_pixels: int) -> Samples:
-    """A folder of pictures for each class, in the order of the folders' names."""
+    """Return the images of a folder with one folder per class, in the order of the folders' names."""
     if not folder.is_dir():
         raise InputError(f"--data {folder}: no such folder; choose random, digits or a folder of classes")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     pictures = [find_images(place) for place in classes]
     found = [(path, label) for label, place in enumerate(pictures) for path in place.paths]
     if not found:
-        raise InputError(f"--data {folder}: has no folders with pictures; each class is a folder")
+        raise InputError(f"--data {folder}: has no folders with images; make a folder for each class")
     if len(classes) > network.classes:
         raise InputError(
-            f"--data {folder}: has {count(len(classes), 'class')}, {network.name} tells "
-            f"{network.classes} apart"
+            f"--data {folder}: has {count(len(classes), 'class')}, but {network.name} has only "
+            f"{network.classes}; remove folders or use another model"
         )
     line = skipped_line(str(folder), sum((place.skipped for place in pictures), Counter()))
     if line is not None:
         log.warning("%s", line)
     channels, height, width = network.image_shape
     if channels not in (1, 3):
-        raise InputError(f"{network.name} takes {channels} channels, pictures have 1 or 3")
+        raise InputError(f"{network.name} takes {channels} channels, but images have 1 or 3")
     half = (0.5,) * channels
     recipe = ImageRecipe(channels, (height, width), (height, width), Image.Resampling.BILINEAR, half, half)
     return _ListedSamples(

@@ -1,10 +1,10 @@
-"""Sends of one batch, whose tensors are let go of when they have arrived.
+"""Send the tensors of one batch, and release each as soon as it has arrived.
 
-    post ──> queue ──> [wait for the oldest, forget it]
+    post ──> queue ──> [wait for the oldest, release it]
 
-gloo keeps a tensor until somebody has waited for its send, and whether that would take long cannot be asked.
-torch's runtime waits at the end of the batch; until then every gradient would be here that went to the stage
-before.
+gloo keeps a tensor until its send has been waited for, and cannot tell whether the wait would be long.
+torch's runtime waits at the end of the batch; until then, every gradient sent to the previous stage would
+stay in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ __all__ = ["Sends"]
 
 
 class Sends:
-    """A context manager with a thread that waits for what was posted; without an error, it ends when all
-    has arrived."""
+    """A context manager that waits in a thread for posted sends, and exits when all have arrived.
+
+    After an error it does not wait.
+    """
 
     def __init__(self) -> None:
         self._posted: queue.SimpleQueue[dist.Work | None] = queue.SimpleQueue()
         self._error: Exception | None = None
-        # A daemon: a wait in gloo cannot be ended, and must not keep a process that has failed from ending.
+        # A daemon thread, because a wait in gloo cannot be aborted and must not keep a failed process alive.
         self._thread = threading.Thread(target=self._wait, name="sends", daemon=True)
 
     def __enter__(self) -> Sends:
@@ -44,7 +46,7 @@ class Sends:
             raise self._error
 
     def post(self, operations: Sequence[dist.P2POp]) -> None:
-        """Begin to send."""
+        """Start sending."""
         for operation in operations:
             work = dist.isend(operation.tensor, operation.peer, operation.group, operation.tag)
             if work is not None:
