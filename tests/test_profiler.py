@@ -1,4 +1,4 @@
-"""The profiler: what it measures, which files it makes, and that nothing spoils them."""
+"""The profiler: its measurements, the files it makes, and that mistakes leave files unchanged."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_results_read_back_as_written(
 
 @settings(max_examples=40, deadline=None)
 @given(whole=results(), data=st.data())
-def test_parts_join_to_the_whole_in_any_order(whole: ProfileResults, data: st.DataObject) -> None:
+def test_parts_add_up_to_the_whole_in_any_order(whole: ProfileResults, data: st.DataObject) -> None:
     first = data.draw(st.sets(st.integers(1, whole.layers)))
     one = replace(whole, profile_data=tuple(x for x in whole.profile_data if x.layer in first))
     other = replace(whole, profile_data=tuple(x for x in whole.profile_data if x.layer not in first))
@@ -146,7 +146,7 @@ def test_parts_join_to_the_whole_in_any_order(whole: ProfileResults, data: st.Da
     assert other.joined(one, "f").profile_data == whole.profile_data
 
 
-def test_a_file_of_the_original_loads(tmp_path: Path) -> None:
+def test_a_file_of_the_original_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "profiler_results.yml"
     path.write_text(
         "batch_size: 8\ndtype: torch.float32\nlayers: 48\nmodel_name: m\nprofile_data:\n"
@@ -167,7 +167,7 @@ def test_a_file_of_the_original_loads(tmp_path: Path) -> None:
         ("memory: 2.5", "the key memory is missing"),
     ],
 )
-def test_a_results_file_that_cannot_be_is_refused(tmp_path: Path, change: str, says: str) -> None:
+def test_an_invalid_results_file_is_rejected(tmp_path: Path, change: str, says: str) -> None:
     text = (
         "batch_size: 8\ndtype: torch.float32\nlayers: 48\nmodel_name: m\nprofile_data:\n"
         "- layer: 1\n  memory: 2.5\n  shape_in: [[3]]\n  shape_out: [[1]]\n  time: 0.25\n"
@@ -183,7 +183,7 @@ def test_a_results_file_that_cannot_be_is_refused(tmp_path: Path, change: str, s
         load_results(tmp_path / "r.yml")
 
 
-def test_ranges_are_told_as_people_write_them() -> None:
+def test_layer_numbers_are_formatted_as_ranges() -> None:
     assert ranges_text([7, 1, 2, 3, 9, 10]) == "1-3, 7, 9-10"
 
 
@@ -191,7 +191,7 @@ def test_ranges_are_told_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("family", ["vit", "deit", "bert"])
-def test_memory_is_that_of_the_parameters(model_dirs: dict[str, Path], family: str) -> None:
+def test_memory_is_the_size_of_the_parameters(model_dirs: dict[str, Path], family: str) -> None:
     model = find_model(str(model_dirs[family]))
     for layers in (LayerRange(0, model.n_layers), LayerRange(3, 7), LayerRange(7, model.n_layers)):
         shard = model.build(layers)
@@ -204,7 +204,7 @@ def test_memory_is_that_of_the_parameters(model_dirs: dict[str, Path], family: s
 
 @pytest.mark.parametrize("family", ["vit", "deit", "bert"])
 def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family: str) -> None:
-    """A clock that advances by one at each look: each layer is looked at once, the pass is all of them."""
+    """With a clock that advances by one per reading, each layer takes 1 and the pass takes their sum."""
     model = find_model(str(model_dirs[family]))
     layers = LayerRange(2, 9)
     shard = model.random(layers)
@@ -225,17 +225,17 @@ def test_short_passes_are_repeated_more_often() -> None:
     assert Pacing(3).repetitions_of(0.01) == 3
 
 
-def test_the_median_is_kept_with_the_distance_of_the_quartiles() -> None:
+def test_the_median_and_the_quartile_distance_are_kept() -> None:
     assert summaries([[5.0], [2.0]]) == [(5.0, 0.0), (2.0, 0.0)]
     assert summaries([[1.0, 2.0, 3.0, 4.0, 100.0]]) == [(3.0, 2.0)]
     assert summaries([[0.0], [0.0]]) == [(0.0, 0.0), (0.0, 0.0)]
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 9))
-def test_what_holds_up_one_layer_or_another_in_each_pass_is_counted(
+def test_a_delay_in_a_different_layer_of_each_pass_is_counted(
     data: st.DataObject, layers: int, passes: int
 ) -> None:
-    """A machine on which some layer of each pass takes longer, never the same twice, where possible."""
+    """In each pass another layer takes longer, never the same one twice if possible."""
     usual = data.draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))
     held_up = data.draw(st.permutations(range(layers)))
     times = [
@@ -262,8 +262,8 @@ def test_peaks_are_the_largest_running_totals(parts: list[list[int]]) -> None:
     assert peaks_between(changes[:-1]) == expected
 
 
-def test_activations_are_what_the_layers_allocate(model_dirs: dict[str, Path]) -> None:
-    """Of a pre-norm block, by hand: a norm is held until the product that reads it is there."""
+def test_activation_peaks_match_the_allocations_of_the_layers(model_dirs: dict[str, Path]) -> None:
+    """Count a pre-norm block by hand: a norm is held until the product that reads it exists."""
     model = find_model(str(model_dirs["vit"]))
     items, config = 2, model.config
     token = items * config.image_tokens * 4
@@ -302,7 +302,7 @@ def test_the_memory_of_a_control_group_counts(tmp_path: Path, membership: str) -
     assert available_bytes(groups) == pytest.approx(unlimited, rel=0.5)
 
 
-def test_the_narrowest_of_the_groups_around_a_process_counts(tmp_path: Path) -> None:
+def test_the_tightest_limit_of_nested_groups_counts(tmp_path: Path) -> None:
     files = {
         "memory/a/memory.limit_in_bytes": 90 * MIB,
         "memory/a/memory.usage_in_bytes": 20 * MIB,
@@ -329,7 +329,7 @@ def test_a_quota_of_version_two_is_read(tmp_path: Path, text: str, expected: flo
 
 
 class _Standing:
-    """A process that runs for 1 s and then stands still for 3, as its two clocks tell."""
+    """Two clocks of a process that runs for 1 s and then pauses for 3."""
 
     def __init__(self) -> None:
         self.worked = 0.0
@@ -343,7 +343,7 @@ class _Standing:
         return 4 * whole + part
 
 
-def test_under_a_quota_no_layer_is_charged_with_standing_still(model_dirs: dict[str, Path]) -> None:
+def test_under_a_quota_no_layer_is_charged_with_a_pause(model_dirs: dict[str, Path]) -> None:
     model = find_model(str(model_dirs["vit"]))
     shard = model.random(LayerRange(0, model.n_layers))
     payload = made_up_payload(model.payload_specs(0, 1), CPU, torch.Generator())
@@ -356,7 +356,7 @@ def test_under_a_quota_no_layer_is_charged_with_standing_still(model_dirs: dict[
         assert times[0] == pytest.approx(1.6, rel=0.1)
 
 
-def test_the_reserve_is_told() -> None:
+def test_the_memory_reserve_is_reported() -> None:
     budget = MemoryBudget(4000 * MIB, 200 * MIB)
     assert budget.usable_bytes == (4000 - 256 - 200) * MIB
     assert str(budget) == "3544 MB: 4000 free, less 256 for the system and 200 for a process"
@@ -391,7 +391,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def profiled(*arguments: object) -> list[str]:
-    """Run ``profiler.py`` with ``arguments`` in this process; what it tells."""
+    """Run ``profiler.py`` with ``arguments`` in this process, and return its lines."""
     told: list[str] = []
     command = parse_profiler([str(argument) for argument in arguments])
     if isinstance(command, SyntheticCommand):
@@ -408,7 +408,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def refused(directory: Path, *arguments: object) -> str:
-    """The one line that ``profiler.py`` ends with; no file is touched."""
+    """Run ``profiler.py``, check that it changes no file, and return the one line it ends with."""
     before = content(directory)
     with pytest.raises(PipeEdgeError) as caught:
         profiled(*arguments)
@@ -419,7 +419,7 @@ def refused(directory: Path, *arguments: object) -> str:
     return line
 
 
-def test_one_command_gives_the_scheduler_all_it_needs(here: Path) -> None:
+def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
     told = profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--plot", "p.html")
     assert any("mem_MB" in line and "free, less" in line for line in told)
     model = find_model("vit-digits")
@@ -461,7 +461,7 @@ def test_one_command_gives_the_scheduler_all_it_needs(here: Path) -> None:
         assert stage["compute_s"] == pytest.approx(sum(profile.time_s[first - 1 : last]) + beside)
 
 
-def test_layers_join_the_file_and_only_new_ones(here: Path) -> None:
+def test_only_new_layers_are_added_to_the_file(here: Path) -> None:
     profiled(*DIGITS, "-l", 6, "-L", 9)
     first = load_results(here / "profiler_results.yml")
     refusal = refused(here, *DIGITS, "-l", 9, "-L", 10)
@@ -475,7 +475,7 @@ def test_layers_join_the_file_and_only_new_ones(here: Path) -> None:
     assert specs.load_models(here / "models.yml")["vit-digits"].layers == 16
 
 
-def test_block_by_block_gives_the_same_but_for_times(here: Path) -> None:
+def test_block_by_block_gives_the_same_results_except_times(here: Path) -> None:
     profiled(*DIGITS, "-o", "a.yml")
     profiled(*DIGITS, "-o", "b.yml", "--by-block")
     whole, blocks = load_results(here / "a.yml"), load_results(here / "b.yml")
@@ -488,7 +488,7 @@ def test_block_by_block_gives_the_same_but_for_times(here: Path) -> None:
         )
 
 
-def test_a_model_that_does_not_fit_is_taken_block_by_block(
+def test_a_model_too_large_for_memory_is_measured_block_by_block(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[LayerRange] = []
@@ -520,7 +520,7 @@ def test_a_worked_example_is_not_written_by_default(here: Path) -> None:
     assert parse_models([]).models_file == Path("models.yml")
 
 
-def test_text_has_the_sentence_length_that_is_asked_for(here: Path, model_dirs: dict[str, Path]) -> None:
+def test_text_is_measured_at_the_requested_length(here: Path, model_dirs: dict[str, Path]) -> None:
     model = str(model_dirs["bert"])
     profiled("-m", model, "-i", 1, "-s", 7, "-L", 2, "-b", 3)
     profiled("-m", model, "-i", 1, "-s", "7,24", "-l", 3, "-L", 4, "-b", 3)
@@ -535,7 +535,7 @@ def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, P
     model = str(model_dirs["bert"])
     options = ("-m", model, "-i", 1, "-b", 2)
     told = profiled(*options, "--tokens", "4,16,8", "-dt", "here", "--bw-Mbps", 100)
-    assert any(re.search(r"sentences of 16 tokens, .* s of 8, .* s of 4$", line) for line in told)
+    assert any(re.search(r"sentences of 16 tokens, .* s for 8, .* s for 4$", line) for line in told)
     (name,) = specs.load_models(here / "models.yml")
     spec = specs.load_models(here / "models.yml")[name]
     (profile,) = specs.load_device_types(here / "device_types.yml")["here"].profiles[name]
@@ -550,13 +550,13 @@ def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, P
         at = profile.at_tokens(other.tokens)
         assert at.time_s == other.time_s
         assert at.extra["activations_MB"] == other.extra["activations_MB"]
-    # A slower board, measured at other lengths, joins the same model.
+    # A slower board, measured at other lengths, shares the same model entry.
     profiled(*options, "--tokens", "3,6", "-dt", "board", "--bw-Mbps", 100, "-o", "board.yml")
     assert specs.load_models(here / "models.yml") == {name: spec}
     profiled("--synthetic", "2", "--from", "here", "-dt", "half")
     (half,) = specs.load_device_types(here / "device_types.yml")["half"].profiles[name]
     assert half.at_tokens(6).time_s == pytest.approx([2 * time_s for time_s in profile.at_tokens(6).time_s])
-    assert "another sentence length: 4, 8, 16 tokens, now it is 16 tokens" in refused(
+    assert "another sentence length: 4, 8, 16 tokens, but now it is 16 tokens" in refused(
         here, *options, "-s", 16
     )
 
@@ -572,7 +572,7 @@ def test_a_model_of_text_is_profiled_at_three_lengths_by_default(
     assert f"--tokens 999: {model} takes 1 to {longest}" in refused(here, "-m", model, "--tokens", "999")
 
 
-def test_a_models_entry_without_lengths_gets_them(here: Path, model_dirs: dict[str, Path]) -> None:
+def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs: dict[str, Path]) -> None:
     options = ("-m", str(model_dirs["bert"]), "-i", 1, "-dt", "here", "--bw-Mbps", 100)
     profiled(*options, "-s", 16)
     (before,) = specs.load_models(here / "models.yml").values()
@@ -589,14 +589,14 @@ def test_a_models_entry_without_lengths_gets_them(here: Path, model_dirs: dict[s
         ((*DIGITS, "-i", "0"), "-i/--iterations 0"),
         ((*DIGITS, "-b", "0"), "-b/--batch-size 0"),
         ((*DIGITS, "-l", "0"), "-l/--layer-start 0"),
-        ((*DIGITS, "-l", "5", "-L", "4"), "the range is empty"),
+        ((*DIGITS, "-l", "5", "-L", "4"), "-L/--layer-end 4 is before -l/--layer-start 5"),
         ((*DIGITS, "-L", "17"), "its layers are 1 to 16"),
-        ((*DIGITS, "-s", "3,224,224"), "does not fit layer 1 of vit-digits, which takes 1,8,8"),
+        ((*DIGITS, "-s", "3,224,224"), "does not match layer 1 of vit-digits, which takes 1,8,8"),
         ((*DIGITS, "-l", "2", "-s", "17,64"), "takes 17,64 and 17,64"),
-        ((*DIGITS, "-s", "1,x"), "no shape"),
-        ((*DIGITS, "--tokens", "8,16"), "--tokens is for models of text"),
+        ((*DIGITS, "-s", "1,x"), "not a shape"),
+        ((*DIGITS, "--tokens", "8,16"), "--tokens is for text models"),
         ((*DIGITS, "--tokens", "0,16"), "--tokens 0: a sentence has at least 1 token"),
-        ((*DIGITS, "--tokens", "16,16"), "--tokens 16,16: names a length twice"),
+        ((*DIGITS, "--tokens", "16,16"), "--tokens 16,16: give each length once"),
         ((*DIGITS, "-s", "8", "--tokens", "16"), "either -s/--shape-input or --tokens"),
         ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),
         ((*DIGITS, "-d", "tpu"), "-d/--device tpu"),
@@ -614,17 +614,19 @@ def test_a_models_entry_without_lengths_gets_them(here: Path, model_dirs: dict[s
         ((*DIGITS, "--plot", "p.gif"), "FILE.html or FILE.png"),
         ((*DIGITS, "--plot", "no/p.png"), "does not exist"),
         (("--from-results", "-dt", "x"), "no such file"),
-        (("--from-results", *DIGITS), "does not go with --iterations, --model-name"),
+        (("--from-results", *DIGITS), "excludes --iterations, --model-name"),
         (("--synthetic", "2"), "name it with -dt"),
         (("--synthetic", "0", "-dt", "x"), "must be above 0"),
         (("--synthetic", "2", "-dt", "x"), "no such file"),
-        (("--synthetic", "2", "-dt", "x", "--no-warmup"), "does not go with --no-warmup"),
-        (("--from", "x"), "give --synthetic"),
-        (("--serve-link", "-i", "3"), "does not go with --iterations"),
+        (("--synthetic", "2", "-dt", "x", "--no-warmup"), "excludes --no-warmup"),
+        (("--from", "x"), "only with --synthetic"),
+        (("--serve-link", "-i", "3"), "excludes --iterations"),
         (("--model",), "unknown option --model; did you mean"),
     ],
 )
-def test_a_mistake_is_one_line_and_touches_nothing(here: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_a_mistake_gets_one_line_and_changes_nothing(
+    here: Path, arguments: tuple[str, ...], says: str
+) -> None:
     assert says in refused(here, *arguments)
 
 
@@ -639,33 +641,35 @@ def write_results(path: Path, **changed: Any) -> ProfileResults:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"model_name": "other"}, "another model: other, now it is vit-digits"),
+        ({"model_name": "other"}, "another model: other, but now it is vit-digits"),
         ({"dtype": "torch.float16"}, "another dtype: float16"),
-        ({"batch_size": 4}, "another batch size: 4, now it is 8"),
+        ({"batch_size": 4}, "another batch size: 4, but now it is 8"),
         ({"layers": 12}, "another number of layers: 12"),
         ({"device": "cuda"}, "another device: cuda"),
         ({"threads": 77}, "another thread count: 77"),
         ({}, "has layers 1 already"),
     ],
 )
-def test_results_of_something_else_are_left_alone(here: Path, changed: dict[str, Any], says: str) -> None:
+def test_results_of_other_conditions_are_left_unchanged(
+    here: Path, changed: dict[str, Any], says: str
+) -> None:
     write_results(here / "profiler_results.yml", **changed)
     assert says in refused(here, *DIGITS)
 
 
-def test_entries_are_kept_and_a_conflict_says_what_differs(here: Path) -> None:
+def test_entries_are_kept_and_a_conflict_names_the_difference(here: Path) -> None:
     emit = ("-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
     profiled(*DIGITS, *emit)
     again = ("--from-results", "-dt", "board")
-    assert "already, of" in refused(here, *again)
+    assert "already, with" in refused(here, *again)
     other = ("--from-results", "-dt", "other", "--bw-Mbps", 7, "--mem-MB", 9)
     models = (here / "models.yml").read_bytes()
-    assert any("was there" in line for line in profiled(*other))
+    assert any("unchanged" in line for line in profiled(*other))
     assert (here / "models.yml").read_bytes() == models
 
     # Another microbatch size joins the type; its figures may be left out, or must agree.
     third = (*DIGITS, "-b", 2, "-o", "two.yml", "-dt", "board")
-    assert "has bw_Mbps 1,000, here it is 7" in refused(here, *third, "--bw-Mbps", 7)
+    assert "has bw_Mbps 1,000, but 7 was given" in refused(here, *third, "--bw-Mbps", 7)
     profiled(*third)
     types = specs.load_device_types(here / "device_types.yml")
     assert [profile.batch_size for profile in types["board"].profiles["vit-digits"]] == [8, 2]
@@ -676,7 +680,7 @@ def test_entries_are_kept_and_a_conflict_says_what_differs(here: Path) -> None:
     assert specs.load_device_types(here / "device_types.yml")["other"] == types["other"]
 
 
-def test_a_models_entry_of_another_tool_is_kept_unless_it_cannot_be(here: Path) -> None:
+def test_a_models_entry_of_another_tool_is_kept_if_only_memory_differs(here: Path) -> None:
     profiled(*DIGITS)
     emit = ("--from-results", "-dt", "board", "--bw-Mbps", 1, "--mem-MB", 1)
     own = load_results(here / "profiler_results.yml")
@@ -684,10 +688,10 @@ def test_a_models_entry_of_another_tool_is_kept_unless_it_cannot_be(here: Path) 
     entry = {"layers": 16, "mem_MB": values, "parameters_in": 64, "parameters_out": [2176, 1088, 5440, 1088]}
     entry["parameters_out"] = [2176, 1088, 5440, 1088] * 3 + [2176, 1088, 5440, 10]
     (here / "models.yml").write_text(yaml.safe_dump({"vit-digits": {**entry, "parameters_in": 65}}))
-    assert "parameters_in is 65 there, 64 here" in refused(here, *emit)
+    assert "parameters_in is 65 in the file, 64 now" in refused(here, *emit)
     (here / "models.yml").write_text(yaml.safe_dump({"vit-digits": entry}))
     told = profiled(*emit)
-    assert any("is kept as it is there: mem_MB of layers 1-16" in line for line in told)
+    assert any("is kept unchanged: mem_MB of layers 1-16" in line for line in told)
     assert specs.load_models(here / "models.yml")["vit-digits"].mem_bytes[0] == values[0] * MIB
 
 
@@ -706,17 +710,17 @@ def test_a_synthetic_type_is_a_multiple_of_another(here: Path) -> None:
         types["board"].bw_bytes_per_s,
     )
     assert "already" in refused(here, "--synthetic", 3, "--from", "board", "-dt", "slow")
-    assert "there is no device type x" in refused(here, "--synthetic", 3, "--from", "x", "-dt", "y")
+    assert "no device type x" in refused(here, "--synthetic", 3, "--from", "x", "-dt", "y")
     assert "no profile of m" in refused(here, "--synthetic", 3, "--from", "board", "-dt", "y", "-m", "m")
 
 
-def test_the_converters_do_the_same_apart(here: Path) -> None:
+def test_the_converters_write_the_same_files(here: Path) -> None:
     profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
     told: list[str] = []
     models = ["-i", "profiler_results.yml", "-o", "m.yml"]
     convert_to_model(parse_models(models), told.append)
     convert_to_model(parse_models(models), told.append)
-    assert told[1] == "m.yml: vit-digits is there already, the same"
+    assert told[1] == "m.yml: vit-digits unchanged, it is there already"
     assert (here / "m.yml").read_bytes() == (here / "models.yml").read_bytes()
     kinds = ["board", "-o", "t.yml"]
     with pytest.raises(SpecError, match="-dtm"):
@@ -731,7 +735,7 @@ def test_the_converters_do_the_same_apart(here: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".html"])
-def test_results_become_a_picture(here: Path, suffix: str) -> None:
+def test_results_are_plotted(here: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     write_results(here / "profiler_results.yml")
     profiled("--from-results", "--plot", f"p{suffix}")
@@ -740,9 +744,7 @@ def test_results_become_a_picture(here: Path, suffix: str) -> None:
     assert sorted(path.name for path in here.iterdir()) == [f"p{suffix}", "profiler_results.yml"]
 
 
-def test_without_matplotlib_a_picture_is_refused_before_anything(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_a_plot_is_rejected_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'pipeedge[plot]'" in refused(here, *DIGITS, "--plot", "p.png")
 
@@ -751,7 +753,9 @@ def test_without_matplotlib_a_picture_is_refused_before_anything(
 
 
 @pytest.mark.parametrize("moment", ["time_layers", "activation_peaks", "measure_handling", "save_results"])
-def test_an_interruption_leaves_files_whole(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_an_interruption_leaves_complete_files(
+    here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     profiled(*DIGITS, "-L", 4)
     (here / "models.yml").write_text((ROOT / "models.yml").read_text())
     before = content(here)
@@ -799,12 +803,12 @@ def until(happened: Callable[[], bool], what: str, within: float = 60.0) -> None
 
 
 def thread_seconds(pid: int) -> float:
-    """Seconds of a processor that a process has had."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_scripts_answer_a_mistake_at_once(here: Path) -> None:
+def test_the_scripts_report_a_mistake_at_once(here: Path) -> None:
     process = started(here, "-i", "0")
     out, err = process.communicate(timeout=90)
     assert (process.returncode, out) == (EXIT_REQUEST, "")
@@ -824,7 +828,7 @@ def test_the_scripts_answer_a_mistake_at_once(here: Path) -> None:
     assert not list(here.iterdir())
 
 
-def test_failures_of_the_program_itself_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_the_program_itself_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     def broken() -> None:
         raise ZeroDivisionError("x")
 
@@ -835,7 +839,7 @@ def test_failures_of_the_program_itself_are_told(capsys: pytest.CaptureFixture[s
 # --- the repository's own files ---------------------------------------------------------------------
 
 
-def test_a_profile_of_this_tool_is_among_the_examples() -> None:
+def test_the_examples_include_a_profile_of_this_tool() -> None:
     types = specs.load_device_types(ROOT / "device_types.yml")
     made = {
         name: profile

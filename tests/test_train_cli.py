@@ -257,7 +257,7 @@ def parsed(*arguments: object, environ: Environment | None = None, cores: int = 
         (("--partition", "1,10,11,44", "--stages", 3), "--partition has 2 stages, but --stages is 3"),
         (("--partition", "1,10,11"), "3 numbers were given"),
         (("--partition", "half"), "neither auto nor a list"),
-        (("--stages", 4, "--workers", 4, "--batch-size", 6, "--microbatch-size", 2), "3 microbatches for 4"),
+        (("--stages", 4, "--workers", 4, "--batch-size", 6, "--microbatch-size", 2), "but there are 3 for 4"),
         (("--schedule", "interleaved", "--stages", 2, "--workers", 2), "at least 2"),
         (("--schedule", "sequential", "--workers", 2, "--stages", 2), "runs on 1 worker"),
         (("--stages", 0), "--stages 0"),
@@ -308,7 +308,7 @@ def test_a_mistake_gets_one_line_and_a_status(tmp_path: Path) -> None:
     small = ("--model", "vit-digits", "--data", "digits", "--workers", 2)
     for arguments, words, status in (
         (("--microbatch-size", 5), "not divisible", 2),
-        (("--stages", 45, "--workers", 2), "beyond the model", 2),
+        (("--stages", 45, "--workers", 2), "45 stages need at least 45 layers", 2),
         ((*small, "--checkpoint-dir", "file"), "cannot be made", 2),
         (("--schedule", "sequential", "--batch-size", 10**8), "its images alone take 18750000 MB", 2),
         ((*small, "--memory", 1), "fits into the 0 MB that a worker has", 3),

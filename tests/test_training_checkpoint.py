@@ -114,7 +114,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_rejected(tmp_path: Path) -> None
     with pytest.raises(RequestError, match=r"checkpoint\.json: cannot be read"):
         latest(tmp_path)
     (found.path / "checkpoint.json").write_text("[1]")
-    with pytest.raises(RequestError, match="is no description"):
+    with pytest.raises(RequestError, match="does not describe a checkpoint"):
         latest(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match=r"--checkpoint-dir .*cannot be made"):
@@ -144,7 +144,7 @@ def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> No
         pooler = torch.nn.Parameter(torch.zeros(2, 2))
         writer.write_part(4, "worker-1", {"shard.head.pooler.weight": pooler}, torch.optim.SGD([pooler]))
         writer.finish(4)
-        with pytest.raises(RequestError, match=r"has shard\.head\.pooler\.weight, for which"):
+        with pytest.raises(RequestError, match=r"has shard\.head\.pooler\.weight, which"):
             export(place, tmp_path / f"{model.family}-other")
     write(tmp_path / "vgg", 1, *small_checkpoint(tmp_path / "other"), description={"model": "vgg19"})
     with pytest.raises(RequestError, match="vgg19 has no form"):
@@ -184,8 +184,8 @@ STORED = [f"{name}{state}" for name in NAMES for state in ("", "/step", "/exp_av
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (None, "has no {key}"),
-        (lambda tensor: torch.zeros(5, 5), "{key} is [5, 5]"),
+        (None, "lacks {key}"),
+        (lambda tensor: torch.zeros(5, 5), "{key} has shape [5, 5]"),
         (lambda tensor: tensor.half(), "{key} has type F16, but F32 is needed"),
         (lambda tensor: torch.full_like(tensor, torch.nan), "{key} has values that are not finite"),
     ],

@@ -1093,13 +1093,18 @@ def layers_are_measured_already(patch: Patch) -> str:
     return profile(f"{MEASURE} -b 8 -o profiler_results.yml")
 
 
-@says("profiler_results.yml holds results of another batch size: 8, now it is 4; choose another file with -o")
+@says(
+    "profiler_results.yml has results of another batch size: 8, but now it is 4; choose another file with -o"
+)
 def results_of_another_size(patch: Patch) -> str:
     profiled()
     return profile(f"{MEASURE} -b 4 -o profiler_results.yml")
 
 
-@says("the times of a layer vary by 24% between repetitions; is something else running? The medians are kept")
+@says(
+    "layer times vary by 24% between repetitions (the medians are kept); measure again while nothing else "
+    "runs"
+)
 def times_vary(patch: Patch) -> str:
     profiled()
     results = profiling.load_results(Path("profiler_results.yml"))
@@ -1108,7 +1113,7 @@ def times_vary(patch: Patch) -> str:
     return profile(f"{MEASURE} -b 8 -o others.yml")
 
 
-@says("… is there already and differs: …; --overwrite replaces it")
+@says("… exists already and differs: …; replace it with --overwrite")
 def a_model_is_there_already(patch: Patch) -> str:
     profiled()
     Path("own.yml").write_text(yaml.safe_dump({"vit-digits": MODEL}))
@@ -1117,7 +1122,7 @@ def a_model_is_there_already(patch: Patch) -> str:
     )
 
 
-@says("the device type board is new: give its bandwidth (--bw-Mbps) or have it measured (--measure-link)")
+@says("device type board is new; give its bandwidth (--bw-Mbps) or have it measured (--measure-link)")
 def a_type_is_new(patch: Patch) -> str:
     profiled()
     return profile("--from-results -o profiler_results.yml -dt board -sm new.yml -sdt new_types.yml")
@@ -1130,7 +1135,7 @@ def nobody_measures(patch: Patch) -> str:
     return refused(lambda: measure_link("pi2", 29600))
 
 
-@says("times need no real weights: --random-weights")
+@says("times do not depend on real weights: use --random-weights")
 def weights_to_profile_are_missing(patch: Patch) -> str:
     return profile("-m google/vit-base-patch16-224 -b 1 -l 1 -L 1 -o missing.yml")
 

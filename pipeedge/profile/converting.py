@@ -1,4 +1,4 @@
-"""The converters: a results file to an entry of ``models.yml`` or ``device_types.yml``. Without torch."""
+"""Convert a results file to an entry of ``models.yml`` or ``device_types.yml``. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Tell = Callable[[str], None]
 
 
 def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
-    """``profiler_results_to_models.py``.
+    """Add the profiled model to a models file.
 
     Raises:
-        SpecError: one line for the user; no file was touched.
+        SpecError: a file is invalid, or the model differs from the one there; nothing was written.
         RequestError: the output is the input.
     """
     check_outputs(
@@ -29,14 +29,15 @@ def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
     spec = emitting.model_spec(results, str(command.results))
     path, name = command.models_file, results.model_name
     written = emitting.add_model(path, name, spec, overwrite=command.overwrite, lenient=False)
-    tell(f"{path}: {name} {'added' if written else 'is there already, the same'}")
+    tell(f"{path}: {name} {'added' if written else 'unchanged, it is there already'}")
 
 
 def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
-    """``profiler_results_to_device_types.py``.
+    """Add the profile to a device type of a device types file.
 
     Raises:
-        SpecError: one line for the user; no file was touched.
+        SpecError: a file is invalid, or the type has such a profile already; nothing was written.
+        RequestError: the output is the input.
     """
     emit = command.emit
     check_outputs(
@@ -48,11 +49,11 @@ def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
     emitting.add_profiles(
         emit.dev_types_file, type_name, profiles, given_figures(emit), overwrite=emit.overwrite
     )
-    tell(f"{emit.dev_types_file}: {type_name} has a profile of {results.model_name} now")
+    tell(f"{emit.dev_types_file}: profile of {results.model_name} added to {type_name}")
 
 
 def given_figures(emit: EmitRequest) -> emitting.Figures:
-    """Return the figures that the user gave for a device type, in bytes and bytes per second."""
+    """Return the user's figures of a device type, in bytes and bytes per second."""
     return emitting.Figures(
         None if emit.mem_mb is None else emit.mem_mb * BYTES_PER_MB,
         None if emit.bw_mbps is None else emit.bw_mbps * BYTES_PER_SECOND_PER_MBPS,

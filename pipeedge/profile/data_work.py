@@ -1,10 +1,10 @@
-"""What the data rank spends on a microbatch: reading and feeding it, and collecting its results.
+"""Measure the time that the data rank spends on a microbatch: reading, feeding and collecting it.
 
     shipped photo ──decode──> group ──stack──> frame ──> |     the runtime's own ReadAhead and Feeder
                                             | ──> frame ──read──> judge, write      its own Collector
 
-Both ends run against frames in memory; what a byte costs on its way to and from the network is added, as
-for a stage. A photo is decoded anew for each item, as files are; sentences are tokenised before a run.
+Both ends run against frames in memory; the cost of moving each byte to and from the network is added, as for
+a stage. The photo is decoded again for each item, like a file; sentences are tokenised before a run.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 __all__ = ["DataWork", "measure_data_work", "usual_items"]
 
 _MICROBATCHES = 8
-"""Measured after a first one, which warms caches up."""
+"""Number of microbatches measured after a first one, which warms up the caches."""
 
 
 @dataclass(frozen=True)
 class DataWork:
-    """Seconds for one microbatch."""
+    """Time that the data rank spends on one microbatch."""
 
     feed_s: float
-    """Reading the items and putting them on the link to the first stage."""
+    """Seconds to read the items and send them to the first stage."""
     collect_s: float
-    """Taking the outputs from the last stage and writing them."""
+    """Seconds to receive the outputs of the last stage and write them."""
 
 
 def usual_items(model: Model, tokens: int | None) -> Items:
-    """Return items of the kind that ``model`` takes, which are decoded as those of a user's files are.
+    """Return items of the kind that ``model`` takes, which are decoded like those of a user's files.
 
     Raises:
         InputError: the shipped photo does not fit the model.
@@ -82,16 +82,16 @@ def measure_data_work(
     """Measure the data rank's work for a microbatch of ``model``.
 
     Args:
-        model: what is run.
-        ubatch_size: items of a microbatch.
+        model: the model.
+        ubatch_size: number of items in a microbatch.
         tokens: sentence length (text only; by default the longest).
         dtype: number type of the first stage.
-        wire: what a byte costs beside that; None: nothing.
-        clock: in seconds, of all threads of the process.
-        stretch: seconds that pass while a second of ``clock`` does.
+        wire: additional cost of each byte, or None for no cost.
+        clock: returns the time of all threads of the process in seconds.
+        stretch: elapsed seconds per second of ``clock``.
 
     Raises:
-        InputError: there is no input to try it with.
+        InputError: there is no input to measure with.
     """
     wire = wire or Wire()
     items = RepeatedItems(usual_items(model, tokens), ubatch_size * (1 + _MICROBATCHES))
@@ -125,7 +125,7 @@ def measure_data_work(
 def _feed(
     source: InputSource, ubatch_size: int, sender: _FrameSender, activity: Activity, dtype: torch.dtype
 ) -> Feeder:
-    """Feed all of ``source`` as the data rank of a run does."""
+    """Feed all of ``source`` like the data rank of a run."""
     crew = Crew()
     reading = None
     if not source.in_memory:
@@ -148,18 +148,18 @@ def _feed(
 
 
 def _usual_step(moments: Sequence[float]) -> float:
-    """Median time from one microbatch to the next."""
+    """Return the median time from one microbatch to the next."""
     return statistics.median(after - before for before, after in pairwise(moments))
 
 
 @dataclass
 class _Posted:
-    """A frame that nobody waits for."""
+    """A frame in memory, which needs no waiting."""
 
     bytes: int
 
     def wait(self) -> None:
-        """Do nothing: it is there."""
+        """Do nothing: the frame has arrived already."""
 
     def receipt(self) -> Receipt:
         """Return the receipt of a link that takes no time."""
@@ -168,7 +168,7 @@ class _Posted:
 
 @dataclass
 class _FrameSender:
-    """A link into memory, which notes when each microbatch was posted."""
+    """A link into memory that records when each microbatch was posted."""
 
     capacity: int
     clock: Callable[[], float]
@@ -179,7 +179,7 @@ class _FrameSender:
         self._buffer = FrameBuffer(self.capacity)
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """Return the place of a payload in the frame."""
+        """Return the memory of a payload in the frame."""
         return Reserved(self._buffer.place(specs))
 
     def post(self, packet: Packet) -> _Posted:
@@ -192,11 +192,11 @@ class _FrameSender:
         return _Posted(self.bytes)
 
     def finish(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there is no receiver."""
 
 
 class _FrameReceiver:
-    """A link out of memory: the same outputs again and again, with the moment at which each was asked for."""
+    """A link out of memory that returns the same outputs repeatedly and records when each was requested."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], items: int, clock: Callable[[], float]) -> None:
         self._buffer = FrameBuffer(frame_capacity(specs))
@@ -206,7 +206,7 @@ class _FrameReceiver:
         self.taken_at: list[float] = []
 
     def receive(self) -> Packet | None:
-        """Return the next outputs; None after the last."""
+        """Return the next outputs, or None after the last."""
         number = len(self.taken_at)
         self.taken_at.append(self._clock())
         if number > _MICROBATCHES:
@@ -218,4 +218,4 @@ class _FrameReceiver:
         """Do nothing: this link sends no receipts."""
 
     def close(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there is nothing to release."""

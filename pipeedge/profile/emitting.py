@@ -1,10 +1,10 @@
-"""From results to the scheduler's files, where entries that exist are kept.
+"""Write results into the scheduler's files, keeping the entries that exist.
 
     ProfileResults ──model_spec──> models.yml            weights and elements of each layer
-                   ──model_profile──> device_types.yml   seconds of each layer, and what the scheduler
-                                                         may read beside them
+                   ──model_profile──> device_types.yml   seconds of each layer, and further figures that
+                                                         the scheduler may read
 
-Every decision can be asked for before anything is measured, and is taken again when it is written.
+Every check can be made before anything is measured, and is repeated before writing.
 """
 
 from __future__ import annotations
@@ -48,34 +48,36 @@ __all__ = [
 ]
 
 _NEAR = 1e-6
-"""Relative difference of numbers that went through decimal text."""
+"""Relative tolerance for numbers that were rounded as decimal text."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the user, or a measurement, says of a device type. None: nothing."""
+    """Figures of a device type, given by the user or measured."""
 
     mem_bytes: float | None = None
+    """Memory in bytes, or None if not given."""
     bw_bytes_per_s: float | None = None
+    """Bandwidth in bytes per second, or None if not given."""
 
 
 def model_spec(results: ProfileResults, source: str) -> ModelSpec:
-    """Return the entry of the model for ``models.yml``.
+    """Return the model in the form of ``models.yml``.
 
     Raises:
-        SpecError: layers are missing from ``results``, which were read from ``source``, or the shapes of
-            consecutive layers do not match.
+        SpecError: layers are missing in ``results``, which come from ``source``, or their shapes differ.
     """
     layers = results.whole(source).profile_data
     for before, after in pairwise(layers):
         if before.shape_out != after.shape_in:
             raise SpecError(
-                f"{source}: what leaves layer {before.layer} has shapes {_text(before.shape_out)}, what "
-                f"enters layer {after.layer} has {_text(after.shape_in)}; give -s alike for all of them"
+                f"{source}: the output of layer {before.layer} has shapes {_text(before.shape_out)}, but the "
+                f"input of layer {after.layer} has {_text(after.shape_in)}; profile all layers with the same "
+                "-s"
             )
     first = layers[0]
     return ModelSpec(
-        # models.yml counts weights in float32; what they take in another type stands in the profile.
+        # models.yml counts weights in float32; the profile has their size in another type.
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
@@ -92,7 +94,7 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
 
 
 def _per_token(results: ProfileResults, shapes: Shapes, others: Sequence[Shapes]) -> int:
-    """Elements that one more token adds, by the length that differs first; 0 where there is none."""
+    """Return the elements that one more token adds, or 0 if only one length was measured."""
     if not others or results.tokens is None:
         return 0
     return (elements(shapes) - elements(others[0])) // (results.tokens - results.other_tokens[0])
@@ -103,21 +105,16 @@ def _text(shapes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def model_profile(results: ProfileResults, source: str) -> ModelProfile:
-    """Return the profile of the model for ``device_types.yml``.
+    """Return the times in the form of ``device_types.yml``.
 
-    Beside the layer times it holds, if they were measured:
-
-    - ``receive_s`` and ``send_s``: for each layer, the time that a stage spends on communication when it
-      begins or ends with that layer;
-    - ``spread_s``: the spread of the layer times;
-    - ``agreement``: the agreement with float32;
-    - ``feed_s`` and ``collect_s``: the time that a data rank spends on input and output;
-    - ``activations_MB``: for each layer; a stage needs the largest;
-    - ``weights_MB``: for each layer, if the dtype is not float32;
-    - ``process_MB``, ``threads`` and ``device``.
+    Further keys record what was measured besides: ``receive_s`` and ``send_s``, per layer, the time that a
+    stage spends on links if it begins or ends with that layer; ``spread_s`` of the times; ``agreement`` with
+    float32; ``feed_s`` and ``collect_s`` of a data rank; ``activations_MB``, of which a stage needs the
+    largest; ``weights_MB`` of each layer in a number type other than float32; ``process_MB``, ``threads`` and
+    ``device``.
 
     Raises:
-        SpecError: layers are missing from ``results``, which were read from ``source``.
+        SpecError: layers are missing in ``results``, which come from ``source``.
     """
     layers = results.whole(source).profile_data
     extra: dict[str, Any] = {}
@@ -153,7 +150,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
 
 
 def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, list[float]]:
-    """Return the optional figures that all of ``layers`` have, as lists with one number per layer."""
+    """Return the further figures that all of ``layers`` have, one number per layer."""
     found = {}
     for key, name, unit in (
         ("spread_s", "time_spread_s", 1),
@@ -168,7 +165,7 @@ def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, 
 
 
 def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
-    """``profile`` of a device that takes ``factor`` times as long, for planning."""
+    """Return the profile of a device that takes ``factor`` times as long, for planning."""
 
     def times(extra: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(extra)
@@ -195,17 +192,17 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
 
 
 def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenient: bool) -> str | None:
-    """Whether ``spec`` may join the models of a file; a line about what is kept, where that differs.
+    """Check that ``spec`` may be added to a models file; return a line about a differing entry to be kept.
 
     Args:
-        path: the file; need not exist.
-        name: of the model.
-        spec: of the model.
-        overwrite: an entry that differs is replaced.
-        lenient: one that differs in memory alone is kept; otherwise that is an error too.
+        path: models file, which need not exist.
+        name: name of the model.
+        spec: the model.
+        overwrite: whether to replace a differing entry.
+        lenient: whether to keep an entry that differs only in memory, rather than raise.
 
     Raises:
-        SpecError: the file is not a models file, or has another model of that name.
+        SpecError: the file is not a models file, or has a different model of that name.
     """
     old = specs.load_models(path).get(name) if path.exists() else None
     if old is None or overwrite:
@@ -220,26 +217,26 @@ def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, leni
     memory = _differences(("mem_MB", _mb(old.mem_bytes), _mb(spec.mem_bytes)))
     if shape or (memory and not lenient):
         raise SpecError(
-            f"{path}: {name} is there already and differs: {'; '.join(shape + memory)}; "
-            "--overwrite replaces it"
+            f"{path}: {name} exists already and differs: {'; '.join(shape + memory)}; replace it with "
+            "--overwrite"
         )
     if memory:
-        return f"{path}: {name} is kept as it is there: {memory[0]}; --overwrite replaces it"
+        return f"{path}: {name} is kept unchanged: {memory[0]}; replace it with --overwrite"
     return None
 
 
 def add_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenient: bool) -> bool:
-    """Add a model to a file unless it has it; whether something was written.
+    """Add a model to a file unless the file has it, and return whether anything was written.
 
     Raises:
-        SpecError: as ``check_model``; or the file cannot be written.
+        SpecError: the model may not be added, as in ``check_model``, or the file cannot be written.
     """
     check_model(path, name, spec, overwrite=overwrite, lenient=lenient)
     old = specs.load_models(path).get(name) if path.exists() else None
     if old is not None and not overwrite:
         if old.tokens is not None or spec.tokens is None:
             return False
-        # The same sizes, which say now for which length they are.
+        # The sizes are the same, but the entry now records for which length.
         spec = replace(spec, mem_bytes=old.mem_bytes, extra=old.extra)
         overwrite = True
     specs.add_model(path, name, spec, overwrite=overwrite)
@@ -254,7 +251,7 @@ def _differences(*compared: tuple[str, Any, Any]) -> list[str]:
     found = []
     for what, there, here in compared:
         if len(there) != len(here):
-            continue  # the number of layers says it
+            continue  # the number of layers is reported instead
         different = [
             index
             for index, (a, b) in enumerate(zip(there, here, strict=True), start=1)
@@ -266,7 +263,7 @@ def _differences(*compared: tuple[str, Any, Any]) -> list[str]:
         where = f" of layers {ranges_text(different)}" if len(there) > 1 else ""
         example = "" if len(different) == 1 else f" at layer {first + 1}"
         found.append(
-            f"{what}{where} is {figure(there[first], 7)} there, {figure(here[first], 7)} here{example}"
+            f"{what}{where} is {figure(there[first], 7)} in the file, {figure(here[first], 7)} now{example}"
         )
     return found
 
@@ -282,17 +279,17 @@ def check_profile(
     *,
     overwrite: bool,
 ) -> DeviceType | None:
-    """Whether profiles may join a device type of a file. Returns the type as it is there, if it is.
+    """Check that profiles may be added to a device type; return the existing type, or None.
 
     Args:
-        path: the file; need not exist.
-        type_name: the device type.
-        profiles: model and profile; their times play no part.
-        figures: what is said of the type.
-        overwrite: what is there is replaced.
+        path: device types file, which need not exist.
+        type_name: name of the device type.
+        profiles: models with their profiles, whose times are not compared.
+        figures: figures of the device type.
+        overwrite: whether to replace existing profiles and figures.
 
     Raises:
-        SpecError: the file is not a device types file; or has such a profile, or other figures, already.
+        SpecError: the file is not a device types file, or has such a profile or other figures already.
     """
     old = specs.load_device_types(path).get(type_name) if path.exists() else None
     if old is None or overwrite:
@@ -302,8 +299,8 @@ def check_profile(
             if known.same_conditions(profile):
                 raise SpecError(
                     f"{path}: {type_name} has a profile of {model} for batch size {known.batch_size} and "
-                    f"{short_dtype(known.dtype)} already, of {figure(sum(known.time_s), 6)} s a microbatch; "
-                    "--overwrite replaces it"
+                    f"{short_dtype(known.dtype)} already, with {figure(sum(known.time_s), 6)} s per "
+                    "microbatch; replace it with --overwrite"
                 )
     for what, unit, there, here in (
         ("mem_MB", BYTES_PER_MB, old.mem_bytes, figures.mem_bytes),
@@ -311,9 +308,8 @@ def check_profile(
     ):
         if here is not None and abs(here - there) > _NEAR * max(here, there):
             raise SpecError(
-                f"{path}: {type_name} has {what} {figure(there / unit, 7)}, here it is "
-                f"{figure(here / unit, 7)}; leave it "
-                "out, or --overwrite replaces it"
+                f"{path}: {type_name} has {what} {figure(there / unit, 7)}, but {figure(here / unit, 7)} was "
+                "given; leave it out, or replace it with --overwrite"
             )
     return old
 
@@ -326,11 +322,11 @@ def add_profiles(
     *,
     overwrite: bool,
 ) -> None:
-    """Add profiles to a device type of a file; neither need exist; all else stays.
+    """Add profiles to a device type, creating type and file if needed and keeping everything else.
 
     Raises:
-        SpecError: as ``check_profile``; or the type is new and figures are missing; or the file cannot be
-            written.
+        SpecError: the profiles may not be added, as in ``check_profile``, figures of a new type are missing,
+            or the file cannot be written.
     """
     check_profile(path, type_name, profiles, figures, overwrite=overwrite)
     for model, profile in profiles:

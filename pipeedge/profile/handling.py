@@ -1,12 +1,11 @@
-"""What a stage spends on a microbatch beside its layers: taking it from a link and passing it on.
+"""Measure the time that a stage spends on a microbatch besides its layers: receiving and sending it.
 
     wire ──> frame ──read──> (to the GPU) ──> layers ──> (from the GPU) ──write──> frame ──> wire
     `------- receive -------------------'               `------------- send -------------------'
 
-Reading and writing frames and copying to a GPU are done by the thread that computes. Moving bytes to and
-from the network is done by another, and costs the stage only where no processor is left for it. That
-part is measured through this machine's own network stack, whose work for a real interface is about the
-same.
+The thread that computes also reads and writes frames and copies to a GPU. Another thread moves bytes to and
+from the network, which costs the stage time only if no processor is left for it. That part is measured
+through this machine's own network stack, which does about the same work for a real interface.
 """
 
 from __future__ import annotations
@@ -33,18 +32,22 @@ _WIRE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Handling:
-    """Seconds of a processor, for one microbatch of a payload."""
+    """Processor time to receive and send one microbatch."""
 
     receive_s: float
+    """Seconds to receive it."""
     send_s: float
+    """Seconds to send it."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """Seconds of a processor that a byte costs on its way in and out."""
+    """Processor time to move a byte from and to the network."""
 
     receive_s_per_byte: float = 0.0
+    """Seconds to receive a byte."""
     send_s_per_byte: float = 0.0
+    """Seconds to send a byte."""
 
 
 def measure_handling(
@@ -54,14 +57,14 @@ def measure_handling(
     clock: Callable[[], float] = time.perf_counter,
     stretch: float = 1.0,
 ) -> Handling:
-    """Measure the time that a stage spends to receive and to send a payload of ``specs``.
+    """Measure the processor time to receive and to send a payload of ``specs``.
 
     Args:
-        specs: shapes and dtypes of the tensors of the payload.
+        specs: tensors of the payload.
         device: device on which the stage computes.
-        wire: additional cost per byte of the network.
-        clock: clock in seconds.
-        stretch: seconds of real time per second of ``clock``.
+        wire: additional cost of each byte.
+        clock: returns the time in seconds.
+        stretch: elapsed seconds per second of ``clock``.
     """
     buffer = FrameBuffer(frame_capacity(specs))
     made: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in specs)
@@ -96,14 +99,13 @@ def _median(work: Callable[[], None], clock: Callable[[], float]) -> float:
 
 
 def measure_wire(stretch: float = 1.0) -> Wire:
-    """Measure the processor time per byte to send and to receive a frame, over the loopback.
+    """Measure the processor time to send and receive the bytes of a frame, over the loopback interface.
 
-    The bytes go in pieces of the size in which a kernel delivers them, each after the previous one has been
-    received, because on a network each piece wakes the receiver. Sent all at once, they would cost only a
-    third.
+    The frame is sent in pieces of the size in which a kernel delivers data, each after the previous one was
+    received, because on a network each piece wakes the receiver. Sent at once they would cost a third.
 
     Args:
-        stretch: seconds of real time per second of processor time that the process gets.
+        stretch: elapsed seconds per second of processor time.
     """
     spent: list[float] = []
     failures: list[OSError] = []
@@ -134,7 +136,7 @@ def measure_wire(stretch: float = 1.0) -> Wire:
                 for piece in pieces:
                     sender.sendall(message[piece])
                     if not taken.acquire(timeout=_WIRE_TIMEOUT_S):
-                        break  # the other thread has failed, and will say so
+                        break  # the other thread has failed, and reports it
                 sending = time.thread_time() - began
                 thread.join()
     if failures:
@@ -154,5 +156,5 @@ def _receive_into(connection: socket.socket, memory: memoryview) -> None:
 
 
 def distinct(specs: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[TensorSpec, ...]]:
-    """Each of ``specs`` once, in order: most cuts of a model are alike."""
+    """Return ``specs`` without repetitions, in order; most cuts of a model have the same."""
     return list(dict.fromkeys(specs))

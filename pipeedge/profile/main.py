@@ -26,13 +26,13 @@ DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
 
 
 def main() -> NoReturn:
-    """``profiler.py``."""
+    """Run ``profiler.py``."""
     program = program_name(PROGRAM)
     end(program, guard(program, _profiler, verbose="--verbose" in sys.argv))
 
 
 def main_models() -> NoReturn:
-    """``profiler_results_to_models.py``."""
+    """Run ``profiler_results_to_models.py``."""
 
     def convert() -> None:
         command = parse_models(sys.argv[1:])
@@ -44,7 +44,7 @@ def main_models() -> NoReturn:
 
 
 def main_device_types() -> NoReturn:
-    """``profiler_results_to_device_types.py``."""
+    """Run ``profiler_results_to_device_types.py``."""
 
     def convert() -> None:
         command = parse_device_types(sys.argv[1:])
@@ -73,9 +73,9 @@ def _profiler() -> None:
             network.serve_link(*place, tell=_say)
         print_result(str(network.measure_link(*place)))
         return
-    # torch's own profiler, which tells of allocations, would print a line at each start and stop.
+    # torch's profiler, which records allocations, would print a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # Only now: torch takes seconds to import, and a mistake is to be answered at once.
+    # torch takes seconds to import, so it waits until the command line has proved valid.
     from pipeedge.profile import session
 
     if isinstance(command, SyntheticCommand):

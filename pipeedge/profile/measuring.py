@@ -1,23 +1,23 @@
-"""How long each layer takes where it stands, and how much memory it needs while it runs.
+"""Measure how long each layer takes within a shard, and how much memory it needs while it runs.
 
     one repetition    |-- layer 1 --|- layer 2 -|----- layer 3 -----| ...     one forward pass of a shard
                       ^ stamp       ^ stamp     ^ stamp             ^ stamp
 
-Layers are not run by themselves: the shard is run as the runtime runs it, and the clock is read where
-one layer ends and the next begins. So each finds the caches and the allocator as in a real run, the
-times of a repetition add up to it, and a drift of the machine meets all layers alike. On a GPU the
-stamps are events in its queue, which cost no waiting.
+Layers are not run separately: the shard is run as in the runtime, and the clock is read where one layer ends
+and the next begins. So each layer finds the caches and the allocator as in a real run, the times of a
+repetition add up to the whole pass, and a drift of the machine affects all layers equally. On a GPU the
+stamps are events in its queue, which need no waiting.
 
-Under a quota of processor time a process runs, then stands still, again and again:
+Under a quota of processor time a process runs and pauses in turn:
 
-    layers     |--- 1 ---|-- 2 --|-------- 3 --------|        by the wall's clock the layer in which it
-    process    |=====......=====......=====......====|        stood still is slow, the others are fast
+    layers     |--- 1 ---|-- 2 --|-------- 3 --------|        by wall-clock time, layers with a pause
+    process    |=====......=====......=====......====|        are slow and the others are fast
 
-so there a layer's time is its processor time, stretched as the whole was.
+so in that case a layer's time is its processor time, stretched like that of the whole pass.
 
-The peak of activations comes from the allocator: torch's profiler is told of each allocation and
-release, in order, with marks between the layers. Nothing that is not a tensor counts, and nothing that
-another thread or library does to the process.
+The peak of activations comes from the allocator: torch's profiler records each allocation and release in
+order, with marks between the layers. Only tensors count, and nothing that another thread or library
+allocates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Times = list[list[float]]
-"""Seconds, for each repetition of each layer."""
+"""Seconds of each repetition, for each layer."""
 
 LEAST_REPETITIONS = 5
 MOST_REPETITIONS = 50
@@ -57,29 +57,29 @@ ENOUGH_S = 5.0
 
 @dataclass(frozen=True)
 class Pacing:
-    """How often."""
+    """How often to repeat a measurement."""
 
     repetitions: int | None = None
-    """None: 5, and up to 50 where 5 take less than 5 s."""
+    """Number of repetitions, or None for 5, and up to 50 if 5 take less than 5 s."""
     warmup: bool = True
-    """One pass before, which does not count."""
+    """Whether to run one pass first that does not count."""
 
     def __post_init__(self) -> None:
         if self.repetitions is not None and self.repetitions < 1:
-            raise RequestError(f"-i/--iterations {self.repetitions}: at least 1 is needed")
+            raise RequestError(f"-i/--iterations {self.repetitions}: must be at least 1")
 
     def repetitions_of(self, pass_s: float) -> int:
-        """How many, when one takes ``pass_s``."""
+        """Return the number of repetitions if one takes ``pass_s`` seconds."""
         if self.repetitions is not None:
             return self.repetitions
         return min(MOST_REPETITIONS, max(LEAST_REPETITIONS, int(ENOUGH_S / max(pass_s, 1e-6))))
 
 
 def made_up_payload(specs: Sequence[TensorSpec], device: torch.device, generator: torch.Generator) -> Payload:
-    """Return a payload of these ``specs``. Times depend on shapes alone; no position is masked.
+    """Return a payload of these ``specs``; times depend only on shapes, and no position is masked.
 
-    Integers, which make up the first layer's input, are all 1: a token id that every vocabulary has, an
-    attention mask that masks nothing, and the second of the two token types.
+    Integers, which are the inputs of a text model's first layer, are 1: a token that every vocabulary has,
+    an unmasked position, and the second of the two token types.
     """
 
     def tensor(spec: TensorSpec) -> torch.Tensor:
@@ -91,11 +91,11 @@ def made_up_payload(specs: Sequence[TensorSpec], device: torch.device, generator
 
 
 def shard_bytes(shard: Shard, layer: int) -> int:
-    """Parameters and buffers of ``layer``, from 0, in bytes; embeddings and head included where they are.
+    """Return the bytes of the parameters and buffers of ``layer``, with embeddings or head if it has them.
 
     Args:
-        shard: holds the layer; may be on ``meta``.
-        layer: within the shard's range.
+        shard: shard that contains the layer; may be on ``meta``.
+        layer: number of the layer, from 0, within the shard's range.
     """
     modules: list[nn.Module | None] = [shard.parts[str(layer)]]
     if layer == shard.layers.start:
@@ -114,15 +114,15 @@ def time_layers(
     clock: Callable[[], float] = time.perf_counter,
     work_clock: Callable[[], float] | None = None,
 ) -> tuple[Times, Payload]:
-    """Time each layer of ``shard``, and return the times and the output of the shard.
+    """Return the times of each layer of ``shard``, and the shard's output.
 
     Args:
-        shard: layers to time, on the same device as ``payload``.
+        shard: shard on the device of ``payload``.
         payload: input of the shard.
-        pacing: number of passes and warm-up.
+        pacing: number of repetitions.
         progress: called between passes with the fraction that is done.
-        clock: clock in seconds.
-        work_clock: processor time of this process in seconds, if a quota suspends the process at times.
+        clock: returns the time in seconds.
+        work_clock: returns the processor time of this process in seconds, if a quota makes it pause.
     """
     device = payload[0].device
     stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock, work_clock)
@@ -130,8 +130,8 @@ def time_layers(
     with torch.inference_mode(), _between_layers(shard, stamps.stamp):
         if pacing.warmup:
             shard(payload)
-        # A first pass that nobody keeps would cost as much as one that counts, so the first one that
-        # counts says how many follow.
+        # An extra pass to choose the number of repetitions would cost as much as one that counts, so the
+        # first one that counts decides.
         count, output = 1, payload
         while len(repetitions) < count:
             stamps.begin()
@@ -146,13 +146,13 @@ def time_layers(
 
 
 def summaries(times: Times) -> list[tuple[float, float]]:
-    """Of each layer the time it usually takes, and the distance between the quartiles of its times.
+    """Return the typical time of each layer, and the distance between the quartiles of its times.
 
-    Usual times are medians, lengthened by what makes them add up to the median of whole passes. In each
-    pass something holds up one layer or another: it is in no layer's median, but in every pass.
+    Typical times are medians, scaled so that they add up to the median of whole passes. Each pass is delayed
+    in one layer or another; these delays are in every pass, but in no layer's median.
 
     Args:
-        times: of the layers of one shard, in seconds, as ``time_layers`` gives them.
+        times: seconds of the layers of one shard, as ``time_layers`` returns them.
     """
     found = []
     for layer in times:
@@ -171,7 +171,7 @@ def summaries(times: Times) -> list[tuple[float, float]]:
 def _between_layers(shard: Shard, mark: Callable[[], None]) -> Iterator[None]:
     """Call ``mark`` whenever one layer of ``shard`` ends and another begins.
 
-    Embeddings belong to the first layer and heads to the last, so the pass itself begins and ends those.
+    Embeddings belong to the first layer and heads to the last, so those layers begin and end with the pass.
     """
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -188,7 +188,7 @@ def _between_layers(shard: Shard, mark: Callable[[], None]) -> Iterator[None]:
 
 
 class _ClockStamps:
-    """Times by the clock of the thread that computes, or by the work of the process, where that is asked."""
+    """Times layers by a clock, or by the processor time of the process if ``work_clock`` is given."""
 
     def __init__(self, clock: Callable[[], float], work_clock: Callable[[], float] | None) -> None:
         self._clock = clock
@@ -198,7 +198,7 @@ class _ClockStamps:
 
     @property
     def stretch(self) -> float:
-        """Seconds that pass while a second of ``seconds`` does."""
+        """Elapsed seconds per second of ``seconds``."""
         return self._elapsed / self._worked if self._work_clock and self._worked else 1.0
 
     def begin(self) -> None:
@@ -221,7 +221,7 @@ class _ClockStamps:
 
 
 class _EventStamps:
-    """Times by a GPU's own clock."""
+    """Times layers by a GPU's own clock."""
 
     stretch = 1.0
 
@@ -250,11 +250,11 @@ class _EventStamps:
 
 _MARK = "pipeedge: a layer ends"
 _ALLOCATION = "[memory]"
-"""What torch's profiler calls an event of the allocator."""
+"""Name that torch's profiler gives to an event of the allocator."""
 
 
 def activation_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
-    """Return the peak bytes in use while each layer runs, without weights and input, and the output."""
+    """Return each layer's peak memory besides weights and input, in bytes, and the shard's output."""
     if payload[0].device.type == "cuda":
         return _cuda_peaks(shard, payload)
     return _cpu_peaks(shard, payload)
@@ -269,18 +269,18 @@ def _cpu_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
     recording = torch.profiler.profile(activities=[cpu], profile_memory=True)
     with torch.inference_mode(), _between_layers(shard, mark), recording:
         output = shard(payload)
-    # The public events leave out when memory was released; these are what they are made of.
+    # The public events omit releases of memory, so use the raw events.
     recorded: Any = recording.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() in (_ALLOCATION, _MARK)]
     events.sort(key=lambda event: event.start_ns())
     peaks = peaks_between([event.nbytes() if event.name() == _ALLOCATION else None for event in events])
     if len(peaks) != len(shard.parts):
-        raise PipeEdgeError(f"torch's profiler tells of {len(peaks)} layers where {len(shard.parts)} ran")
+        raise PipeEdgeError(f"torch's profiler recorded {len(peaks)} layers, but {len(shard.parts)} ran")
     return peaks, output
 
 
 def peaks_between(changes: Sequence[int | None]) -> list[int]:
-    """Return the peaks of the running total of ``changes`` in bytes, one per section between marks (None)."""
+    """Return the peak of the running total of ``changes`` in bytes for each part between marks (None)."""
     total = peak = 0
     peaks = []
     for change in (*changes, None):

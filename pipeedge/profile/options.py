@@ -1,4 +1,4 @@
-"""The command lines of the profiler as requests. Imports nothing heavy: ``--help`` is there at once."""
+"""Parse the command lines of the profiler into requests. Imports nothing heavy, so ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -45,40 +45,42 @@ DEFAULT_RESULTS = Path("profiler_results.yml")
 DEFAULT_MODELS = Path("models.yml")
 DEFAULT_DEVICE_TYPES = Path("device_types.yml")
 OWN_FILES = {DEFAULT_MODELS: Path("my-models.yml"), DEFAULT_DEVICE_TYPES: Path("my-types.yml")}
-"""What is written by default where a default file is a worked example."""
+"""Files to write by default, if the file in this directory is a worked example."""
 EXAMPLE = "# A worked example"
-"""How the first line of such a file begins."""
+"""Beginning of the first line of such a file."""
 
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What is measured."""
+    """The layers to measure, and how."""
 
     model: ModelRequest
     random_weights: bool = False
-    """Times do not depend on values."""
+    """Whether to use random weights, because times do not depend on their values."""
     first: int = 1
-    """Of the layers, from 1."""
+    """First layer, from 1."""
     last: int | None = None
-    """Inclusive; None: the model's last."""
+    """Last layer, inclusive, or None for the model's last."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of one item of what enters layer ``first``; empty: as the model has it."""
+    """Shapes of one item of the input of layer ``first``; empty for the model's own."""
     tokens: tuple[int, ...] = ()
-    """Sentence lengths to measure (text only); empty: the longest, a quarter and a sixteenth of it."""
+    """Sentence lengths to measure (text only); empty for the longest, a quarter and a sixteenth of it."""
     batch_size: int = 8
+    """Number of items in a microbatch."""
     warmup: bool = True
+    """Whether to run one pass first that does not count."""
     iterations: int | None = None
-    """None: 5, and more where that takes less than 5 s."""
+    """Number of passes that count, or None for 5, and more if those take less than 5 s."""
     dtype: str = "float32"
     """Number type of weights and computation, one of ``schedule.DTYPES``."""
     agreement_items: int = 0
-    """Items to compute in ``dtype`` and in float32, to compare their classes; 0: none."""
+    """Number of items whose classes to compare in ``dtype`` and in float32."""
     input: tuple[Path, ...] = ()
-    """Of the items; empty: the input that is shipped."""
+    """Files with these items; empty for the shipped input."""
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS
-    """Largest picture among them to decode."""
+    """Number of pixels of the largest image to decode."""
     by_block: bool = False
-    """Load a block at a time, even where all of them fit into memory."""
+    """Whether to load one block at a time even if all of them fit into memory."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -91,7 +93,7 @@ class MeasureRequest:
             raise RequestError(f"-l/--layer-start {self.first}: layers are counted from 1")
         if self.last is not None and self.last < self.first:
             raise RequestError(
-                f"-L/--layer-end {self.last} is before -l/--layer-start {self.first}: the range is empty"
+                f"-L/--layer-end {self.last} is before -l/--layer-start {self.first}; swap them"
             )
         if self.random_weights and self.model.weights is not None:
             raise RequestError("give either -M/--model-file or --random-weights, not both")
@@ -102,39 +104,44 @@ class MeasureRequest:
         if any(tokens < 1 for tokens in self.tokens):
             raise RequestError(f"--tokens {min(self.tokens)}: a sentence has at least 1 token")
         if len(set(self.tokens)) < len(self.tokens):
-            raise RequestError(f"--tokens {','.join(map(str, self.tokens))}: names a length twice")
+            raise RequestError(f"--tokens {','.join(map(str, self.tokens))}: give each length once")
 
     def _check_agreement(self) -> None:
         if self.agreement_items < 0:
             raise RequestError(f"--agreement {self.agreement_items}: must not be negative")
         if self.input and not self.agreement_items:
-            raise RequestError("--input holds the items that --agreement N compares; give that too")
+            raise RequestError("--input has an effect only with --agreement N; give that too")
         if self.max_image_pixels < 1:
             raise RequestError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
         if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
-            raise RequestError("--max-image-pixels goes with --input")
+            raise RequestError("--max-image-pixels has an effect only with --input; give that too")
         if self.agreement_items and self.dtype == "float32":
-            raise RequestError("--agreement compares another number type with float32: give --dtype")
+            raise RequestError("--agreement compares another number type with float32: give one with --dtype")
         if self.agreement_items and self.random_weights:
             raise RequestError(
-                "--agreement needs the model's own weights: random ones tell nothing of classes"
+                "--agreement needs the model's own weights, because random weights give random classes; "
+                "leave out --random-weights"
             )
 
 
 @dataclass(frozen=True)
 class EmitRequest:
-    """What is made of results beside the results file."""
+    """The files to make from results."""
 
     type_name: str | None = None
-    """The device type to add; None: none."""
+    """Device type to add, or None."""
     mem_mb: float | None = None
+    """Memory of the device type in MB of 2^20 bytes, or None to determine it."""
     bw_mbps: float | None = None
+    """Bandwidth of the device type in units of 2^20 bits per second, or None."""
     measure_link: str | None = None
-    """Where ``--serve-link`` runs; measures the bandwidth."""
+    """Host and port of a ``--serve-link`` to measure the bandwidth to, or None."""
     models_file: Path = DEFAULT_MODELS
     dev_types_file: Path = DEFAULT_DEVICE_TYPES
     overwrite: bool = False
+    """Whether to replace entries that differ."""
     plot: Path | None = None
+    """File to plot the results into, or None."""
 
     def __post_init__(self) -> None:
         for option, value in (("--mem-MB", self.mem_mb), ("--bw-Mbps", self.bw_mbps)):
@@ -144,7 +151,7 @@ class EmitRequest:
             raise RequestError("give either --bw-Mbps or --measure-link, not both")
         if self.type_name is not None:
             if not self.type_name.strip():
-                raise RequestError("-dt/--dev-type is empty: name the kind of device")
+                raise RequestError("-dt/--dev-type is empty: give the name of a device type")
             return
         for option, given in (
             ("--mem-MB", self.mem_mb is not None),
@@ -153,55 +160,56 @@ class EmitRequest:
             ("--overwrite", self.overwrite),
         ):
             if given:
-                raise RequestError(f"{option} is of a device type: name it with -dt/--dev-type")
+                raise RequestError(f"{option} describes a device type: name it with -dt/--dev-type")
 
 
 @dataclass(frozen=True)
 class ProfileCommand:
-    """Measure, or take what was measured before, and emit."""
+    """A request to measure layers, or to use earlier results, and to make files from them."""
 
     measure: MeasureRequest | None
-    """None: use the results file as it is."""
+    """The layers to measure, or None to use the results file."""
     emit: EmitRequest
     results: Path = DEFAULT_RESULTS
 
 
 @dataclass(frozen=True)
 class SyntheticCommand:
-    """Scale a profile into a device type that need not exist."""
+    """A request to scale a profile into a device type that need not exist."""
 
     factor: float
+    """Factor by which times are multiplied."""
     emit: EmitRequest
     results: Path = DEFAULT_RESULTS
-    """What is scaled, unless ``base`` is given."""
+    """Results to scale, unless ``base`` is given."""
     base: str | None = None
-    """A device type of ``emit.dev_types_file``: what is scaled."""
+    """Device type of ``emit.dev_types_file`` to scale, or None for the results."""
     model_name: str | None = None
-    """Of the base, this model alone; None: all of them."""
+    """Model of the base to scale, or None for all of them."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor > 0):
-            raise RequestError(f"--synthetic {self.factor}: times are multiplied by it; it must be above 0")
+            raise RequestError(f"--synthetic {self.factor}: the factor of all times must be above 0")
         if self.emit.type_name is None:
             raise RequestError("--synthetic makes a new device type: name it with -dt/--dev-type")
         if self.base == self.emit.type_name:
-            raise RequestError(f"--from {self.base} is the new device type itself; name another with -dt")
+            raise RequestError(f"--from {self.base} is also the new device type; give another name with -dt")
 
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """Answer ``--measure-link`` of another host."""
+    """A request to answer ``--measure-link`` of another host."""
 
     place: str
-    """Address and port; empty: all addresses, the default port."""
+    """Address and port to listen on; empty for all addresses and the default port."""
 
 
 @dataclass(frozen=True)
 class LinkCommand:
-    """Measure a bandwidth, and print it."""
+    """A request to measure a bandwidth and print it."""
 
     place: str
-    """Where ``--serve-link`` runs."""
+    """Host and port where ``--serve-link`` runs."""
 
 
 Command: TypeAlias = ProfileCommand | SyntheticCommand | ServeCommand | LinkCommand
@@ -209,7 +217,7 @@ Command: TypeAlias = ProfileCommand | SyntheticCommand | ServeCommand | LinkComm
 
 @dataclass(frozen=True)
 class ModelsCommand:
-    """``profiler_results_to_models.py``."""
+    """A request to ``profiler_results_to_models.py``."""
 
     results: Path
     models_file: Path
@@ -218,7 +226,7 @@ class ModelsCommand:
 
 @dataclass(frozen=True)
 class DeviceTypeCommand:
-    """``profiler_results_to_device_types.py``."""
+    """A request to ``profiler_results_to_device_types.py``."""
 
     results: Path
     emit: EmitRequest
@@ -254,7 +262,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         _alone("--synthetic", given, allowed=allowed)
         return SyntheticCommand(given.synthetic, emit, results, given.base, given.model_name)
     if given.base is not None:
-        raise RequestError("--from names what --synthetic scales; give --synthetic FACTOR too")
+        raise RequestError("--from has an effect only with --synthetic FACTOR; give that too")
     if given.from_results:
         allowed = {"from_results", "results_yml", "sched_models_file", "plot", *emitting}
         _alone("--from-results", given, allowed=allowed)
@@ -293,7 +301,7 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
         "--output",
         type=path,
         metavar="FILE",
-        help="models.yml (my-models.yml where that is an example)",
+        help="models file to write (models.yml, or my-models.yml if that is a worked example)",
     )
     given = parser.parse_args(argv)
     return ModelsCommand(given.input, given.output or _own_file(DEFAULT_MODELS), given.overwrite)
@@ -309,23 +317,23 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
     parser = _converter(
         "profiler_results_to_device_types.py", "Add the profile to a device type of device_types.yml."
     )
-    parser.add_argument("dev_type", metavar="DEV_TYPE", help="the kind of device that was profiled")
+    parser.add_argument("dev_type", metavar="DEV_TYPE", help="name of the device type that was profiled")
     parser.add_argument(
         "-o",
         "--output",
         type=path,
         metavar="FILE",
-        help="device_types.yml (my-types.yml where that is an example)",
+        help="device types file to write (device_types.yml, or my-types.yml if that is a worked example)",
     )
     parser.add_argument(
-        "-dtm", "--dev-type-mem", type=float, metavar="MB", help="its memory; needed where the type is new"
+        "-dtm", "--dev-type-mem", type=float, metavar="MB", help="its memory; required if the type is new"
     )
     parser.add_argument(
         "-dtb",
         "--dev-type-bw",
         type=float,
         metavar="MBPS",
-        help="its bandwidth; needed where the type is new",
+        help="its bandwidth; required if the type is new",
     )
     given = parser.parse_args(argv)
     emit = EmitRequest(
@@ -346,17 +354,15 @@ def _converter(program: str, description: str) -> argparse.ArgumentParser:
         type=path,
         default=DEFAULT_RESULTS,
         metavar="FILE",
-        help="what the profiler wrote (profiler_results.yml)",
+        help="results file of the profiler (profiler_results.yml)",
     )
-    parser.add_argument(
-        "-f", "--overwrite", action="store_true", help="replace an entry that is there already"
-    )
+    parser.add_argument("-f", "--overwrite", action="store_true", help="replace an existing entry")
     add_common(parser)
     return parser
 
 
 def _own_file(default: Path) -> Path:
-    """Return ``default``, or a file of the user's own where that is a worked example in this directory."""
+    """Return ``default``, or a file of the user's own if that is a worked example in this directory."""
     try:
         with default.open(encoding="utf-8", errors="replace") as file:
             example = file.readline(len(EXAMPLE)) == EXAMPLE
@@ -366,18 +372,18 @@ def _own_file(default: Path) -> Path:
 
 
 def _given(arguments: argparse.Namespace) -> set[str]:
-    """Return the names of the options that were given; every default is None or False."""
+    """Return the names of the given options; every default is None or False."""
     return {name for name, value in vars(arguments).items() if value is not None and value is not False}
 
 
 def _alone(mode: str, arguments: argparse.Namespace, *, allowed: set[str]) -> None:
     stray = sorted(_given(arguments) - allowed - {"verbose"})
-    # --no-warmup stores False, which says something here.
+    # --no-warmup stores False, which is not the default here.
     if arguments.warmup is False:
         stray.append("no_warmup")
     if stray:
         names = ", ".join("--" + name.replace("_", "-").replace("base", "from") for name in stray)
-        raise RequestError(f"{mode} measures no layers and does not go with {names}")
+        raise RequestError(f"{mode} measures no layers, so it excludes {names}; leave that out")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -386,7 +392,7 @@ def _shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape like 197,768")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape like 197,768")
     return shape
 
 
@@ -398,14 +404,14 @@ def profiler_parser() -> argparse.ArgumentParser:
         description="Measure the layers of a model on this kind of device, for the scheduler.",
         epilog=f"Example: '{program} -m google/vit-base-patch16-224 -dt my-board --bw-Mbps 940' measures "
         "all layers and adds the device type my-board. Exit status: 0 done, 2 the request is wrong, 4 the "
-        "other host does not answer, 1 a fault of this program.",
+        "other host did not answer, 1 a fault of this program.",
         allow_abbrev=False,
     )
     add_common(parser)
     _add_measuring(parser.add_argument_group("what to measure"))
     _add_pacing(parser.add_argument_group("how"))
-    _add_agreement(parser.add_argument_group("how often another number type gives the class of float32"))
-    _add_emitting(parser.add_argument_group("what to make of it"))
+    _add_agreement(parser.add_argument_group("agreement of another number type with float32"))
+    _add_emitting(parser.add_argument_group("output"))
     _add_other(parser.add_argument_group("instead of measuring layers"))
     return parser
 
@@ -413,7 +419,7 @@ def profiler_parser() -> argparse.ArgumentParser:
 def _add_measuring(measure: Group) -> None:
     add_model(measure, weights_help="weights (the model's default file in this directory)")
     measure.add_argument(
-        "--random-weights", action="store_true", help="need no weights: times do not depend on their values"
+        "--random-weights", action="store_true", help="use random weights; times do not depend on values"
     )
     measure.add_argument("-l", "--layer-start", type=int, metavar="N", help="first layer, from 1 (1)")
     measure.add_argument(
@@ -425,18 +431,18 @@ def _add_measuring(measure: Group) -> None:
         type=_shape,
         action="append",
         metavar="SHAPE",
-        help="shape of one item of what enters the first layer, e.g. 197,768; once for each tensor (the "
-        "model's; for text '-s 128' means sentences of 128 tokens only)",
+        help="shape of one item of the first layer's input, e.g. 197,768; repeat for each tensor (the "
+        "model's; for text, '-s 128' means only sentences of 128 tokens)",
     )
     measure.add_argument(
         "--tokens",
         type=integers,
         metavar="LIST",
-        help="sentence lengths to measure, for models of text; runs of other lengths are scaled from them "
+        help="sentence lengths to measure, for text models; the times of other lengths follow from them "
         "(the longest, a quarter and a sixteenth of it: 512,128,32)",
     )
     measure.add_argument("--dtype", choices=DTYPES, help="number type of weights and computation (float32)")
-    measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items of a microbatch (8)")
+    measure.add_argument("-b", "--batch-size", type=int, metavar="N", help="items in a microbatch (8)")
 
 
 def _add_pacing(how: Group) -> None:
@@ -446,20 +452,22 @@ def _add_pacing(how: Group) -> None:
         "--warmup",
         action="store_true",
         default=None,
-        help="one pass before, which does not count (the default)",
+        help="run one pass first that does not count (the default)",
     )
-    warm.add_argument("--no-warmup", dest="warmup", action="store_false", default=None, help="none")
+    warm.add_argument(
+        "--no-warmup", dest="warmup", action="store_false", default=None, help="run no warm-up pass"
+    )
     how.add_argument(
         "-i",
         "--iterations",
         type=int,
         metavar="N",
-        help="passes that count; the median is kept (5, and up to 50 while that takes less than 5 s)",
+        help="passes that count; the median is kept (5, or up to 50 within 5 s)",
     )
     how.add_argument(
         "--by-block",
         action="store_true",
-        help="load one block at a time, as is done by itself for a model that does not fit into memory",
+        help="load one block at a time, as happens automatically for a model that does not fit into memory",
     )
 
 
@@ -468,7 +476,7 @@ def _add_agreement(agreement: Group) -> None:
         "--agreement",
         type=int,
         metavar="N",
-        help="compute N items in both, a block at a time, for "
+        help="compute N items in both types, a block at a time, for "
         f"{program_name('runtime.py')} --dtype auto --min-agreement",
     )
     agreement.add_argument(
@@ -476,7 +484,7 @@ def _add_agreement(agreement: Group) -> None:
         type=path,
         nargs="+",
         metavar="PATH",
-        help=f"the items: as of {program_name('runtime.py')} (the input that is shipped, once each)",
+        help=f"these items, as for {program_name('runtime.py')} (the shipped input, each item once)",
     )
     add_image_limit(agreement)
 
@@ -487,45 +495,45 @@ def _add_emitting(output: Group) -> None:
         "--results-yml",
         type=path,
         metavar="FILE",
-        help="where results go, and are kept: new layers join those there (profiler_results.yml)",
+        help="results file; new layers are added to those in it (profiler_results.yml)",
     )
     output.add_argument("-dt", "--dev-type", metavar="NAME", help="add the profile to this device type")
     output.add_argument(
         "--mem-MB",
         type=float,
         metavar="MB",
-        help="its memory (what is free here, less a reserve that is told)",
+        help="its memory (the free memory of this machine, less a reserve that is reported)",
     )
     output.add_argument("--bw-Mbps", type=float, metavar="MBPS", help="its bandwidth")
     output.add_argument(
         "--measure-link",
         metavar="HOST[:PORT]",
-        help=f"measure its bandwidth to a host where '{program_name('profiler.py')} --serve-link' runs",
+        help=f"measure its bandwidth to a host that runs '{program_name('profiler.py')} --serve-link'",
     )
     add_scheduler_files(
         output,
-        models="where the model goes (models.yml; my-models.yml where that is a worked example)",
-        dev_types="where the type goes (device_types.yml; my-types.yml where that is a worked example)",
+        models="models file to write (models.yml, or my-models.yml if that is a worked example)",
+        dev_types="device types file to write (device_types.yml, or my-types.yml if that is an example)",
     )
     output.add_argument("--overwrite", action="store_true", help="replace entries of those files that differ")
     output.add_argument(
-        "--plot", type=path, metavar="FILE", help="draw time, memory and cuts: FILE.html or FILE.png"
+        "--plot", type=path, metavar="FILE", help="plot time, memory and cuts: FILE.html or FILE.png"
     )
 
 
 def _add_other(other: Group) -> None:
-    other.add_argument("--from-results", action="store_true", help="use the results file as it is")
+    other.add_argument("--from-results", action="store_true", help="use the existing results file")
     other.add_argument(
         "--synthetic",
         type=float,
         metavar="FACTOR",
-        help="add a device type for planning, FACTOR times as slow as --from, or as the results file says",
+        help="add a device type for planning, FACTOR times as slow as --from, or as the results file",
     )
-    other.add_argument("--from", dest="base", metavar="TYPE", help="the device type that --synthetic scales")
+    other.add_argument("--from", dest="base", metavar="TYPE", help="device type that --synthetic scales")
     other.add_argument(
         "--serve-link",
         nargs="?",
         const="",
         metavar="ADDR[:PORT]",
-        help="be the other end of --measure-link, until Ctrl-C (all addresses)",
+        help="answer --measure-link of other hosts until Ctrl-C (all addresses)",
     )

@@ -1,7 +1,7 @@
-"""Results as a picture: seconds and memory of each layer, bytes of each cut.
+"""Plot results: seconds and memory of each layer, bytes of each cut.
 
-A ``.png``, or an ``.html`` page that needs nothing else: the picture as SVG and the numbers as a table.
-matplotlib is an extra (``pip install pipeedge[plot]``) and is imported only here.
+The plot is a ``.png`` file, or a self-contained ``.html`` page with the plot as SVG and the numbers as a
+table. matplotlib is an extra (``pip install pipeedge[plot]``) and is imported only here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FORMATS = (".html", ".png")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be drawn.
+    """Check that a plot can be drawn.
 
     Raises:
-        RequestError: another format, or matplotlib is not installed.
+        RequestError: the format is unknown, or matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
         raise RequestError(f"--plot {path}: name it FILE.html or FILE.png")
@@ -38,10 +38,10 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(path: Path, results: ProfileResults) -> None:
-    """Draw ``results``; the file is whole or not there.
+    """Plot ``results`` into a file, completely or not at all.
 
     Raises:
-        RequestError: as ``check_plot``; or the file cannot be written.
+        RequestError: the plot cannot be drawn, as in ``check_plot``, or the file cannot be written.
     """
     check_plot(path)
     content = _page(results) if path.suffix == ".html" else _drawn(results, "png")
@@ -61,7 +61,7 @@ def _title(results: ProfileResults) -> str:
 
 
 def cut_bytes(results: ProfileResults) -> list[float]:
-    """Bytes of a microbatch at the cut after each layer."""
+    """Return the bytes of a microbatch at the cut after each layer."""
     size = getattr(torch, short_dtype(results.dtype), torch.float32).itemsize
     return [elements(layer.shape_out) * results.batch_size * size for layer in results.profile_data]
 
@@ -71,7 +71,7 @@ def _drawn(results: ProfileResults, kind: str) -> bytes:
 
     layers = results.profile_data
     numbers = [layer.layer for layer in layers]
-    # The four parts of a block keep their colours, so that the blocks are seen.
+    # The four layers of a block have fixed colours, so that the blocks are visible.
     shades = ["#1f4e79", "#5b9bd5", "#c55a11", "#f4b183"]
     colours = [shades[(number - 1) % 4] for number in numbers]
     drawing = Figure(figsize=(max(8.0, 0.2 * len(layers)), 9.0), layout="constrained")
@@ -81,20 +81,22 @@ def _drawn(results: ProfileResults, kind: str) -> bytes:
     bars: dict[str, Any] = {"yerr": spreads, "ecolor": "#404040"} if any(spreads) else {}
     time.bar(numbers, [1e3 * layer.time_s for layer in layers], color=colours, **bars)
     total = sum(layer.time_s for layer in layers)
-    time.set_ylabel("ms a microbatch")
-    time.set_title(f"time: {figure(total)} s in all; bars: between the quartiles", loc="left", fontsize=10)
+    time.set_ylabel("ms per microbatch")
+    time.set_title(
+        f"time: {figure(total)} s in total; error bars span the quartiles", loc="left", fontsize=10
+    )
     weights = [layer.memory_bytes / BYTES_PER_MB for layer in layers]
     memory.bar(numbers, weights, color=colours)
     if all(layer.activations_bytes is not None for layer in layers):
         peaks = [(layer.activations_bytes or 0.0) / BYTES_PER_MB for layer in layers]
-        memory.step(numbers, peaks, where="mid", color="#404040", label="activations, peak")
+        memory.step(numbers, peaks, where="mid", color="#404040", label="peak of activations")
         memory.legend()
     memory.set_ylabel("MB")
-    memory.set_title(f"memory: {figure(sum(weights))} MB of weights in all", loc="left", fontsize=10)
+    memory.set_title(f"memory: {figure(sum(weights))} MB of weights in total", loc="left", fontsize=10)
     cut.bar(numbers, [value / BYTES_PER_MB for value in cut_bytes(results)], color=colours)
-    cut.set_ylabel("MB a microbatch")
-    cut.set_title("bytes that cross a cut after the layer", loc="left", fontsize=10)
-    cut.set_xlabel("layer (four a block)")
+    cut.set_ylabel("MB per microbatch")
+    cut.set_title("data at a cut after the layer", loc="left", fontsize=10)
+    cut.set_xlabel("layer (four per block)")
     stream = io.BytesIO()
     drawing.savefig(stream, format=kind, dpi=120)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""``profiler_results.yml``: what was measured, layer by layer, as data and as a file.
+"""Represent the measurements of each layer as data and as a file, ``profiler_results.yml``.
 
     model_name: google/vit-base-patch16-224
     dtype: torch.float32
@@ -11,22 +11,22 @@
       shape_out: [[197, 768], [197, 768]]
       time: 0.079                           # seconds a microbatch, median
       time_spread: 0.001                    # between the quartiles
-      memory_activations: 23.2              # MB, the peak while the layer runs; they do not add up
-      receive: 0.001                        # seconds: taking its input from a link, were it the first
-      send: 0.003                           # seconds: passing its output on, were it the last
+      memory_activations: 23.2              # MB, the peak while the layer runs; peaks do not add up
+      receive: 0.001                        # seconds to receive its input, if a stage begins with it
+      send: 0.003                           # seconds to send its output, if a stage ends with it
 
-Models of text have ``tokens`` at the top, the sentence length of all that, and in each layer ``lengths``:
-the same of shorter sentences, with ``tokens``, shapes, times and activations.
+Text models have ``tokens`` at the top, the sentence length of these figures, and ``lengths`` in each layer:
+the same figures for shorter sentences, with ``tokens``, shapes, times and activations.
 
-In another number type than float32 there is ``memory_float32`` too, and ``agreement`` at the top where it
-was measured: the part of items, of 1, whose class was that of float32.
+For number types other than float32 there is ``memory_float32`` too, and ``agreement`` at the top if it was
+measured: the fraction of items whose class is that of float32.
 
-At the top, ``feed`` and ``collect`` are the seconds in which a data rank on this device reads and feeds a
-microbatch, and collects its results.
+At the top, ``feed`` and ``collect`` are the seconds that a data rank on this device takes to read and feed a
+microbatch, and to collect its results.
 
-``time_spread`` and what follows it, and ``device``, ``threads``, ``memory_process``, ``agreement``,
-``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them loads. Other
-keys are kept. A file is extended by layers that it has not; nothing in it is ever replaced.
+``time_spread`` and the keys after it, and ``device``, ``threads``, ``memory_process``, ``agreement``,
+``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them can be read. Other
+keys are kept. Missing layers are added to a file; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def elements(shapes: Shapes) -> int:
-    """Values of one item in a payload of these ``shapes``."""
+    """Return the number of values of one item in a payload of these ``shapes``."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 @dataclass(frozen=True)
 class LengthResult:
-    """One layer with sentences of another length."""
+    """Measurements of one layer with sentences of another length."""
 
     tokens: int
     """Tokens of each sentence."""
     shape_in: Shapes
-    """Of one item of what enters."""
+    """Shapes of one item of the input."""
     shape_out: Shapes
-    """Of one item of what leaves."""
+    """Shapes of one item of the output."""
     time_s: float
-    """Seconds for one microbatch; the median."""
+    """Median seconds for one microbatch."""
     time_spread_s: float | None = None
-    """Between the quartiles of the repetitions."""
+    """Seconds between the quartiles of the repetitions."""
     activations_bytes: float | None = None
-    """The most that lives beside weights and input while it runs."""
+    """Peak memory besides weights and input while the layer runs, in bytes."""
     receive_s: float | None = None
-    """Of taking the layer's input from a link."""
+    """Seconds to receive the layer's input from a link."""
     send_s: float | None = None
-    """Of passing the layer's output on to a link."""
+    """Seconds to send the layer's output to a link."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
@@ -101,31 +101,32 @@ def _check_numbers(owner: object, what: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class LayerResult:
-    """One layer."""
+    """Measurements of one layer."""
 
     layer: int
-    """From 1."""
+    """Number of the layer, from 1."""
     memory_bytes: float
-    """Parameters and buffers."""
+    """Bytes of parameters and buffers."""
     shape_in: Shapes
-    """Of one item of what enters."""
+    """Shapes of one item of the input."""
     shape_out: Shapes
-    """Of one item of what leaves."""
+    """Shapes of one item of the output."""
     time_s: float
-    """For one microbatch; the median."""
+    """Median seconds for one microbatch."""
     time_spread_s: float | None = None
-    """Between the quartiles of the repetitions."""
+    """Seconds between the quartiles of the repetitions."""
     activations_bytes: float | None = None
-    """The most that lives beside weights and input while it runs; a stage's is the largest of its layers'."""
+    """Peak bytes besides weights and input while the layer runs; a stage needs its layers' largest."""
     receive_s: float | None = None
-    """Of taking the layer's input from a link."""
+    """Seconds to receive the layer's input from a link."""
     send_s: float | None = None
-    """Of passing the layer's output on to a link."""
+    """Seconds to send the layer's output to a link."""
     float32_bytes: float | None = None
-    """Parameters and buffers where they are float32, as ``models.yml`` counts them; None: as measured."""
+    """Bytes of parameters and buffers in float32, as ``models.yml`` counts them, or None if measured so."""
     lengths: tuple[LengthResult, ...] = ()
-    """The same with sentences of other lengths."""
+    """Measurements with sentences of other lengths."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the file that this program does not know."""
 
     def __post_init__(self) -> None:
         if self.layer < 1:
@@ -136,58 +137,62 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class ProfileResults:
-    """Layers of one model, measured under the same conditions. Valid by construction.
+    """Layers of one model, measured under the same conditions and validated on creation.
 
     Raises:
-        SpecError: layers beyond the model, out of order or twice.
+        SpecError: layers are beyond the model, out of order or repeated.
     """
 
     model_name: str
     dtype: str
+    """Number type of weights and computation."""
     batch_size: int
-    """Items of a microbatch."""
+    """Number of items in a microbatch."""
     layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     profile_data: tuple[LayerResult, ...]
-    """Sorted by layer; need not be all."""
+    """Measured layers, sorted; not necessarily all."""
     device: str | None = None
-    """``cpu`` or ``cuda:N``; None where the file does not say."""
+    """``cpu`` or ``cuda:N``, or None if the file does not record it."""
     threads: int | None = None
-    """Of a computation; None where the file does not say."""
+    """Number of compute threads, or None if the file does not record it."""
     process_bytes: float | None = None
-    """Memory of a rank before it holds a shard."""
+    """Memory of a rank before it loads a shard, in bytes."""
     agreement: float | None = None
-    """The part of items, of 1, whose class was that of float32; None where nobody compared."""
+    """Fraction of items whose class is that of float32, or None if it was not measured."""
     tokens: int | None = None
-    """Tokens of each sentence; None for images, and where the file does not say."""
+    """Tokens of each sentence, or None for images and if the file does not record it."""
     feed_s: float | None = None
-    """Seconds in which a data rank here reads and feeds a microbatch; None where the file does not say."""
+    """Seconds that a data rank takes to read and feed a microbatch, or None if unknown."""
     collect_s: float | None = None
-    """Seconds in which it collects the results of one."""
+    """Seconds that a data rank takes to collect the results of a microbatch, or None if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the file that this program does not know."""
 
     def __post_init__(self) -> None:
         numbers = [result.layer for result in self.profile_data]
         for before, after in pairwise(numbers):
             if before == after:
-                raise SpecError(f"layer {after} comes twice")
+                raise SpecError(f"layer {after} is listed twice")
             if after < before:
-                raise SpecError(f"layer {after} comes after layer {before}; they must be sorted")
+                raise SpecError(f"layer {after} follows layer {before}, but layers must be sorted")
         if numbers and numbers[-1] > self.layers:
             raise SpecError(f"layer {numbers[-1]} is beyond the model's {count(self.layers, 'layer')}")
         for result in self.profile_data:
             other = tuple(length.tokens for length in result.lengths)
             if other and (self.tokens is None or self.tokens in other or len(set(other)) < len(other)):
-                raise SpecError(f"layer {result.layer}: lengths need tokens at the top, and each length once")
+                raise SpecError(
+                    f"layer {result.layer}: lengths need the key tokens at the top, and each length only once"
+                )
             if other != self.other_tokens:
                 raise SpecError(
-                    f"layer {result.layer} has lengths of {_listed(other)} tokens, layer {numbers[0]} of "
+                    f"layer {result.layer} has lengths of {_listed(other)} tokens, but layer {numbers[0]} of "
                     f"{_listed(self.other_tokens)}"
                 )
 
     @property
     def other_tokens(self) -> tuple[int, ...]:
-        """Sentence lengths that were measured beside ``tokens``, alike for all layers."""
+        """Sentence lengths measured besides ``tokens``, the same for all layers."""
         return tuple(length.tokens for length in self.profile_data[0].lengths) if self.profile_data else ()
 
     @property
@@ -197,7 +202,7 @@ class ProfileResults:
         return tuple(layer for layer in range(1, self.layers + 1) if layer not in known)
 
     def whole(self, source: str) -> ProfileResults:
-        """Self, or ``SpecError`` where layers are missing."""
+        """Return these results, or raise ``SpecError`` if layers are missing."""
         if self.missing:
             raise SpecError(
                 f"{source} lacks layers {ranges_text(self.missing)} of {self.layers} of {self.model_name}; "
@@ -206,7 +211,7 @@ class ProfileResults:
         return self
 
     def check_extends(self, old: ProfileResults, source: str) -> None:
-        """Raise ``SpecError`` unless the layers here may join those of ``old``, the content of ``source``."""
+        """Raise ``SpecError`` unless these layers may be added to ``old``, the contents of ``source``."""
         here = {
             "model": self.model_name,
             "dtype": short_dtype(self.dtype),
@@ -228,7 +233,7 @@ class ProfileResults:
         for what, value in here.items():
             if there[what] is not None and value is not None and there[what] != value:
                 raise SpecError(
-                    f"{source} holds results of another {what}: {there[what]}, now it is {value}; "
+                    f"{source} has results of another {what}: {there[what]}, but now it is {value}; "
                     "choose another file with -o"
                 )
         known = {result.layer for result in old.profile_data}
@@ -244,14 +249,14 @@ class ProfileResults:
         if not self.profile_data:
             return None
         if self.tokens is None:
-            return "none is known"
+            return "unknown"
         return f"{_listed(sorted((self.tokens, *self.other_tokens)))} tokens"
 
     def joined(self, old: ProfileResults, source: str) -> ProfileResults:
-        """Return these results extended by the layers of ``old``, which were read from ``source``.
+        """Return the layers of ``old``, the contents of ``source``, together with these.
 
         Raises:
-            SpecError: as ``check_extends``.
+            SpecError: these layers may not be added, as in ``check_extends``.
         """
         self.check_extends(old, source)
         together = sorted((*old.profile_data, *self.profile_data), key=lambda result: result.layer)
@@ -272,7 +277,7 @@ def _listed(tokens: Sequence[int]) -> str:
 
 
 def ranges_text(layers: Sequence[int]) -> str:
-    """``1-3, 7`` for 1, 2, 3, 7."""
+    """Format layer numbers as ranges: ``1-3, 7`` for 1, 2, 3, 7."""
     parts: list[list[int]] = []
     for layer in sorted(layers):
         if parts and parts[-1][1] == layer - 1:
@@ -313,7 +318,7 @@ def load_results(path: Path) -> ProfileResults:
     """Read a results file.
 
     Raises:
-        SpecError: the file is malformed; the message names the file, line and key.
+        SpecError: it is invalid; the message gives file, line and key.
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
@@ -378,7 +383,7 @@ def _rest(entry: Field, known: set[str]) -> dict[str, Any]:
 
 
 def save_results(path: Path, results: ProfileResults) -> None:
-    """Write a results file, whole or not at all.
+    """Write a results file, completely or not at all.
 
     Raises:
         SpecError: it cannot be written.

@@ -1,10 +1,10 @@
-"""The work of the profiler, in order.
+"""Carry out the profiler's work, in order.
 
-    check all that can be wrong ─> bandwidth ─> layers ─> results ─> models, device types ─> plot
+    check everything ─> bandwidth ─> layers ─> results ─> models, device types ─> plot
 
-Nothing is written before all is measured, and each file is replaced whole: an interruption at any moment
-leaves the files as they were. A model that fits into memory is loaded once and passed through again and
-again; one that does not is taken block by block.
+Nothing is written before everything is measured, and each file is replaced as a whole, so an interruption at
+any moment leaves the files as they were. A model that fits into memory is loaded once and run repeatedly; a
+larger one is measured block by block.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ __all__ = ["profile", "synthesize", "use_results"]
 
 SEED = 0
 UNSTEADY = 0.1
-"""A spread of the total beyond this part of it is worth a warning."""
+"""Spread of the times, as a fraction of their total, above which to warn."""
 FILLED = 0.9
-"""Of the free memory, the part that a model may take to be loaded whole."""
+"""Fraction of the free memory that a model may take to be loaded as a whole."""
 
 Tell = Callable[[str], None]
 
 
 def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
-    """Measure layers, write the results, and what is to be made of them.
+    """Measure layers, and write the results and the files made from them.
 
     Args:
-        command: with something to measure.
-        tell: called with lines for the user.
-        warn: called with lines that end nothing but should be read.
+        command: request with something to measure.
+        tell: called with each line for the user.
+        warn: called with each warning.
 
     Raises:
-        PipeEdgeError: one line for the user; no file was touched.
+        PipeEdgeError: the request cannot be carried out; nothing was written.
     """
     if command.measure is None:
         raise ValueError("nothing to measure")
@@ -103,7 +103,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
         ],
     )
     if command.measure.agreement_items:
-        _compared(command.measure, job.model)  # refused now, not after minutes of measuring
+        _compared(command.measure, job.model)  # fails now rather than after minutes of measuring
     old = load_results(command.results) if command.results.exists() else None
     expected = job.expected()
     together = expected if old is None else expected.joined(old, str(command.results))
@@ -137,10 +137,10 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
 
 
 def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
-    """Make of a results file what is asked for, without measuring layers.
+    """Make the requested files from a results file, without measuring layers.
 
     Raises:
-        PipeEdgeError: one line for the user; no file was touched.
+        PipeEdgeError: the request cannot be carried out; nothing was written.
     """
     if not command.results.exists():
         raise SpecError(f"{command.results}: no such file; profile first, without --from-results")
@@ -148,7 +148,7 @@ def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     replaced = check_outputs(_emitted(emit), [InputPath("--from-results", command.results)])
     results = load_results(command.results)
     if emit.plot is None and emit.type_name is None:
-        raise RequestError("--from-results makes files of results: give -dt/--dev-type or --plot")
+        raise RequestError("--from-results has nothing to make: give -dt/--dev-type or --plot")
     _check_emission(emit, results, str(command.results), tell=lambda _line: None)
     figures = _figures(emit, tell)
     free_bytes = available_bytes() + resident_bytes()
@@ -159,7 +159,7 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     """Add a device type whose times are a multiple of another's.
 
     Raises:
-        PipeEdgeError: one line for the user; no file was touched.
+        PipeEdgeError: the request cannot be carried out; nothing was written.
     """
     emit = command.emit
     path, factor = emit.dev_types_file, command.factor
@@ -182,7 +182,7 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     else:
         types = load_device_types(path)
         if command.base not in types:
-            raise SpecError(f"{path}: there is no device type {command.base}; there are {', '.join(types)}")
+            raise SpecError(f"{path}: no device type {command.base}; the file has {', '.join(types)}")
         base = types[command.base]
         known, source = dict(base.profiles), command.base
         if type_name not in types:
@@ -193,10 +193,10 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     if command.model_name is not None:
         if command.model_name not in known:
             there = ", ".join(known) or "none"
-            raise SpecError(f"{source} has no profile of {command.model_name}; there are {there}")
+            raise SpecError(f"{source} has no profile of {command.model_name}; it has {there}")
         known = {command.model_name: known[command.model_name]}
     if not any(known.values()):
-        raise SpecError(f"{path}: {source} has no profile that could be scaled")
+        raise SpecError(f"{path}: {source} has no profile to scale")
     profiles = [
         (model, emitting.scaled(profile, factor, source)) for model, each in known.items() for profile in each
     ]
@@ -207,33 +207,35 @@ def synthesize(command: SyntheticCommand, tell: Tell) -> None:
     )
 
 
-# --- what is measured -------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Measured:
-    """What was measured with sentences of one length, a layer after the other."""
+    """Measurements of all layers with sentences of one length."""
 
     times: list[tuple[float, float | None]] = field(default_factory=list)
+    """Seconds of each layer, with their spread."""
     peaks: list[int] = field(default_factory=list)
+    """Peak activations of each layer in bytes."""
     handling: list[Handling] = field(default_factory=list)
-    """Of the cut before each layer, and of the one after the last."""
+    """Costs of links at the cut before each layer, and at the one after the last."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A request that was found to be possible."""
+    """A request that has passed its checks."""
 
     request: MeasureRequest
     model: Model
     device: torch.device
     layers: LayerRange
     tokens: tuple[int | None, ...]
-    """Sentence lengths, longest first; one of None for images."""
+    """Sentence lengths, longest first, or a single None for images."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and computation."""
+        """Number type of weights and computation."""
         return find_dtype(self.request.dtype)
 
     @classmethod
@@ -249,21 +251,21 @@ class _Job:
         return cls(request, model, device, layers, _tokens(request, model, layers.start))
 
     def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
-        """Return the payload specs after ``after_layer`` layers, with sentences of ``tokens`` tokens."""
+        """Return the tensors at the cut after ``after_layer`` layers, with sentences of ``tokens``."""
         return self.model.payload_specs(after_layer, self.request.batch_size, tokens, self.dtype)
 
     def expected(self) -> ProfileResults:
-        """Return the expected results, with all times zero."""
+        """Return the results to expect, without times."""
         nothing = _Measured(times=[(0.0, None)] * len(self.layers))
         return self._results(
             _bytes_of(self.model.build(self.layers, self.dtype)), dict.fromkeys(self.tokens, nothing)
         )
 
     def measure(self, advance: Callable[[str, float], None]) -> ProfileResults:
-        """Run it.
+        """Measure all layers.
 
         Args:
-            advance: called with what is done and the part, of 1, that has been done.
+            advance: called with a description of the current work and the fraction that is done.
         """
         request = self.request
         found = {tokens: _Measured(handling=self._handling(tokens, advance)) for tokens in self.tokens}
@@ -289,7 +291,7 @@ class _Job:
                     advance("timing layers", (before + part) / turns)
 
                 measured, payload = found[tokens], payloads[tokens]
-                # The pass that looks at memory warms the shard up too.
+                # The pass that measures memory also warms up the shard.
                 if pacing.warmup:
                     measured.peaks += activation_peaks(shard, payload)[0]
                 timed, output = time_layers(
@@ -300,11 +302,11 @@ class _Job:
                 measured.times += summaries(timed)
                 payloads[tokens] = output
                 del output
-            del shard  # before the next group comes
+            del shard  # before the next group is loaded
         return self._results(sizes, found)
 
     def data_work(self) -> DataWork | None:
-        """Measure what a data rank here does; None where the model does not take the shipped input."""
+        """Measure the work of a data rank on this device; return None if no shipped input fits the model."""
         quota = self._quota()
         measure = functools.partial(
             measure_data_work,
@@ -322,34 +324,34 @@ class _Job:
             return None
 
     def _wire(self) -> Wire:
-        """Return the processor time of a stage per byte sent to and received from the network."""
+        """Return the processor time that moving a byte to and from the network costs a stage."""
         quota = self._quota()
-        # With a processor to spare, what moves bytes to and from the network takes nothing from a stage.
+        # With a processor to spare, moving bytes to and from the network takes no time from a stage.
         spare = self.device.type == "cpu" and quota is None and processors() > torch.get_num_threads()
         return Wire() if spare else measure_wire(1.0 if quota is None else max(1.0, 1.0 / quota))
 
     def _handling(self, tokens: int | None, advance: Callable[[str, float], None]) -> list[Handling]:
-        """Of the cut before each layer, and of the one after the last."""
-        advance("measuring what links cost", 0.0)
+        """Return the costs of links at the cut before each layer, and at the one after the last."""
+        advance("measuring the costs of links", 0.0)
         quota = self._quota()
         stretch = 1.0 if quota is None else max(1.0, 1.0 / quota)
         on_cpu = self.device.type == "cpu"
         wire = self._wire()
         cuts = [self.specs(cut, tokens) for cut in range(self.layers.start, self.layers.stop + 1)]
         measure = functools.partial(measure_handling, device=self.device, wire=wire)
-        if quota is not None and on_cpu:  # copies to a GPU are waited for, not worked for
+        if quota is not None and on_cpu:  # copies to a GPU take waiting time, not processor time
             measure = functools.partial(measure, clock=time.thread_time, stretch=stretch)
         found = {specs: measure(specs) for specs in distinct(cuts)}
         return [found[specs] for specs in cuts]
 
     @staticmethod
     def _quota() -> float | None:
-        """Processor time in a second, where that is so little that this process has to stand still."""
+        """Return the processor seconds per second if the quota makes this process pause, or None."""
         quota = ControlGroups().quota()
         return quota if quota is not None and quota <= torch.get_num_threads() else None
 
     def _groups(self) -> list[LayerRange]:
-        """Ranges of layers that are loaded together: all, or block by block."""
+        """Return the ranges of layers that are loaded together: all of them, or block by block."""
         needed = self.model.weight_bytes(self.layers, self.dtype)
         if not self.request.by_block and needed <= FILLED * self._free_bytes():
             return [self.layers]
@@ -369,7 +371,9 @@ class _Job:
         try:
             return self.model.load(layers, self.request.model.weights, self.device, self.dtype)
         except WeightsError as error:
-            raise WeightsError(f"{error}; times need no real weights: --random-weights") from error
+            raise WeightsError(
+                f"{error}; times do not depend on real weights: use --random-weights"
+            ) from error
 
     def _results(self, sizes: list[int], found: Mapping[int | None, _Measured]) -> ProfileResults:
         data = []
@@ -402,7 +406,7 @@ class _Job:
         )
 
     def _numbers(self, index: int, tokens: int | None, measured: _Measured) -> dict[str, Any]:
-        """Return the measurements of a layer with sentences of ``tokens`` tokens."""
+        """Return the measurements of a layer with sentences of ``tokens``."""
         layer = self.layers.start + index
         time_s, spread_s = measured.times[index]
         return {
@@ -420,7 +424,7 @@ def _compared(request: MeasureRequest, model: Model) -> InputSource:
     """Open the items that ``--agreement`` compares.
 
     Raises:
-        InputError: they cannot be read, or are not as many different ones.
+        InputError: they cannot be read, or there are too few different ones.
     """
     source = open_input(
         InputRequest(
@@ -435,7 +439,7 @@ def _compared(request: MeasureRequest, model: Model) -> InputSource:
 
 
 def _agreement(job: _Job, tell: Tell) -> float | None:
-    """How often the number type gives the class of float32, where that was asked."""
+    """Return how often the number type gives the class of float32, or None if not requested."""
     request = job.request
     if not request.agreement_items:
         return None
@@ -462,15 +466,15 @@ def _agreement(job: _Job, tell: Tell) -> float | None:
 
 
 def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | None, ...]:
-    """Return the requested sentence lengths in tokens, longest first, or (None,) for images.
+    """Return the sentence lengths to measure, longest first, or a single None for images.
 
     Raises:
-        InputError: a length is more than the model takes, or a shape does not fit the layer.
+        InputError: lengths are beyond the model, or shapes do not match the layer.
     """
     given = request.shapes
     if model.family != "bert" and request.tokens:
         raise InputError(
-            f"--tokens is for models of text; an image has {model.max_tokens} tokens for {model.name}"
+            f"--tokens is for text models; {model.name} makes {model.max_tokens} tokens of every image"
         )
     if not given:
         if model.family != "bert":
@@ -484,11 +488,11 @@ def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | No
     wanted = _shapes(model.payload_specs(start, 1, tokens))
     enough = [wanted]
     if model.family == "bert":
-        # The first layer's three inputs are alike, and what follows the hidden state is the mask.
+        # The first layer's three inputs have the same shape, and the mask follows the hidden state.
         enough.append(wanted[:1] if start == 0 else wanted[:-1])
     if given not in enough:
         raise InputError(
-            f"-s/--shape-input {_shape_text(given)} does not fit layer {start + 1} of {model.name}, which "
+            f"-s/--shape-input {_shape_text(given)} does not match layer {start + 1} of {model.name}, which "
             f"takes {_shape_text(wanted)}"
         )
     return (tokens,)
@@ -507,7 +511,7 @@ def _bytes_of(shard: Shard) -> list[int]:
 
 
 def _process_bytes() -> int:
-    """Return the memory of a rank before it loads a shard: this process with everything a rank imports."""
+    """Return the memory of a rank without a shard: that of this process with everything a rank imports."""
     importlib.import_module("pipeedge.run.pipeline")
     with torch.inference_mode():
         torch.nn.functional.linear(torch.ones(8, 64), torch.ones(64, 64))  # starts threads and kernels
@@ -516,10 +520,9 @@ def _process_bytes() -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
-    """Show a progress bar with the remaining time on standard error.
+    """Show a progress bar with the time left on standard error.
 
-    It is drawn between passes only, because a drawing thread would take processor time from the layers
-    being timed.
+    It is drawn only between passes, because a thread that draws while layers are timed would slow them down.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -542,22 +545,22 @@ def _table(results: ProfileResults) -> Iterator[str]:
     peak = max(data, key=lambda layer: layer.activations_bytes or 0.0)
     yield f"{results.model_name}, microbatches of {results.batch_size}, {_threads(results.threads)}"
     yield (
-        f"time         {figure(total)} s a microbatch ({figure(results.batch_size / total)} items/s); "
-        f"the slowest is layer {slowest.layer}, {figure(1e3 * slowest.time_s)} ms"
+        f"time         {figure(total)} s per microbatch ({figure(results.batch_size / total)} items/s); "
+        f"the slowest layer is {slowest.layer}, {figure(1e3 * slowest.time_s)} ms"
     )
     if results.tokens is not None:
         shorter = [
             sum(layer.lengths[number].time_s for layer in data) for number in range(len(results.other_tokens))
         ]
         others = "".join(
-            f", {figure(time_s)} s of {tokens}"
+            f", {figure(time_s)} s for {tokens}"
             for tokens, time_s in zip(results.other_tokens, shorter, strict=True)
         )
-        yield f"length       that is for sentences of {count(results.tokens, 'token')}{others}"
+        yield f"length       for sentences of {count(results.tokens, 'token')}{others}"
     yield (
         f"memory       {weights:.1f} MB of weights; activations up to "
-        f"{(peak.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); a process "
-        f"{(results.process_bytes or 0) / BYTES_PER_MB:.0f} MB without them"
+        f"{(peak.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); the process takes "
+        f"{(results.process_bytes or 0) / BYTES_PER_MB:.0f} MB besides"
     )
     if results.feed_s is not None and results.collect_s is not None:
         yield (
@@ -576,12 +579,12 @@ def _steadiness(results: ProfileResults) -> str | None:
     if not total or spread / total <= UNSTEADY:
         return None
     return (
-        f"the times of a layer vary by {spread / total:.0%} between repetitions; is something else running? "
-        "The medians are kept"
+        f"layer times vary by {spread / total:.0%} between repetitions (the medians are kept); measure again "
+        "while nothing else runs"
     )
 
 
-# --- what is made of it -----------------------------------------------------------------------------
+# --- writing the scheduler's files ------------------------------------------------------------------
 
 
 def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
@@ -595,7 +598,7 @@ def _figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
 
 
 def _emitted(emit: EmitRequest) -> Iterator[OutputFile]:
-    """Yield the files that are made of results; all but the plot are brought up to date."""
+    """Yield the files that are made from results; all but the plot may exist and are then updated."""
     if emit.plot is not None:
         yield OutputFile("--plot", emit.plot)
     if emit.type_name is not None:
@@ -604,7 +607,7 @@ def _emitted(emit: EmitRequest) -> Iterator[OutputFile]:
 
 
 def _check_emission(emit: EmitRequest, results: ProfileResults, source: str, tell: Tell) -> None:
-    """Refuse now what would fail after all has been measured. Tells what will be kept."""
+    """Raise now what would fail after everything has been measured, and tell which entries will be kept."""
     if emit.plot is not None:
         check_plot(emit.plot)
         check_writable(emit.plot, "--plot")
@@ -626,8 +629,8 @@ def _check_emission(emit: EmitRequest, results: ProfileResults, source: str, tel
     )
     if old is None and emit.bw_mbps is None and emit.measure_link is None:
         raise RequestError(
-            f"{emit.dev_types_file}: the device type {emit.type_name} is new: give its bandwidth (--bw-Mbps) "
-            "or have it measured (--measure-link)"
+            f"{emit.dev_types_file}: device type {emit.type_name} is new; give its bandwidth (--bw-Mbps) or "
+            "have it measured (--measure-link)"
         )
 
 
@@ -641,13 +644,13 @@ def _emit(
     warn: Tell,
     replaced: frozenset[Path],
 ) -> None:
-    """Write what was checked before."""
+    """Write the files, after checking again that they may be written."""
     if emit.type_name is not None:
         _check_emission(emit, results, source, warn)
         path, name = emit.models_file, results.model_name
         spec = emitting.model_spec(results, source)
         written = emitting.add_model(path, name, spec, overwrite=emit.overwrite, lenient=True)
-        tell(f"model        {path}: {name} {'added' if written else 'was there'}")
+        tell(f"model        {path}: {name} {'added' if written else 'unchanged'}")
         types = load_device_types(emit.dev_types_file) if emit.dev_types_file.exists() else {}
         if figures.mem_bytes is None and emit.type_name not in types:
             budget = MemoryBudget(
@@ -655,7 +658,9 @@ def _emit(
                 process_bytes=int(results.process_bytes or 0),
             )
             if not budget.usable_bytes:
-                raise RequestError(f"this machine has no memory to spare ({budget}); give it with --mem-MB")
+                raise RequestError(
+                    f"this machine has no memory to spare ({budget}); give the memory with --mem-MB"
+                )
             figures = replace(figures, mem_bytes=float(budget.usable_bytes))
             tell(f"mem_MB       {budget}")
         profiles = [(name, emitting.model_profile(results, source))]
@@ -680,7 +685,7 @@ def _emit(
 
 
 def _free_bytes(device: str | None, host_bytes: int) -> int:
-    """Memory where the weights of a stage are."""
+    """Return the free memory of the device that holds the weights of a stage."""
     if device is not None and device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])
     return host_bytes
