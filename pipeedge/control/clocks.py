@@ -39,7 +39,7 @@ class ClockMap:
         self._best: dict[int, _Exchange] = {}
 
     def add(self, sent: float, there: float, received: float) -> None:
-        """An exchange: we asked at ``sent``, its clock showed ``there``, we heard of it at ``received``."""
+        """Record an exchange from ``sent`` to ``received``, in which the hub's clock showed ``there``."""
         middle = (sent + received) / 2
         exchanges = (*self._best.values(), _Exchange(middle, there - middle, received - sent))
         best = self._of_each_period(exchanges)
@@ -49,7 +49,7 @@ class ClockMap:
         self._best = best
 
     def __call__(self, ours: float) -> float:
-        """What the hub's clock showed when ours showed ``ours``; the same where nothing was exchanged."""
+        """Return the hub's time at our time ``ours``, which is returned unchanged before any exchange."""
         good = self._good()
         if len(good) < 2:
             return ours + (good[0].offset if good else 0.0)
@@ -62,7 +62,7 @@ class ClockMap:
 
     @property
     def error_s(self) -> float | None:
-        """How far the offset of an exchange can be from the true one; None where nothing was exchanged."""
+        """Largest possible error of any exchange's offset, in seconds; None before any exchange."""
         good = self._good()
         return max(one.round_trip for one in good) / 2 if good else None
 

@@ -67,7 +67,7 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """The line for the user."""
+        """Message for the user."""
         return f"{self.name}{_JOINTS.get(self.kind, ' ')}{self.cause}" if self.name else self.cause
 
     def message(self) -> Message:

@@ -142,8 +142,10 @@ class Hub:
         names: Mapping[int, str],
         data_rank: int | None = None,
     ) -> None:
-        """Announce what is to be run, by whom; ``names`` say what each rank is, for messages, and what they
-        record goes to ``data_rank``."""
+        """Announce the plan and the ranks that take part.
+
+        ``names`` describes each rank in messages, and ``data_rank`` receives the records of all ranks.
+        """
         with self._changed:
             self._queue(self._state.plan(plan, participants, names, self._clock(), data_rank))
         self._wake()

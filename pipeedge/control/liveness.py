@@ -49,17 +49,17 @@ class StageWork:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total of all parts, in seconds."""
         return self.busy_s + self.wait_input_s + self.wait_link_s
 
     def to_body(self) -> list[float]:
-        """As part of a message."""
+        """Return the work as part of a message body."""
         seconds = (self.busy_s, self.wait_input_s, self.wait_link_s)
         return [*(round(value, 6) for value in seconds), self.bits]
 
     @classmethod
     def from_body(cls, body: object) -> StageWork:
-        """From part of a message; what is malformed raises ValueError or TypeError."""
+        """Parse part of a message. Raises ValueError or TypeError if it is malformed."""
         if not isinstance(body, list):
             raise TypeError(f"{type(body).__name__} where numbers were due")
         busy, wait_input, wait_link, bits = body
@@ -91,7 +91,7 @@ class RankStatus:
     """Pieces of work that it has done, where work can go on for long with nothing to send."""
 
     def to_body(self) -> dict[str, Any]:
-        """As a message body."""
+        """Return the status as a message body."""
         return {
             "busy": list(self.busy) if self.busy else None,
             "sent": {str(peer): count for peer, count in self.sent.items()},
@@ -104,7 +104,7 @@ class RankStatus:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> RankStatus:
-        """From a message body; what is malformed raises ValueError, TypeError or KeyError."""
+        """Parse a message body. Raises ValueError, TypeError or KeyError if it is malformed."""
         busy = body["busy"]
         if busy is not None:
             what, busy_s = busy
@@ -122,12 +122,12 @@ class RankStatus:
 
     @property
     def progress(self) -> int:
-        """A number that grows with every microbatch that moves, and with work that is done."""
+        """Counter that grows with every microbatch that moves and every piece of work that finishes."""
         return sum(self.sent.values()) + sum(self.received.values()) + self.finished
 
 
 def beat_interval_s(timeout_s: float) -> float:
-    """How often both sides say that they live, if failures are to be seen within ``timeout_s``."""
+    """Return the seconds between heartbeats needed to detect failures within ``timeout_s``."""
     return min(1.0, timeout_s / 10)
 
 
@@ -195,7 +195,7 @@ def diagnose(
     stalled_s: float,
     limits: Limits,
 ) -> Finding | None:
-    """What is wrong, if anything.
+    """Return what is wrong with the run, or None if nothing is.
 
     Args:
         statuses: the last status of each rank that runs, or has finished.

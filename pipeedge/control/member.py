@@ -166,41 +166,41 @@ class Member:
         self._ask_the_time()
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """What this rank was asked to do, to be compared with the others."""
+        """Send what this rank was asked to do, so that the hub can compare it with the other ranks."""
         self._say(Message("facts", {"facts": facts}))
 
     def ready(self) -> None:
-        """The shard is loaded and the links are open."""
+        """Report that the shard is loaded and the links are open."""
         self._say(Message("ready"))
 
     def record(self, text: str) -> None:
-        """What this rank recorded of its run, for the data rank; before ``done``."""
+        """Send this rank's record of the run to the data rank. Must precede ``done``."""
         for start in range(0, len(text), _RECORD_CHARS):
             self._say(Message("record", {"text": text[start : start + _RECORD_CHARS]}))
 
     def complete(self) -> None:
-        """This rank, the data rank, has all results and has written them; before ``done``."""
+        """Report that this rank, the data rank, has written all results. Must precede ``done``."""
         self._say(Message("complete"))
 
     def done(self, stats: Mapping[str, Any]) -> None:
-        """This rank has finished its part."""
+        """Report that this rank has finished its part."""
         # No beat follows, and what came here last may be what another rank's fate hangs on.
         self._say(Message("beat", self._callbacks.status().to_body()))
         self._say(Message("done", {"stats": stats}))
 
     def failed(self, line: str) -> None:
-        """This rank failed, for the reason in ``line``."""
+        """Report that this rank failed, for the reason in ``line``."""
         self._say(Message("failed", {"line": line[:_MAX_LINE]}))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
-        """What the hub knows of the loss of ``rank`` that ``error`` reports, or ``error`` itself."""
+        """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
         self._say(Message("lost", {"rank": rank, "line": str(error)}))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
 
     def set_hub_name(self, what: str) -> None:
-        """``what`` rank 0 is (``stage 0, layers 1-8``), in case it has to be named."""
+        """Set the description of rank 0 (``stage 0, layers 1-8``) for messages that name it."""
         self._hub_name = f"rank 0 ({what})"
 
     # -- what this rank waits for -----------------------------------------------------------------
@@ -214,7 +214,7 @@ class Member:
         abort()
 
     def wait(self, kind: str) -> Mapping[str, Any]:
-        """The body of the message ``kind`` (``plan``, ``start`` or ``summary``), once it has come.
+        """Wait for the message ``kind`` (``plan``, ``start`` or ``summary``) and return its body.
 
         There is no deadline of its own: the hub has one for every rank, and this rank one for the hub.
 
@@ -234,7 +234,7 @@ class Member:
 
     @property
     def error(self) -> PipeEdgeError | None:
-        """Why the run failed, if it did."""
+        """Reason the run failed, or None if it has not."""
         with self._changed:
             return self._error
 
@@ -246,7 +246,7 @@ class Member:
 
     @property
     def slowest_stage_s(self) -> float:
-        """What the slowest stage of the pipeline spends on a microbatch; 0 before that is known."""
+        """Seconds the slowest stage spends on a microbatch, or 0 while that is unknown."""
         with self._changed:
             return self._slowest_s
 

@@ -35,7 +35,7 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of ``message``.
+    """Return ``message`` as bytes.
 
     Raises:
         ValueError: it is larger than the protocol allows; a fault of the caller.
@@ -58,7 +58,7 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that ``data`` completes.
+        """Return the messages that ``data`` completes.
 
         Raises:
             PeerFailedError: these bytes are not this protocol's.

@@ -91,7 +91,7 @@ class HubState:
     # -- what the hub is told ---------------------------------------------------------------------
 
     def received(self, connection: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        """A message came."""
+        """Handle a message from a connection."""
         rank = self._roster.rank_of.get(connection)
         if rank is None:
             if message.kind != "hello" or connection in self._refused:
@@ -182,7 +182,10 @@ class HubState:
     def closed(
         self, connection: int, now: float, why: str = "", *, left: str = ""
     ) -> list[tuple[int, Message]]:
-        """A connection closed; ``why``, if it is known. ``left`` is the peer's address, if it closed it."""
+        """Handle a closed connection.
+
+        ``why`` is the reason, if it is known; ``left`` is the peer's address, if the peer closed it.
+        """
         refused = connection in self._refused
         self._refused.discard(connection)
         rank = self._roster.rank_of.pop(connection, None)
@@ -194,7 +197,7 @@ class HubState:
         return self._judge(self._failure(FailureKind.GONE, rank, why), now)
 
     def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
-        """The hub itself cannot go on, for a fault of ours."""
+        """End the session because of an internal error in the hub."""
         cause = f"internal error in its hub: {fault}"
         return self._judge(Failure(FailureKind.FAILED, cause, 0, self._roster.name(0), EXIT_FAULT), now)
 
@@ -225,8 +228,10 @@ class HubState:
         now: float,
         data_rank: int | None = None,
     ) -> list[tuple[int, Message]]:
-        """All are here and agree: announce the plan. From here on only ``participants`` are watched, and
-        what they record goes to ``data_rank``."""
+        """Announce the plan, once all ranks are here and agree.
+
+        From here on only ``participants`` are watched, and their records go to ``data_rank``.
+        """
         self._roster.data_rank = data_rank
         self._roster.participants = participants
         self._roster.names = names
@@ -234,14 +239,14 @@ class HubState:
         return self._roster.to_all(Message("plan", plan))
 
     def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
-        """The ranks do not agree, or what they ask for cannot be."""
+        """End the session because the ranks disagree or ask for something impossible."""
         return self._judge(Failure(FailureKind.REFUSED, line, exit_code=exit_code), now)
 
     # -- what one may ask -------------------------------------------------------------------------
 
     @property
     def roster(self) -> Roster:
-        """Who is there."""
+        """Roster of the session."""
         return self._roster
 
     def expected_to_leave(self) -> tuple[int, ...]:
@@ -251,7 +256,7 @@ class HubState:
         return tuple(rank for rank in here if rank != culprit and not self._roster.seats[rank].left)
 
     def awaits_others(self) -> bool:
-        """Whether the run has failed before all ranks came, and some may still be on their way."""
+        """Return whether the run failed before all ranks joined, so that some may still be on their way."""
         if self.verdict is None or not self._hears_of_late_ranks:
             return False
         return self._roster.participants is None and len(self._roster.seats) + self._late < self._world_size
@@ -356,7 +361,7 @@ class HubState:
         return self._roster.to_all(failure.message())
 
     def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
-        """The results are complete: wait no longer for ``rank``, or for all that have not finished."""
+        """Stop waiting for ``rank``, or for all unfinished ranks if it is None: the results are complete."""
         waited_for = self._roster.running() if rank is None else (rank,)
         leaving = [each for each in waited_for if not self._roster.seats[each].finished]
         for each in leaving:

@@ -39,7 +39,7 @@ class Source(ABC):
 
     @abstractmethod
     def joules(self, now_s: float) -> float:
-        """Used since it was opened, at ``now_s``; never less than before.
+        """Return the joules used since opening, at ``now_s``. Never decreases.
 
         Raises:
             OSError, ValueError: it can no longer be read.
@@ -141,7 +141,7 @@ class _Integrated(Source):
 
 @dataclass(frozen=True)
 class _Channel:
-    """Of an INA sensor."""
+    """A channel of an INA sensor."""
 
     label: str
     files: tuple[Path, ...]
@@ -229,7 +229,7 @@ def _battery_watts(battery: Path) -> float:
 def open_source(
     sysfs: Path = SYSFS, load: Callable[[str], Any] = importlib.import_module
 ) -> tuple[Source | None, tuple[str, ...]]:
-    """The first source that works, and why those before it do not.
+    """Open the first source that works; also return why those before it do not.
 
     Args:
         sysfs: where the kernel shows its sensors.
@@ -294,7 +294,7 @@ class EnergyMeter:
             self._samples = [*self._samples[:-1:2], self._samples[-1]]
 
     def joules_at(self, moment_s: float) -> float:
-        """Used by ``moment_s``, between the samples around it; 0 where nothing is measured."""
+        """Return the joules used by ``moment_s``, interpolated between samples; 0 if nothing is measured."""
         samples = self._samples
         if not samples:
             return 0.0
@@ -307,7 +307,7 @@ class EnergyMeter:
         return then_j + (moment_s - then_s) / (next_s - then_s) * (next_j - then_j)
 
     def use(self) -> EnergyUse:
-        """From the first sample to the last."""
+        """Return the energy used between the first sample and the last."""
         if self._source is None or len(self._samples) < 2:
             return EnergyUse(None, None, None, self._why_not)
         (began_s, began_j), (ended_s, ended_j) = self._samples[0], self._samples[-1]

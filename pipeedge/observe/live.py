@@ -52,7 +52,7 @@ class StageShown:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is to be shown at a moment."""
+    """State of the display at one moment."""
 
     items: int
     total: int
@@ -65,13 +65,13 @@ class Shown:
 
     @property
     def left_s(self) -> float | None:
-        """Until all items are done, at the pace of now."""
+        """Seconds until all items are done, at the current pace."""
         pace = self.items_per_s or self.mean_items_per_s
         return (self.total - self.items) / pace if pace else None
 
 
 class Progress:
-    """From counts that grow to paces and parts. Pure: times are passed in.
+    """Rates and fractions computed from growing counters. Pure: times are passed in.
 
     Args:
         total: items to be done.
@@ -89,7 +89,7 @@ class Progress:
         self._shown: dict[int, StageShown] = {}
 
     def heard(self, statuses: Mapping[int, StageWork]) -> None:
-        """What stages say of themselves, by rank; each has counted on since the last time."""
+        """Record the work of the stages, by rank. Its counters only grow."""
         for stage, rank in enumerate(self._ranks):
             now = statuses.get(rank)
             known = self._work.setdefault(rank, deque([StageWork()], maxlen=_BEATS))
@@ -152,7 +152,7 @@ class Display:
         self._thread = threading.Thread(target=self._show, name="display", daemon=True)
 
     def heard(self, statuses: Mapping[int, StageWork]) -> None:
-        """What stages say of themselves; from any thread."""
+        """Record the work of the stages, by rank. Safe to call from any thread."""
         with self._lock:
             self._progress.heard(statuses)
 

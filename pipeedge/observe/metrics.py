@@ -33,13 +33,13 @@ class Tally:
     total: float = 0.0
 
     def add(self, amount: float) -> None:
-        """It happened once more."""
+        """Count one more event of size ``amount``."""
         self.count += 1
         self.total += amount
 
     @property
     def mean(self) -> float:
-        """The amount each time; 0 if it never happened."""
+        """Mean amount per event, or 0 if there were none."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -80,7 +80,7 @@ class StageStats:
     that was not measured. When a send has ended says little of the network, which buffers megabytes."""
 
     def to_body(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the statistics as plain data."""
         return asdict(self)
 
     @classmethod
@@ -99,7 +99,10 @@ class Latency:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency | None:
-        """Of all microbatches of a run; None of none. Percentiles by nearest rank."""
+        """Return the statistics of all microbatches of a run, or None if there are none.
+
+        Percentiles are by nearest rank.
+        """
         if not seconds:
             return None
         ordered = sorted(seconds)
@@ -124,11 +127,11 @@ class EnergyUse:
 
     @property
     def mean_watts(self) -> float | None:
-        """Joules a second; None where nothing is measured."""
+        """Mean power in watts, or None if nothing is measured."""
         return self.joules / self.seconds if self.joules is not None and self.seconds else None
 
     def to_body(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the energy use as plain data."""
         return {**asdict(self), "why_not": list(self.why_not)}
 
     @classmethod
@@ -194,7 +197,7 @@ class Scope:
     accuracy: float = 0.0
 
     def plus(self, sample: MetricSample, sign: int = 1) -> Scope:
-        """With one more sample, or (-1) without one of them."""
+        """Return the sums with one more sample, or with one removed if the sign is -1."""
         return Scope(
             self.samples + sign,
             self.time_s + sign * (sample.end_s - sample.start_s),
@@ -205,22 +208,22 @@ class Scope:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self._per_second(self.samples)
 
     @property
     def performance(self) -> float:
-        """Work a second."""
+        """Work per second."""
         return self._per_second(self.work)
 
     @property
     def power_w(self) -> float:
-        """Joules a second."""
+        """Joules per second."""
         return self._per_second(self.energy_j)
 
     @property
     def accuracy_rate(self) -> float:
-        """Accuracy a second."""
+        """Accuracy per second."""
         return self._per_second(self.accuracy)
 
     def _per_second(self, amount: float) -> float:
@@ -286,7 +289,10 @@ _UJ = 1e6
 
 
 def csv_row(measured: MeasuredSample) -> list[str]:
-    """A line under ``CSV_COLUMNS``: whole nanoseconds and microjoules, other figures with 15 decimals."""
+    """Return a line under ``CSV_COLUMNS``.
+
+    Times are whole nanoseconds, energies whole microjoules, and other figures have 15 decimals.
+    """
     sample, scopes = measured.sample, (measured.run, measured.window, measured.instant)
     values: list[float] = [measured.tag, measured.tag]
     values += [round(sample.start_s * _NS), round(sample.end_s * _NS)]

@@ -66,7 +66,7 @@ Samples = Iterator[tuple[str, MetricSample]]
 def stage_samples(
     row: Row, phases: Sequence[Doing], received: int, layers: int, decoded_bits: int
 ) -> Samples:
-    """What a stage did for one microbatch.
+    """Yield the samples of one microbatch in a stage.
 
     Args:
         row: when, and for how long.
@@ -94,7 +94,7 @@ def send_samples(size: int, start_s: float, end_s: float) -> Samples:
 
 
 def output_samples(since_s: float, until_s: float, items: int, accuracy: float) -> Samples:
-    """A result came at ``until_s``, the one before it at ``since_s``."""
+    """Yield the sample of a result that came at ``until_s``, after the previous one at ``since_s``."""
     yield "output", MetricSample(since_s, until_s, items, accuracy=accuracy)
 
 
@@ -109,7 +109,7 @@ class Sink(Protocol):
         """
 
     def flush(self) -> None:
-        """What was taken can be seen."""
+        """Make all samples taken so far visible."""
 
     def close(self) -> None:
         """Nothing follows."""
@@ -146,7 +146,7 @@ class Monitor:
 
     @property
     def wants_samples(self) -> bool:
-        """Whether anybody takes them."""
+        """Whether there is a consumer of samples."""
         return bool(self._sinks)
 
     def tell(self, samples: Samples) -> None:
@@ -352,11 +352,11 @@ class Exporter:
             yield family
 
     def take(self, key: str, measured: MeasuredSample) -> None:
-        """From now on ``measured`` is the last."""
+        """Replace the last sample with ``measured``."""
         self._latest[key] = measured
 
     def flush(self) -> None:
-        """Always up to date."""
+        """Do nothing: every sample is visible at once."""
 
     def close(self) -> None:
         """Stop serving."""

@@ -46,7 +46,7 @@ class Doing(str, Enum):
 
     @property
     def is_wait(self) -> bool:
-        """Whether nothing is done meanwhile."""
+        """Whether the thread waits during this activity."""
         return self in (Doing.FILL, Doing.DRAIN, Doing.WAIT_INPUT, Doing.WAIT_LINK)
 
 
@@ -143,7 +143,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Duration in seconds."""
         return self.end_s - self.start_s
 
 
@@ -160,7 +160,7 @@ class Timeline:
         return tuple(dict.fromkeys((span.rank, span.lane) for span in self.spans))
 
     def seconds(self, rank: int, lane: str) -> Mapping[Doing, float]:
-        """Of one lane: how long it was at what."""
+        """Return the seconds that one lane spent on each activity."""
         totals: dict[Doing, float] = {}
         for span in self.spans:
             if (span.rank, span.lane) == (rank, lane):
@@ -168,7 +168,7 @@ class Timeline:
         return totals
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON has it: one list of columns per lane, times in whole microseconds."""
+        """Return the timeline for JSON: one list of columns per lane, times in whole microseconds."""
         lanes: dict[tuple[int, str], list[Span]] = {lane: [] for lane in self.lanes}
         for span in self.spans:
             lanes[span.rank, span.lane].append(span)
@@ -179,7 +179,7 @@ class Timeline:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Timeline:
-        """From what ``to_body`` made.
+        """Parse the output of ``to_body``.
 
         Raises:
             ValueError, KeyError, TypeError: it was made by something else.

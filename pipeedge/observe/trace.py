@@ -24,7 +24,7 @@ _US = 1e-6
 
 
 def trace_events(timeline: Timeline, schedule: Schedule, data_rank: int) -> dict[str, Any]:
-    """The whole trace, as JSON has it.
+    """Return the whole trace in Chrome's JSON trace format.
 
     Args:
         timeline: of the run.
@@ -39,7 +39,7 @@ def trace_events(timeline: Timeline, schedule: Schedule, data_rank: int) -> dict
 
 
 def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, Any]:
-    """The spans of a timeline as they are.
+    """Return the spans of a timeline, unchanged, as a trace.
 
     Args:
         timeline: of any run.
@@ -55,7 +55,7 @@ def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, A
 
 
 def _destinations(schedule: Schedule, data_rank: int) -> Mapping[str, tuple[int, str]]:
-    """Of each link's lane: the rank it leads to, and what that rank calls its receiving end."""
+    """Return, for each link's lane, its destination rank and that rank's name for the receiving end."""
     ranks = schedule.ranks
     found = {LaneId.link().label: (ranks[0], "from the data rank")}
     for stage in range(len(ranks)):
@@ -90,7 +90,7 @@ def _event(span: Span, thread: int) -> dict[str, Any]:
 
 
 def _process(schedule: Schedule, data_rank: int, rank: int) -> str:
-    """What ``rank`` is in an inference run."""
+    """Describe the role of ``rank`` in an inference run."""
     parts = ["data rank"] if rank == data_rank else []
     stage = schedule.stage_of(rank)
     if stage is not None:

@@ -37,7 +37,7 @@ class Mixture:
 
     @property
     def widest(self) -> str:
-        """Number type of the most bytes, in which links are counted."""
+        """Widest of the chosen number types, used to compute what crosses the links."""
         return max(self.by_type.values(), key=lambda name: (ELEMENT_BYTES[name], name != "int8"))
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ def choose_dtype(
     min_agreement: float | None,
     hosts: Sequence[str] | None,
 ) -> tuple[scheduler.Plan, str]:
-    """The fastest schedule in any number type that was profiled and agrees with float32 enough.
+    """Find the fastest schedule in any profiled number type that agrees well enough with float32.
 
     Returns:
         The schedule, and a line that says what there was to choose from.
@@ -96,7 +96,7 @@ def choose_dtype(
 def permitted(
     profiles: Mapping[str, Mapping[str, ModelProfile]], min_agreement: float | None
 ) -> dict[str, dict[str, ModelProfile]]:
-    """Of the profiles of each kind of device, by number type, those that agree with float32 enough."""
+    """Return the profiles of each device kind, by number type, that agree well enough with float32."""
     return {
         kind: {
             dtype: profile

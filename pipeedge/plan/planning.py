@@ -89,7 +89,7 @@ def plan_schedule(
 
 
 def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
-    """Where the bits of links follow the bandwidth: there are such links, and they begin where they may."""
+    """Check that adaptive links start at allowed bit widths; add a note if no link can adapt."""
     if compression.adaptive is None:
         return planned
     inner = planned.schedule.stages[:-1]
@@ -108,7 +108,7 @@ def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> Pla
 def _compressed(
     planned: PlannedSchedule, request: RunRequest, model: Model, quant_bits: Sequence[int]
 ) -> PlannedSchedule:
-    """With the bits of ``-q``. What the scheduler promised of a link holds for the bytes it counted."""
+    """Return the schedule with the bit widths of ``-q`` and the prediction scaled to its smaller frames."""
     schedule = planned.schedule.with_quant_bits(quant_bits)
     if any(quant_bits) and schedule.ranks == (request.schedule.data_rank,):
         note = "-q changes nothing: with one stage, on the data rank, nothing crosses a link"
@@ -185,7 +185,7 @@ def _requested_schedule(
 def _known_hosts(
     request: RunRequest, dev_types_file: Path, dev_file: Path
 ) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
-    """The hosts to schedule on, that of the data rank, and a line where the files do not know the latter.
+    """Return the hosts to schedule on, the data rank's host, and a note if the files lack the latter.
 
     Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
     """
@@ -207,7 +207,7 @@ def _known_hosts(
 
 
 def _prediction(found: scheduler.Plan, request: RunRequest, tokens: int | None) -> Prediction:
-    """What the scheduler promises."""
+    """Return the scheduler's prediction."""
     stages = (
         StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s)
         for stage in found.stages
@@ -218,7 +218,7 @@ def _prediction(found: scheduler.Plan, request: RunRequest, tokens: int | None) 
 
 
 def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:
-    """The stages of ``partition`` on the ranks and hosts that were named for it."""
+    """Return a schedule with the stages of ``partition`` on the requested ranks and hosts."""
     wanted = request.schedule
     try:
         schedule = Schedule.from_partition(partition)
@@ -253,7 +253,7 @@ def rank_facts(
     max_tokens: int | None,
     pixels: PixelTable | None = None,
 ) -> dict[str, Any]:
-    """What one rank was asked to do, as it tells the others.
+    """Return what one rank was asked to do, for comparison with the other ranks.
 
     Args:
         request: of the rank.
@@ -289,7 +289,7 @@ def checked_table(said: object) -> str | None:
 
 
 def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The first thing on which two ranks disagree, in words."""
+    """Describe the first thing on which two ranks disagree, or return None if they agree."""
     return next(iter(disagreements(facts)), None)
 
 
@@ -374,7 +374,7 @@ class Plan:
         return tuple(sorted({*self.schedule.ranks, self.data_rank}))
 
     def to_body(self) -> dict[str, Any]:
-        """As a message."""
+        """Return the plan as a message body."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         body["schedule"] = [
             [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits, plan.dtype]
@@ -429,21 +429,23 @@ class Plan:
         ]
 
     def measures(self, stage: int) -> bool:
-        """Whether receipts tell what a microbatch takes on the link that leaves ``stage``: where its bits
-        depend on that, or a promise does."""
+        """Return whether receipts measure the link that leaves ``stage``.
+
+        They do if its bits adapt to the bandwidth, or if a prediction exists to compare with.
+        """
         promised = self.prediction is not None and self.prediction.stages[stage].link_s >= MEASURED_LINK_S
         return self.adapts(stage) or promised
 
     def adapts(self, stage: int) -> bool:
-        """Whether the bits of the link that leaves ``stage`` follow the bandwidth: between stages they do."""
+        """Return whether the link that leaves ``stage`` adapts its bits to the bandwidth."""
         return self.compression.adaptive is not None and stage < len(self.schedule.stages) - 1
 
     def compresses(self, stage: int) -> bool:
-        """Whether what leaves ``stage`` is encoded."""
+        """Return whether the output of ``stage`` is encoded."""
         return self.adapts(stage) or self.schedule.stages[stage].quant_bits != 0
 
     def sizes(self, model: Model, stage: int) -> Sizes:
-        """What the largest microbatch takes on the adaptive link that leaves ``stage``, at each width."""
+        """Return the size of the largest microbatch at each bit width, on the link that leaves ``stage``."""
         return Sizes({bits: frame_capacity(specs) for bits, specs in self._by_width(model, stage).items()})
 
     def _link_specs(self, model: Model, stage: int) -> tuple[TensorSpec, ...]:
@@ -453,7 +455,7 @@ class Plan:
         return _on_link(self._payload_specs(model, plan.layers.stop, plan.dtype), plan.quant_bits)
 
     def _by_width(self, model: Model, stage: int) -> dict[int, tuple[TensorSpec, ...]]:
-        """What may cross the adaptive link: as it is, and whatever is smaller than that."""
+        """Return the tensors for each bit width of the adaptive link: 0, and every width that is smaller."""
         plan = self.schedule.stages[stage]
         specs = self._payload_specs(model, plan.layers.stop, plan.dtype)
         found = {0: wire_specs(specs, 0)}
@@ -469,7 +471,7 @@ class Plan:
         return model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype))
 
     def name(self, rank: int) -> str | None:
-        """What ``rank`` is, for messages."""
+        """Describe ``rank`` for messages, or return None if it has no role."""
         stage = self.schedule.stage_of(rank)
         if stage is not None:
             return f"stage {stage}, {self.schedule.stages[stage].layers.named}"

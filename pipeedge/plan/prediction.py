@@ -47,7 +47,7 @@ class StagePrediction:
     """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
 
     def fits_tokens(self, tokens: int | None) -> bool:
-        """Whether the profile tells what sentences of ``tokens`` take; None: of images."""
+        """Return whether the profile covers sentences of ``tokens`` tokens. True for images (None)."""
         return tokens is None or len(self.tokens) > 1 or self.tokens == (tokens,)
 
 
@@ -73,12 +73,12 @@ class Prediction:
 
     @property
     def period_s(self) -> float:
-        """From one microbatch to the next, once the pipeline is full."""
+        """Seconds between microbatches once the pipeline is full."""
         return max(seconds for seconds, _ in self._costs())
 
     @property
     def bottleneck(self) -> str:
-        """What the period is the time of, in words: ``the link from the data rank to stage 0``."""
+        """Description of the bottleneck: ``the link from the data rank to stage 0``."""
         return max(self._costs(), key=lambda cost: cost[0])[1]
 
     def _costs(self) -> Iterator[tuple[float, str]]:
@@ -95,11 +95,11 @@ class Prediction:
 
     @property
     def throughput_items_per_s(self) -> float | None:
-        """Once the pipeline is full; None where nothing takes time."""
+        """Items per second once the pipeline is full, or None if nothing takes time."""
         return self.ubatch_size / self.period_s if self.period_s else None
 
     def run_items_per_s(self, items: int) -> float | None:
-        """Of a run of ``items``, filling and draining the pipeline included."""
+        """Return the items per second of a run of ``items``, including filling and draining the pipeline."""
         latency_s = self.feed_s + self.input_link_s
         latency_s += sum(stage.busy_s - stage.data_s + stage.link_s for stage in self.stages)
         microbatches = items / self.ubatch_size
@@ -107,7 +107,7 @@ class Prediction:
         return items / elapsed_s if elapsed_s else None
 
     def to_body(self) -> dict[str, Any]:
-        """As a message."""
+        """Return the prediction as a message body."""
         return asdict(self)
 
     @classmethod
@@ -129,7 +129,7 @@ class Beside:
 
     @property
     def error(self) -> float | None:
-        """How far the measured one is from the predicted, as a part of it; None without a prediction."""
+        """Relative difference of the measured value from the prediction, or None without a prediction."""
         return self.measured / self.predicted - 1 if self.predicted else None
 
     def to_body(self, name: str) -> dict[str, float | None]:
@@ -169,7 +169,7 @@ class Comparison:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """A line for each stage that is off."""
+        """Remarks, one for each stage that differs from its prediction."""
         return (stage.remark for stage in self.stages if stage.remark is not None)
 
 
@@ -181,7 +181,7 @@ def compare(
     run_items_per_s: float,
     steady_items_per_s: float | None,
 ) -> Comparison:
-    """A run of ``items`` beside its promise.
+    """Compare a run of ``items`` with its prediction.
 
     Args:
         prediction: what was promised.

@@ -98,7 +98,7 @@ class SchedulerRequest:
 
     @property
     def solver_options(self) -> SolverOptions:
-        """How the problem is to be solved."""
+        """Solver options."""
         return SolverOptions(self.objective, self.link_bits, self.time_limit_s)
 
     def arguments(self) -> list[str]:
@@ -358,7 +358,7 @@ _DTYPE = "dtype"
 
 
 def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None = None) -> Schedule:
-    """A saved schedule.
+    """Read a saved schedule.
 
     Args:
         path: the file.

@@ -66,7 +66,7 @@ class SimulatedStage:
 
     @property
     def busy_s(self) -> float:
-        """All that keeps the stage from taking the next one, links apart."""
+        """Seconds that the stage is occupied by one microbatch, apart from its links."""
         return self.decode_s + self.compute_s + self.encode_s + self.send_s
 
 
@@ -168,16 +168,16 @@ class SimulatedRun:
 
     @property
     def latencies_s(self) -> _Seconds:
-        """Of each microbatch, data rank to data rank; shape (microbatches,)."""
+        """Seconds from data rank to data rank for each microbatch; shape (microbatches,)."""
         return self.result_at - self.fed_at
 
     @property
     def passes(self) -> float:
-        """Microbatches, the smaller last one counted as the part it is."""
+        """Number of microbatches, where the smaller last one counts as a fraction."""
         return self.model.microbatches - 1 + self.model.last_fraction
 
     def seconds(self, stage: int) -> Mapping[Doing, float]:
-        """How long a stage was at what; the sum is the run's length."""
+        """Return the seconds a stage spent on each activity. They add up to the length of the run."""
         costs = self.model.stages[stage]
         return {
             Doing.DECODE: costs.decode_s * self.passes,
@@ -191,7 +191,7 @@ class SimulatedRun:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The stages whose every moment is known."""
+        """Stages for which every moment is known."""
         last = len(self.model.stages)
         return tuple(node - 1 for node in self._moments.nodes if 1 <= node <= last)
 
@@ -208,8 +208,9 @@ class SimulatedRun:
         return assemble(recordings, 0.0, self.length_s)
 
     def windows(self, stage: int, points: int) -> Iterator[tuple[float, float, float]]:
-        """What a stage in ``drawn`` handed on in the course of time: beginning and end of a window, seconds,
-        and the microbatches in it, the smaller last one counted as the part it is.
+        """Yield the output of a stage in ``drawn`` as windows: start, end (seconds) and microbatches.
+
+        The smaller last microbatch counts as a fraction.
 
         Args:
             stage: its number.
@@ -351,7 +352,7 @@ class _Wavefront:
             kept[rows, diagonal - nodes] = moments[nodes - low]
 
     def run(self) -> SimulatedRun:
-        """What came of it."""
+        """Return the finished simulation."""
         result_at = self._moments.taken[-1]
         length = float(result_at[-1])
         inner = slice(1, self._nodes - 1)

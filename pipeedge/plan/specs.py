@@ -182,7 +182,7 @@ class ModelProfile:
         return tuple(sorted((*first, *(other.tokens for other in self.lengths))))
 
     def fits_tokens(self, tokens: int) -> bool:
-        """Whether the profile tells what sentences of ``tokens`` take."""
+        """Return whether the profile covers sentences of ``tokens`` tokens."""
         return len(self.known_tokens) > 1 or self.known_tokens == (tokens,)
 
     def at_tokens(self, tokens: int) -> ModelProfile:
@@ -202,7 +202,7 @@ class ModelProfile:
 
     @property
     def agreement(self) -> float | None:
-        """The part of items, of 1, whose class was float32's when this was profiled; None: not known."""
+        """Fraction of items classified as in float32 when this was profiled, or None if unknown."""
         if short_dtype(self.dtype) == "float32":
             return 1.0
         value = self.extra.get("agreement")
@@ -216,7 +216,7 @@ class ModelProfile:
         return tuple(_native.scaled_weights(short_dtype(self.dtype), list(model.mem_bytes)))
 
     def same_conditions(self, other: ModelProfile) -> bool:
-        """Whether both were measured with the same microbatch size and dtype."""
+        """Return whether both were measured with the same microbatch size and dtype."""
         return self.batch_size == other.batch_size and short_dtype(self.dtype) == short_dtype(other.dtype)
 
 
@@ -281,7 +281,7 @@ def _check_numbers(name: str, values: Iterable[float]) -> None:
 
 
 def load_models(path: _PathLike) -> dict[str, ModelSpec]:
-    """The models of a file, by name.
+    """Read the models of a file, by name.
 
     Raises:
         SpecError: with file, line and key.
@@ -375,7 +375,7 @@ def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool =
 
 
 def load_device_types(path: _PathLike) -> dict[str, DeviceType]:
-    """The device types of a file, by name.
+    """Read the device types of a file, by name.
 
     Raises:
         SpecError: with file, line and key.
@@ -384,7 +384,7 @@ def load_device_types(path: _PathLike) -> dict[str, DeviceType]:
 
 
 def device_types_of(document: Field) -> dict[str, DeviceType]:
-    """As ``load_device_types``, from a map that stands in any document."""
+    """Read device types as ``load_device_types`` does, from a map in any document."""
     return {name: _read_device_type(entry) for name, entry in document.entries().items()}
 
 
@@ -560,7 +560,7 @@ def add_profile(
 
 
 def load_devices(path: _PathLike) -> dict[str, tuple[str, ...]]:
-    """The hosts of each device type.
+    """Read the hosts of each device type.
 
     Raises:
         SpecError: with file, line and key; also for a host that is listed twice.
@@ -569,7 +569,7 @@ def load_devices(path: _PathLike) -> dict[str, tuple[str, ...]]:
 
 
 def devices_of(document: Field) -> dict[str, tuple[str, ...]]:
-    """As ``load_devices``, from a map that stands in any document."""
+    """Read hosts as ``load_devices`` does, from a map in any document."""
     devices: dict[str, tuple[str, ...]] = {}
     type_of: dict[str, str] = {}
     for type_name, entry in document.entries().items():
@@ -601,7 +601,7 @@ def save_devices(path: _PathLike, devices: Mapping[str, Iterable[str]]) -> None:
 
 
 def load_neighbors(path: _PathLike) -> dict[str, dict[str, Link]]:
-    """The links from each host to its neighbours.
+    """Read the links from each host to its neighbours.
 
     Raises:
         SpecError: with file, line and key.

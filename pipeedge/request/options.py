@@ -93,7 +93,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class RuntimeCommand:
-    """What ``runtime.py`` was asked."""
+    """Parsed command line of ``runtime.py``."""
 
     def __init__(self, request: RunRequest, *, dry_run: bool) -> None:
         self.request = request
@@ -101,7 +101,7 @@ class RuntimeCommand:
 
 
 class DoctorCommand:
-    """What ``pipeedge-doctor`` was asked."""
+    """Parsed command line of ``pipeedge-doctor``."""
 
     def __init__(self, request: RunRequest, *, neighbors_file: Path | None) -> None:
         self.request = request
@@ -109,7 +109,7 @@ class DoctorCommand:
 
 
 def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeCommand:
-    """The command line of ``runtime.py``.
+    """Parse the command line of ``runtime.py``.
 
     Raises:
         RequestError: an option or a value that cannot be.
@@ -294,7 +294,7 @@ def _value_text(value: object) -> str:
 
 
 def _compression_request(arguments: argparse.Namespace, environment: Environment) -> CompressionRequest:
-    """What the command line says goes before the environment."""
+    """Combine the command line with the environment; the command line takes precedence."""
 
     def first(*values: Any) -> Any:
         return next((value for value in values if value is not None), None)
@@ -325,19 +325,19 @@ Group: TypeAlias = "argparse._ActionsContainer"
 
 
 def name(text: str) -> str:
-    """A name, as the type of an option: an empty one is a variable of a shell that is not set."""
+    """Parse an option that is a name. An empty one usually comes from an unset shell variable."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty")
     return text
 
 
 def path(text: str) -> Path:
-    """A path, as the type of an option: an empty one would be this directory."""
+    """Parse an option that is a path. An empty one would mean the current directory."""
     return Path(name(text))
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """A list of whole numbers, as the type of an option."""
+    """Parse an option that is a list of integers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -345,7 +345,7 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A list of names, as the type of an option."""
+    """Parse an option that is a list of names."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found) or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names like pi1,pi2")
@@ -353,7 +353,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    """Number types as torch calls them, or with ``torch.`` left out."""
+    """Parse a list of number types, with or without the ``torch.`` prefix."""
     return tuple(name.removeprefix("torch.") for name in names(text))
 
 
@@ -389,7 +389,7 @@ def runtime_parser() -> argparse.ArgumentParser:
 
 
 def add_image_limit(group: Group) -> None:
-    """The option for large pictures, of every program that reads some."""
+    """Add the limit on image size, for every program that reads images."""
     group.add_argument(
         "--max-image-pixels",
         type=int,
@@ -399,13 +399,13 @@ def add_image_limit(group: Group) -> None:
 
 
 def image_limit(arguments: argparse.Namespace) -> int:
-    """The largest picture to decode, in pixels."""
+    """Return the largest image to decode, in pixels."""
     given: int | None = arguments.max_image_pixels
     return DEFAULT_MAX_IMAGE_PIXELS if given is None else given
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """What every program has: ``--version`` and ``--verbose``."""
+    """Add the options of every program: ``--version`` and ``--verbose``."""
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
 

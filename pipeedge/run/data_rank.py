@@ -87,7 +87,7 @@ class Feeder:
         )
 
     def take(self) -> tuple[Microbatch, float]:
-        """The oldest microbatch without a result, and when it was sent."""
+        """Remove the oldest microbatch without a result, and return it with the time it was sent."""
         with self._lock:
             return self._under_way.popleft()
 
@@ -142,7 +142,7 @@ class Collector:
 
     @property
     def steady_items_per_s(self) -> float | None:
-        """From the first result to the last, when the pipeline is full; None of a single microbatch."""
+        """Seconds from the first result to the last, or None for a single microbatch."""
         if self._first_at is None or self._last_at <= self._first_at:
             return None
         return self._items_after_first / (self._last_at - self._first_at)

@@ -86,7 +86,7 @@ def share_one_heap() -> None:
 
 
 def terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal handler: end as after Ctrl-C."""
+    """Handle a signal by ending as after Ctrl-C."""
     del number, frame
     raise KeyboardInterrupt
 

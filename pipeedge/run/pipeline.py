@@ -376,7 +376,7 @@ class _Rank:
         data_end: _DataEnd | None,
         energy: EnergyUse,
     ) -> Recording:
-        """What the threads of this rank were at."""
+        """Collect the activities of this rank's threads."""
         parts = [part for part in (data_end, loops) if part is not None]
         return Recording(
             rank=self._rank,
@@ -468,15 +468,17 @@ class _Rank:
             timer.cancel()
 
     def _close_store(self) -> None:
-        """Serve the rendezvous no longer, so that no stranger can fill this rank's memory through it. RPC
-        asks it for addresses until the end."""
+        """Stop serving the rendezvous, so that no stranger can fill this rank's memory through it.
+
+        RPC asks the store for addresses until the end, so there it stays open.
+        """
         if self._request.transport.comm != "rpc":
             self._store = None
 
     def _create_stage(
         self, plan: Plan, device: torch.device, transport: Transport | None
     ) -> _NumberedStage | None:
-        """The stage of this rank; over RPC it is created when the data rank says so, and told how it went."""
+        """Create the stage of this rank. Over RPC, wait for the data rank's order and report the outcome."""
         if not isinstance(transport, RpcTransport):
             return self._load_stage(plan, device)
         if self._rank == plan.data_rank:
@@ -563,8 +565,9 @@ class _Rank:
             )
 
     def _in_crew(self, name: str, wait: Callable[[], _Result], too_long: str | None = None) -> _Result:
-        """What ``wait`` returns. It waits for peers, in a thread of its own: when one of them dies, torch
-        may go on waiting, and this rank must end.
+        """Call ``wait`` in a separate thread and return its result.
+
+        ``wait`` waits for peers. When one of them dies, torch may go on waiting, but this rank must end.
 
         Args:
             name: of the thread.
@@ -605,14 +608,14 @@ class _LinkEnds:
             crew.on_stop(local.close)
 
     def sender(self, number: int) -> tuple[Sender, int | None]:
-        """The sending end of link ``number``, and the rank it leads to; None where it is this one."""
+        """Return the sending end of link ``number`` and its destination, or None if that is local."""
         if number in self._local:
             return self._local[number], None
         link = self._links[number]
         return self._network().sender(link), link.destination
 
     def receiver(self, number: int) -> tuple[Receiver, int | None]:
-        """The receiving end of link ``number`` (-1: the last), and the rank it comes from."""
+        """Return the receiving end of link ``number`` (-1: last) and its source, or None if that is local."""
         number %= len(self._links)
         if number in self._local:
             return self._local[number], None
@@ -701,11 +704,11 @@ class _StageLoops:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """What its threads were at."""
+        """Lanes of its threads."""
         return (self._compute.lane,)
 
     def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
-        """The bits that were decided on, by the hub's clock."""
+        """Return the bit widths that were chosen, timed by the hub's clock."""
         if not isinstance(self._bits, AdaptiveBits):
             return ()
         return tuple(dataclasses.replace(one, time_s=hub_clock(one.time_s)) for one in self._bits.decided)
@@ -716,7 +719,7 @@ class _StageLoops:
         crew.start("watch", self._outgoing.run)
 
     def stats(self, rank: int) -> StageStats:
-        """What was done."""
+        """Return the statistics of this stage."""
         lane = self._compute.lane
         return StageStats(
             stage=self._stage.number,
@@ -748,7 +751,7 @@ def _decode(plan: Plan, stage: int) -> Decode | None:
 def _link_bits(
     plan: Plan, model: Model, stage: int, member: Member, tell: Callable[[str], None]
 ) -> AdaptiveBits | FixedBits | None:
-    """The bits of what ``stage`` sends; None where it is not encoded."""
+    """Return the bit width policy for the output of ``stage``, or None if it is not encoded."""
     bits, compression = plan.schedule.stages[stage].quant_bits, plan.compression
     if compression.adaptive is None or not plan.adapts(stage):
         return FixedBits(bits) if bits else None
@@ -766,7 +769,7 @@ def _link_bits(
 
 
 class _DataEnd:
-    """What the data rank adds: the input, the results, and in the end the report."""
+    """The data rank's part of the pipeline: the input, the results and the final report."""
 
     def __init__(self, request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> None:
         self._model = model
@@ -845,7 +848,7 @@ class _DataEnd:
         crew.start("collect", self._collector.run)
 
     def check(self, device: torch.device) -> Agreement:
-        """The first items beside what the model gives in float32, computed here."""
+        """Compare the first items with the outputs of the model in float32, computed here."""
         kept = self._collector.kept
         numbers = tuple(number for each, _ in kept for number in each)
         found = Outputs(numbers, torch.cat([outputs for _, outputs in kept]))
@@ -861,7 +864,7 @@ class _DataEnd:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """What its threads were at."""
+        """Lanes of its threads."""
         ahead = () if self._reading is None else self._reading.lanes
         return (*ahead, self._feeder.lane, self._collector.lane)
 
@@ -882,7 +885,7 @@ class _DataEnd:
         recordings: Sequence[Recording],
         hub_clock: Callable[[float], float],
     ) -> RunReport:
-        """The report, from what was collected here and what the stages say."""
+        """Build the report from the data collected here and the statistics of the stages."""
         began_s = hub_clock(self._feeder.started_at or 0.0)
         with decoding("what the stages say of the run"):
             stages = [StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks]

@@ -36,7 +36,7 @@ class Stage:
         self._pixels = pixels
 
     def __call__(self, packet: Packet) -> Packet:
-        """The microbatch after this stage's layers; same number, same items."""
+        """Compute this stage's layers on a microbatch. Its number and items do not change."""
         with torch.inference_mode():
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
             if self._pixels is not None:
@@ -54,11 +54,11 @@ class Decode:
 
     @property
     def latest_bits(self) -> int:
-        """A value of the packet before; 0: it came as it is."""
+        """Bits per value of the previous packet, or 0 if it was not encoded."""
         return self._decoder.latest_bits
 
     def __call__(self, packet: Packet) -> Packet:
-        """The packet with the values.
+        """Decode the payload of a packet.
 
         Raises:
             PeerFailedError: rank ``source`` sent something else.
@@ -89,7 +89,7 @@ class Encode:
         self._where = f"stage {stage} on rank {rank}"
 
     def __call__(self, packet: Packet) -> Packet:
-        """The packet with the codes.
+        """Encode the payload of a packet.
 
         Raises:
             NonFiniteError: a NaN or an infinity; the message names the microbatch, the stage, the rank.
@@ -107,8 +107,10 @@ class Encode:
 
 
 def _with_payload(packet: Packet, payload: Payload) -> Packet:
-    """``packet`` with another payload; its memory is let go of unless a part of it passed through, as a
-    skip connection or a mask does."""
+    """Return ``packet`` with another payload.
+
+    Its memory is released unless part of it passed through, as a skip connection or a mask does.
+    """
     result = replace(packet, payload=payload)
     if _memory(payload).isdisjoint(_memory(packet.payload)):
         packet.lease.release()
@@ -121,7 +123,7 @@ def _memory(payload: Payload) -> set[int]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called ``name``: ``cpu``, ``cuda`` or ``cuda:N``.
+    """Return the device called ``name``: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
         RequestError: no such device here.

@@ -44,7 +44,7 @@ _WITH_RECEIPTS = 8
 
 
 class Activity:
-    """What the threads of a rank are at, for its beats."""
+    """Current activity of a rank's threads, for its heartbeats."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class Activity:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """This thread is busy with ``what``: it waits for no peer."""
+        """Mark this thread as busy with ``what``, not waiting for a peer."""
         entry = object()
         with self._lock:
             self._busy[entry] = (what, self._clock())
@@ -71,7 +71,7 @@ class Activity:
 
     @contextmanager
     def awaiting(self, peer: int) -> Iterator[None]:
-        """This thread waits for a microbatch from ``peer``."""
+        """Mark this thread as waiting for a microbatch from ``peer``."""
         with self._lock:
             self._awaiting.append(peer)
         try:
@@ -91,17 +91,17 @@ class Activity:
             self._received[peer] = self._received.get(peer, 0) + 1
 
     def finished(self) -> None:
-        """A piece of work is done, whether or not anything is sent of it."""
+        """Record that a piece of work is done, even if nothing is sent as a result."""
         with self._lock:
             self._finished += 1
 
     def computed(self, seconds: float) -> None:
-        """The stage has done a microbatch: decoding, computing and encoding it took so long."""
+        """Record the seconds that the stage spent decoding, computing and encoding one microbatch."""
         with self._lock:
             self._computed.append(seconds)
 
     def stage(self, work: Callable[[], StageWork]) -> None:
-        """This rank has a stage, which says how it spends its time."""
+        """Set the function that reports how this rank's stage spends its time."""
         with self._lock:
             self._work = work
 
@@ -121,7 +121,7 @@ class Activity:
 
 
 def receive(receiver: Receiver, peer: int | None, activity: Activity) -> Packet | None:
-    """The next packet of ``receiver``, None after the last, and ``activity`` knows who is waited for.
+    """Receive the next packet, or None after the last, and record in ``activity`` which peer is awaited.
 
     Args:
         receiver: the end of a link.
@@ -257,7 +257,7 @@ class Outgoing:
 
     @property
     def send_s_best(self) -> float:
-        """What a packet of mean size would take at the best pace seen."""
+        """Seconds for a packet of mean size at the best pace seen."""
         return self.bytes.mean / self.best_bytes_per_s if self.best_bytes_per_s else 0.0
 
     def close(self) -> None:
@@ -328,13 +328,13 @@ class StageLoop:
         self._outgoing.finish()
 
     def _bytes(self, packet: Packet) -> int:
-        """That came over the network, where somebody wants to know."""
+        """Return the bytes that arrived over the network, or 0 if the lane is not observed."""
         if self._peer is None or not self.lane.observed:
             return 0
         return sum(tensor.nbytes for tensor in packet.payload)
 
     def work(self) -> StageWork:
-        """How the time was spent until now."""
+        """Return how the time has been spent so far."""
         totals = self.lane.totals()
         return StageWork(
             busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
@@ -358,6 +358,6 @@ class StageLoop:
 
     @property
     def busy_fraction(self) -> float:
-        """Part of the time from the start to the last microbatch that was spent computing."""
+        """Fraction of the time from the start to the last microbatch that was spent computing."""
         spent = sum(self.lane.tally(doing).total for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE))
         return min(1.0, spent / self.lane.run_s) if self.lane.run_s else 0.0
