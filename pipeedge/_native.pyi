@@ -100,7 +100,7 @@ def schedule(
     type_collect_s: npt.ArrayLike = ...,
     input_bytes: float | None = None,
 ) -> ScheduleResult:
-    """The best schedule of ``L`` layers on ``H`` hosts of ``T`` types. Runs without the interpreter lock.
+    """Find the best schedule of ``L`` layers on ``H`` hosts of ``T`` types, without the interpreter lock.
 
     Args:
         mem_bytes: ``[L]``, weights of each layer.
@@ -143,8 +143,9 @@ def schedule(
 # --- codec: the layout of the codes is in src-native/codec/codec.hpp ---
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes of ``count`` codes of ``bits`` bits: ``ceil(count * bits / 8)``, and up to 2 more where the
-    last block is not a multiple of 8.
+    """Return the bytes of ``count`` codes of ``bits`` bits.
+
+    That is ``ceil(count * bits / 8)``, and up to 2 more where the last block is not a multiple of 8.
 
     Raises:
         ValueError: bits other than 2 to 8 and 16.
@@ -171,7 +172,8 @@ def encode(
         values: contiguous; float32, or the bits of bfloat16 as uint16.
         rows: of equal length, into which the values are split.
         bits: 2 to 8, or 16.
-        low, high: factors, 0 or more.
+        low: factor for the lower end of the range, 0 or more.
+        high: factor for the upper end, 0 or more.
         codes: written; ``packed_bytes`` of them.
         ranges: written; the scales of all rows, then the offsets.
         variant: one of ``codec_variants``; None for the best. All give the same result.
@@ -191,7 +193,7 @@ def decode(
     values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
     variant: str | None = None,
 ) -> None:
-    """The reverse of ``encode``, into ``values``.
+    """Reverse ``encode``, into ``values``.
 
     Raises:
         ValueError: arrays that do not fit each other.
@@ -221,4 +223,4 @@ def squared_error(
     """
 
 def codec_variants() -> list[str]:
-    """The instruction sets for which the codec is compiled and that this processor has, best first."""
+    """Return the instruction sets that the codec is compiled for and this processor has, best first."""
