@@ -646,8 +646,8 @@ def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--agreement 4", "compares another number type with float32: give --dtype"),
-        ("--dtype int8 --input x.png", "--input holds the items that --agreement N compares"),
+        ("--agreement 4", "compares another number type with float32: give one with --dtype"),
+        ("--dtype int8 --input x.png", "--input has an effect only with --agreement N"),
         ("--dtype int8 --agreement 4 --random-weights", "needs the model's own weights"),
         ("--dtype int4", "argument --dtype: invalid choice: 'int4'"),
     ],
