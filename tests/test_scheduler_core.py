@@ -336,12 +336,12 @@ def test_bad_arguments_get_one_clear_line(change: dict[str, object], message: st
         "mem_bytes": [1.0, 1.0, 1.0],
         "elements_out": [1.0, 1.0, 1.0],
         "elements_in": 1.0,
-        "type_mem_bytes": [100.0],
+        "type_mem_bytes": [1000.0],
         "type_bw_bytes_per_s": [1.0],
         "type_time_s": [[1.0, 1.0, 1.0]],
         "host_types": [0],
     }
-    assert native.schedule(**good).status in ("optimal", "infeasible")
+    assert native.schedule(**good).status == "optimal"
     with pytest.raises(ValueError, match=message) as caught:
         native.schedule(**{**good, **change})
     assert "\n" not in str(caught.value)
