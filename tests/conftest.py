@@ -1,4 +1,8 @@
-"""What all tests share: the offline switch, markers, and small models on disk."""
+"""What all tests share: the offline switch, markers, and small models on disk.
+
+A test's folder is its tier: ``unit`` (no process, no socket), ``contract`` (hub, members, links and workers
+in one process) and ``ranks`` (real programs, for what only a process can show). They share ``support``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+from small_models import save_small_models
 
 # Before anything imports the hub's library, here or in a process that a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -42,40 +47,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Hugging Face directories of one small random model of each family."""
-    import transformers
-    from models_oracle import save, scramble
-
-    image = {
-        "hidden_size": 24,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "intermediate_size": 40,
-        "image_size": 16,
-        "patch_size": 4,
-        "num_labels": 7,
-    }
-    text = {
-        "hidden_size": 24,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "intermediate_size": 40,
-        "vocab_size": len(VOCABULARY),
-        "max_position_embeddings": 24,
-        "num_labels": 3,
-    }
-    models = {
-        "vit": transformers.ViTForImageClassification(transformers.ViTConfig(**image)),
-        "deit": transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**image)),
-        "bert": transformers.BertForSequenceClassification(transformers.BertConfig(**text)),
-    }
-    root = tmp_path_factory.mktemp("models")
-    directories = {}
-    for seed, (name, model) in enumerate(models.items()):
-        scramble(model, seed)
-        directories[name] = save(model, root / name)
-    (directories["bert"] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    return directories
-
-
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept", "all", "day")
-VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS)
+    return save_small_models(tmp_path_factory.mktemp("models"))

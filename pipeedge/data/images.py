@@ -2,7 +2,7 @@
 
 A model directory with a ``preprocessor_config.json`` is processed by transformers' image processors.
 Otherwise the defaults of the nine known models are used: the same arithmetic with Pillow and NumPy alone
-(``tests/test_data_images.py`` compares the two).
+(``tests/unit/test_data_images.py`` compares the two).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
@@ -23,7 +24,6 @@ from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.scheduler import find_executable
 from pipeedge.simulate.cluster import Workload
 
-ROOT = Path(__file__).resolve().parent.parent
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"
 MIB = 2**20

@@ -32,11 +32,12 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import VOCABULARY
 from PIL import Image
+from places import ROOT
 from processes import free_port
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from small_models import VOCABULARY
 
 from pipeedge.auction import main as auction
 from pipeedge.auction.options import parse_auction
@@ -91,7 +92,6 @@ from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.rpc import exposure
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 MIB = 1 << 20
 MBPS = MIB / 8

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 import pipeedge
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
@@ -263,7 +264,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
     with device.open("w") as full:
         done = subprocess.run(
             command,
-            cwd=Path(__file__).parents[1],
+            cwd=ROOT,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -346,7 +347,7 @@ def test_adaptive_links_that_cannot_be_are_refused_with_a_line(
 def test_a_script_says_its_version() -> None:
     done = subprocess.run(
         [sys.executable, "revauct.py", "--version"],
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,

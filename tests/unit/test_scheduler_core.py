@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ import yaml
 from oracles import schedule_brute_force, schedule_dynamic
 from oracles.schedule_brute_force import Best
 from oracles.schedule_cases import Case, random_case
+from places import ROOT
 
 from pipeedge import _native as native
 
-ROOT = Path(__file__).parents[1]
 SCALE = int(os.environ.get("PIPEEDGE_TEST_SCALE", "1"))
 """How many times the usual number of random problems; 10 is what a change of the scheduler should pass."""
 MIB = 2.0**20

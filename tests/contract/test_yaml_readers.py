@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from mutations import mutate_text, refused, rounds
+from places import ROOT
 
 from pipeedge.plan import specs
 from pipeedge.plan.scheduler import find_executable
 
-ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 20
 
 MODELS = """\

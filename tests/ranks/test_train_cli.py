@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from PIL import Image
+from places import ROOT
 from processes import environment
 
 from pipeedge.base.errors import InputError, ModelError, RequestError
@@ -27,7 +28,7 @@ from pipeedge.train.options import parse_train
 from pipeedge.train.request import TrainingRequest
 from pipeedge.train.samples import open_samples
 
-TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+TRAIN = ROOT / "train.py"
 DIGITS = ("--model", "vit-digits", "--data", "digits", "--optimizer", "adamw", "--lr", "0.002")
 FOUR_ON_TWO = ("--stages", 4, "--workers", 2, "--partition", "1,3,4,8,9,13,14,16")
 DEADLINE_S = 90.0

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from places import ROOT
 from rich.console import Console
 
 from pipeedge.auction.main import _take_part
@@ -37,8 +38,6 @@ from pipeedge.simulate.options import parse_simulate
 from pipeedge.simulate.session import run as simulate
 from pipeedge.train.options import parse_train
 from pipeedge.train.session import train
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def file(path: Path, text: str = "precious") -> Path:

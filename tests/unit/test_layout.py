@@ -11,8 +11,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from pipeedge.base.errors import (
     InfeasibleError,
@@ -32,7 +33,6 @@ from pipeedge.plan.scheduler import (
     save_schedule,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"
 HOSTS = [f"rcc-{i}" for i in range(4)] + [f"mb-{i}" for i in range(4)]

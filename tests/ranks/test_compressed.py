@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import VOCABULARY
-from processes import DEADLINE_S, RUNTIME, run_world
+from places import ASSETS
+from processes import DEADLINE_S, run_world
 from safetensors.torch import load_file, save_file
+from small_models import VOCABULARY
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.base.payload import Payload, specs_bytes
@@ -30,7 +31,6 @@ from pipeedge.run.stage import Decode, Encode, Stage
 from pipeedge.transport.base import Packet
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 
-ASSETS = RUNTIME.parent / "pipeedge" / "assets"
 CPU = torch.device("cpu")
 DIGITS = find_model("vit-digits")
 

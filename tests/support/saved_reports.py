@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pipeedge.observe.timeline import Doing
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 MICROBATCHES = 40
@@ -93,3 +94,17 @@ def simulated_body(
 def through_json(body: dict[str, Any]) -> Any:
     """As it comes back from a file."""
     return json.loads(json.dumps(body))
+
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u2028"
+
+
+def poisoned(value: Any) -> Any:
+    """Append ``NASTY`` to every text in ``value`` that is not the name of an activity."""
+    if isinstance(value, str):
+        return value if value in {doing.value for doing in Doing} else value + NASTY
+    if isinstance(value, list):
+        return [poisoned(item) for item in value]
+    if isinstance(value, dict):
+        return {key: poisoned(item) for key, item in value.items()}
+    return value

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import RUNTIME, environment, free_port
+from places import ROOT, RUNTIME
+from processes import environment, free_port
 from saved_reports import simulated_body
 
 from pipeedge.base.console import StandardOutput
@@ -102,7 +103,7 @@ def test_report_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", '"$@" | true; exit "${PIPESTATUS[0]}"', "bash", *command],
         cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(RUNTIME.parent)},
+        env={**environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,

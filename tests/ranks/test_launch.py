@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from processes import free_port
 
 from pipeedge.base.errors import RequestError
@@ -35,7 +36,6 @@ from pipeedge.launch.commands import (
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.launch.supervisor import Ending, Supervisor, status_of
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
 """Timeout of the ranks in seconds: a rank that is stuck must report it before the test gives up."""

@@ -22,6 +22,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
@@ -60,7 +61,6 @@ from pipeedge.profile.results import (
 )
 from pipeedge.transport.frame import HEADER_BYTES
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 CPU = torch.device("cpu")
 DIGITS = ("-m", "vit-digits", "-i", "2")

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 from documents import Page, commands, console_steps, fits
+from places import ROOT
 from processes import environment, free_port
 
 import pipeedge
@@ -37,7 +38,6 @@ from pipeedge.simulate.options import parse_simulate
 from pipeedge.testbed.main import parse_testbed
 from pipeedge.train.options import parse_train
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = {
     str(path.relative_to(ROOT)): Page.read(path) for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -277,7 +277,7 @@ def unknown_options(page: Page) -> list[str]:
             is_program = command is not None and command[0] != "make"
             meant = {command[0]} if command and is_program else programs_in(text) or about
             if command is None and not text.startswith("-") and len(words) > _OPTIONS_WORDS:
-                meant = set(PARSERS)  # a message, which tests/test_troubleshooting.py compares
+                meant = set(PARSERS)  # a message, which tests/contract/test_troubleshooting.py compares
             if meant & STARTS_RUNTIME:
                 meant = meant | {"runtime.py"}
             known = FOREIGN.union(*map(options, meant))

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 from safetensors.torch import save
 
 from pipeedge.base.errors import ModelError, WeightsError, one_line
@@ -25,7 +26,6 @@ from pipeedge.models.weights.download import HttpSource, HubSource, download, sa
 from pipeedge.models.weights.writing import write_random
 
 TINY = "facebook/deit-tiny-distilled-patch16-224"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import parse_document, yaml_name
 from pipeedge.plan import specs
 from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 
 names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=10)

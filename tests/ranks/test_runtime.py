@@ -31,10 +31,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import VOCABULARY, WORDS
 from networks import make_network
-from processes import DEADLINE_S, DIES_WHEN_COMPLETE, RUNTIME, Ended, World, environment, free_port, run_world
+from places import ASSETS, RUNTIME
+from processes import DEADLINE_S, DIES_WHEN_COMPLETE, Ended, World, environment, free_port, run_world
 from rich.console import Console
+from small_models import VOCABULARY, WORDS
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import guard
@@ -45,7 +46,6 @@ from pipeedge.request.config import Environment, WorldRequest
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 
-ASSETS = RUNTIME.parent / "pipeedge" / "assets"
 DIGITS = ("-m", "vit-digits")
 ENDLESS = (*DIGITS, "-b", 10_000_000, "--output", "rows.csv", "--report", "report.json")
 EVEN = 8

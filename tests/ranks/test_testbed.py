@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from places import ROOT
 
 from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.testbed.bed import TestBed, TestBeds
@@ -20,7 +21,6 @@ from pipeedge.testbed.cluster import Cluster, EmulatedHost, load_cluster
 from pipeedge.testbed.groups import GroupSettings, find_hierarchies
 from pipeedge.testbed.journal import Journal, Owner, Shelf
 
-ROOT = Path(__file__).resolve().parents[1]
 TESTBED = [sys.executable, str(ROOT / "tools" / "testbed.py")]
 
 TYPES = """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_reports import simulated_body, through_json
+from saved_reports import poisoned, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
 from pipeedge.observe.timeline import Doing, Span, Timeline
@@ -370,19 +370,6 @@ def test_the_times_of_a_stage_are_the_length_of_the_run() -> None:
     for stage in (*said.stages, *drawn.stages):
         assert stage.seconds is not None
         assert math.fsum(stage.seconds.values()) == pytest.approx(body["elapsed_s"], rel=1e-4)
-
-
-NASTY = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u2028"
-
-
-def poisoned(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value in {doing.value for doing in Doing} else value + NASTY
-    if isinstance(value, list):
-        return [poisoned(item) for item in value]
-    if isinstance(value, dict):
-        return {key: poisoned(item) for key, item in value.items()}
-    return value
 
 
 def test_no_text_of_a_report_becomes_markup() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_reports import simulated_body, through_json
-from test_page import NASTY, poisoned
+from saved_reports import NASTY, poisoned, simulated_body, through_json
 
 from pipeedge.report import read_run, render_comparison, render_run
 

@@ -18,7 +18,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
-from processes import RUNTIME, environment, run_world
+from places import ROOT
+from processes import environment, run_world
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -626,7 +627,7 @@ def test_real_ranks_beside_float32(tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path) -> None:
     options = "-m vit-digits -i 1 --dtype int8 --agreement 24 -o r.yml -dt board --bw-Mbps 100 --mem-MB 512"
-    command = [sys.executable, str(RUNTIME.parent / "profiler.py"), *options.split()]
+    command = [sys.executable, str(ROOT / "profiler.py"), *options.split()]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
     )

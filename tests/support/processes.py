@@ -28,11 +28,11 @@ from types import TracebackType
 
 import psutil
 import torch
+from places import RUNTIME
 
 from pipeedge.control.member import Member
 from pipeedge.run.main import main
 
-RUNTIME = Path(__file__).resolve().parent.parent / "runtime.py"
 PRELOADED = ("pipeedge.run.pipeline", "pipeedge.train.engine", "rich.console")
 """Modules that the server of a test process imports before it forks ranks."""
 DEADLINE_S = 60.0

@@ -22,6 +22,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutate_message, rounds
+from places import ROOT
 from processes import free_port
 
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction, length_note
@@ -33,8 +34,6 @@ from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import MALFORMED
 from pipeedge.control.messages import Message, encode
 from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
 

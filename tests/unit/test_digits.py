@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 from safetensors import safe_open
 
 from pipeedge.data import InputRequest, open_input
@@ -19,7 +20,7 @@ from pipeedge.data.defaults import asset
 from pipeedge.data.results import Accuracy
 from pipeedge.models import DIGITS, find_model
 
-TOOL = Path(__file__).resolve().parents[1] / "tools" / "train_vit_digits.py"
+TOOL = ROOT / "tools" / "train_vit_digits.py"
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from processes import environment
 
 import pipeedge
@@ -18,8 +18,6 @@ from pipeedge.cli.completion import SHELLS, completion_script
 from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.train.options import parse_train
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def start(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
