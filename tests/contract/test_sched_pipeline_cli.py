@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
@@ -516,7 +517,7 @@ names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(host=names)
 def test_any_host_name_reads_back_as_itself(tmp_path_factory: pytest.TempPathFactory, host: str) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("names"))
@@ -635,7 +636,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(world=worlds())
 def test_any_small_cluster_is_scheduled_at_its_optimum(
     tmp_path_factory: pytest.TempPathFactory, world: World

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import struct
 import zlib
@@ -13,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import rounds
 
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.frame import (
@@ -41,8 +41,8 @@ DTYPES = [
 ]
 PRELUDE = "<4sHBBQQII"
 DESCRIPTOR = "<BB6xQ6Q"
-FUZZ_ROUNDS = int(os.environ.get("PIPEEDGE_FUZZ_ROUNDS", "15000"))
-"""Hostile headers a fuzz test reads; the long campaign sets a million."""
+FUZZ_ROUNDS = rounds(1500)
+"""Hostile headers that a fuzz test reads."""
 
 
 def header(

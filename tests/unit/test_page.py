@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import rounds
 from saved_reports import poisoned, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
@@ -413,7 +414,7 @@ def mutations(body: Any, chance: random.Random) -> Any:
         return body
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(rounds(15)))
 def test_a_report_that_is_damaged_gives_one_line_or_a_page(seed: int) -> None:
     body = mutations(through_json(simulated_body([1.0, 2.0], microbatches=3)), random.Random(seed))
     refused = ""
