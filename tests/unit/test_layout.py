@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -88,8 +86,6 @@ PURE = (
     "report.saved",
     "base.payload",
     "plan.link_speed",
-    "plan.planning",
-    "plan.prediction",
     "profile.results",
     "observe.assembly",
     "observe.lanes",
@@ -107,6 +103,13 @@ PURE = (
     "observe.trace",
 )
 """Decisions over plain data: values in, values out."""
+
+ALSO_IMPURE = {
+    "base.program": "only its program_name is used, for messages",
+    "base.yamlfile": "only its readers of fields are used, beside those of files",
+    "plan.specs": "only its types are used, which stand beside the files that they are read from",
+}
+"""Modules with effects that pure ones import, and why they may."""
 
 EFFECTS = {
     "asyncio",
@@ -228,14 +231,59 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, with the cycle
 
 
+def imports(tree: ast.AST) -> set[str]:
+    """Top-level names that a module imports anywhere, for type checkers alone apart."""
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    typed = [node for node in typed if ast.unparse(node.test) == "TYPE_CHECKING"]
+    unread = {inner for node in typed for inner in ast.walk(node)}
+    return {name for node in ast.walk(tree) if node not in unread for name in imported(node)}
+
+
+def effects(tree: ast.AST) -> set[str]:
+    """Modules and calls by which a module touches the world."""
+    modules = {name.split(".")[0] for name in imports(tree)} & EFFECTS
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    files = {call for call in calls if re.search(r"\.(read|write)_(text|bytes)$|\.open$", call)}
+    return modules | calls & {"open", "print", "input"} | files
+
+
+def ways(module: str, trees: Mapping[str, ast.AST]) -> dict[str, str]:
+    """Every module that an import of ``module`` runs, with the way that leads there."""
+    found, waiting = {}, [(module, module)]
+    while waiting:
+        name, way = waiting.pop()
+        if name in found:
+            continue
+        found[name] = way
+        if name in ALSO_IMPURE:
+            continue
+        targets = {target for target in map(own, imports(trees[name])) if target is not None}
+        waiting += [(target, f"{way} -> {target}") for target in sorted(targets)]
+    return found
+
+
 @pytest.mark.parametrize("module", PURE)
 def test_decisions_are_pure(module: str) -> None:
-    tree = MODULES[module]
-    names = {name.split(".")[0] for node in ast.walk(tree) for name in imported(node)}
-    assert not names & EFFECTS
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert not calls & {"open", "print", "input"}
-    assert not {call for call in calls if re.search(r"\.(read|write)_(text|bytes)$|\.open$", call)}
+    """Neither the module nor one that it imports, however indirectly, touches the world."""
+    reached = {name: way for name, way in ways(module, MODULES).items() if name not in ALSO_IMPURE}
+    impure = {way: sorted(found) for name, way in reached.items() if (found := effects(MODULES[name]))}
+    assert not impure
+
+
+def test_every_exception_from_purity_is_needed() -> None:
+    reached = {name for module in PURE for name in ways(module, MODULES)}
+    needed = {name for name in ALSO_IMPURE if name in reached}
+    assert needed == set(ALSO_IMPURE)
+
+
+def test_an_effect_behind_an_import_is_found() -> None:
+    trees = {name: ast.parse("") for name in MODULES}
+    trees["observe.lanes"] = ast.parse("from pipeedge.observe import records")
+    trees["observe.records"] = ast.parse("def f():\n    from pipeedge.base import crew")
+    trees["base.crew"] = ast.parse("import threading")
+    reached = ways("observe.lanes", trees)
+    assert reached["base.crew"] == "observe.lanes -> observe.records -> base.crew"
+    assert effects(trees["base.crew"]) == {"threading"}
 
 
 def attributes(tree: ast.AST, name: str) -> list[ast.Attribute]:
@@ -341,26 +389,6 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not silent
 
 
-HELP = """
-import runpy, sys
-sys.argv = ["runtime.py", "--help"]
-try:
-    runpy.run_path("runtime.py", run_name="__main__")
-except SystemExit as end:
-    status = end.code
-heavy = {"torch", "numpy", "transformers", "rich", "safetensors", "PIL"} & set(sys.modules)
-print("status", status, "heavy", sorted(heavy))
-"""
-
-
-def test_help_is_there_before_anything_heavy_is_imported() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "--partition" in ended.stdout
-    assert ended.stdout.splitlines()[-1] == "status 0 heavy []"
-
-
 def test_the_picture_in_the_readme_is_true() -> None:
     """Every name in the README's layout exists, and every package is in it."""
     readme = (ROOT / "README.md").read_text("utf-8")
@@ -377,12 +405,3 @@ def test_the_picture_in_the_readme_is_true() -> None:
             folder = ROOT / names[-1]
     missing = sorted(room for room in ROOMS if PACKAGE / room not in named)
     assert not missing, f"not in the README's layout: {missing}"
-
-
-@pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
-def test_pin_dependencies_refuses_what_is_no_interpreter(argument: str) -> None:
-    command = [sys.executable, str(ROOT / "scripts/pin-dependencies"), argument]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert ("scripts/pin-dependencies PYTHON..." if argument[0] == "-" else repr(argument)) in ended.stderr
