@@ -7,10 +7,16 @@ in one process) and ``ranks`` (real programs, for what only a process can show).
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import tiers
 from small_models import save_small_models
+
+if TYPE_CHECKING:
+    from runs import Inputs
 
 # Before anything imports the hub's library, here or in a process that a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,12 +29,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.install()
     config.addinivalue_line("markers", "slow: a long campaign, run with --slow")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with tiers.watched(item.path):
+        return (yield)
+
+
 LONGEST = (
-    *("test_runtime.py", "test_train_cli.py", "test_training.py", "test_docs.py", "test_rpc.py"),
-    *("test_page.py", "test_doctor.py", "test_compressed.py", "test_launch.py", "test_profiler.py"),
+    *("test_runtime.py", "test_docs_commands.py", "test_training.py", "test_launch.py", "test_train_cli.py"),
+    *(
+        "test_rpc.py",
+        "test_compressed_ranks.py",
+        "test_bidders.py",
+        "test_testbed.py",
+        "test_doctor_ranks.py",
+    ),
+    *("test_dtype_ranks.py", "test_programs.py", "test_page.py", "test_models_numerics.py"),
 )
 """Files whose tests take longest. They come first, so that no worker is left with one of them at the end."""
 
@@ -48,3 +68,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Hugging Face directories of one small random model of each family."""
     return save_small_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory, model_dirs: dict[str, Path]) -> Inputs:
+    """Files that several runs read."""
+    from runs import Inputs
+
+    return Inputs(tmp_path_factory.mktemp("inputs"), model_dirs)
+
+
+@pytest.fixture(scope="session")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A command like ``python`` that starts programs with torch imported."""
+    from quick_python import command_in
+
+    with command_in(tmp_path_factory.mktemp("quick")) as command:
+        yield command
+
+
+@pytest.fixture
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for the output of programs, beside the one where they run."""
+    return tmp_path_factory.mktemp("logs")

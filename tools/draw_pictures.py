@@ -4,7 +4,7 @@
     python tools/draw_pictures.py [DIRECTORY]     docs/pictures/ by default
 
 Every number in them is computed: cuts and times by the scheduler and the simulator, bytes from models.yml.
-The same input gives the same files, and ``tests/ranks/test_docs.py`` holds them to it.
+The same input gives the same files, and ``tests/contract/test_docs.py`` holds them to it.
 """
 
 from __future__ import annotations

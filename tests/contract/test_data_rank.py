@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from clock import Clock
+from fake_items import NumberedItems
 
 from pipeedge.base.crew import Crew
 from pipeedge.data import InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
-from pipeedge.data.source import Item
 from pipeedge.models import find_model
 from pipeedge.observe.timeline import Doing
 from pipeedge.request.config import InputRequest
@@ -48,44 +48,16 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     assert len(collector.latencies) == 2
 
 
-class Clock:
-    """Seconds that pass only while an item is read or computed."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass(frozen=True)
-class SlowItems:
-    """Items that take two seconds each to read."""
-
-    clock: Clock
-    count: int
-    has_labels = False
-    max_tokens = None
-    in_memory = False
-    pixels = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def source(self, index: int) -> str:
-        return f"item {index}"
-
-    def read(self, index: int) -> Item:
-        self.clock.now += 2
-        return Item((torch.full((2,), float(index)),), None, self.source(index))
-
-
 @pytest.mark.parametrize("ubatch", [1, 4, 12])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatch: int, ahead: bool) -> None:
     """Twelve items take 24 s to read and nothing to compute."""
-    clock = Clock()
-    source = InputSource(SlowItems(clock, 12))
+    clock = Clock(100.0)
+
+    def take_two_seconds(_index: int) -> None:
+        clock.now += 2
+
+    source = InputSource(NumberedItems(12, take_two_seconds))
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
     outgoing = Outgoing(inwards, None, activity)
     reading = ReadAhead(source, ubatch, threads=1, clock=clock) if ahead else None

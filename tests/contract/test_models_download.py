@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from places import ROOT
 from safetensors.torch import save
 
 from pipeedge.base.errors import ModelError, WeightsError, one_line
@@ -328,31 +324,3 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"file/DeiT_T_distilled\.npz cannot be written"):
         save_weights([TINY], tmp_path / "file", random_seed=0)
-
-
-def script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "save_model_weights.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def test_the_script_ends_with_one_line_and_2_for_a_wrong_request(tmp_path: Path) -> None:
-    for arguments in (["-m", "bert-base-uncasd"], ["-m", "vit-digits"], ["--seed", "3"]):
-        result = script(*arguments, cwd=tmp_path)
-        assert result.returncode == 2
-        assert "Traceback" not in result.stderr
-        assert result.stderr.startswith("save_model_weights.py: ")
-        assert result.stderr.count("\n") == 1
-    assert files_in(tmp_path) == []
-
-
-def test_the_script_writes_random_weights_where_it_stands(tmp_path: Path) -> None:
-    result = script("--random", "--seed", "2", "-m", TINY, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert files_in(tmp_path) == ["DeiT_T_distilled.npz"]
-    assert "seed 2" in result.stdout

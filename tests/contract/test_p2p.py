@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -186,33 +183,3 @@ def test_gloo_messages_are_shortened() -> None:
     assert _brief(RuntimeError(CLOSED)) == "Connection closed by peer [10.0.0.1]:4"
     noisy = "[a/b.cc:1] Gloo connectFullMesh failed with [c/d.cc:31] no error. GLHF!\nmore"
     assert _brief(RuntimeError(noisy)) == "Gloo connectFullMesh failed with no error"
-
-
-# --- the rendezvous ---------------------------------------------------------------------------------
-
-MEET = """
-import os, resource, socket
-from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import connect_store, serve_store
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-served, port = serve_store("127.0.0.1")
-transport = P2PTransport(store=connect_store("127.0.0.1", port, timeout_s=20), rank=4, members=(4,))
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-socket.create_connection(("127.0.0.1", port)).close()
-del served
-try:
-    socket.create_connection(("127.0.0.1", port)).close()
-except ConnectionRefusedError:
-    print("closed")
-transport.close()
-print("done")
-"""
-
-
-def test_open_links_need_no_rendezvous() -> None:
-    ended = subprocess.run([sys.executable, "-c", MEET], capture_output=True, text=True, timeout=60)
-    soft, *rest = ended.stdout.split()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert int(soft) == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)), ended.stderr
-    assert rest == ["closed", "done"], ended.stderr

@@ -34,7 +34,7 @@ import torch
 import yaml
 from PIL import Image
 from places import ROOT
-from processes import free_port
+from ports import free_port
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from small_models import VOCABULARY

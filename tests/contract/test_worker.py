@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from clock import Clock
+from waiting import until
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
@@ -27,21 +29,10 @@ LIMIT_S = 10.0
 def no_thread_is_left() -> object:
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + LIMIT_S
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    until(lambda: threading.active_count() <= before, "all threads have ended")
 
 
 # --- activity ---------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_activity_tells_the_longest_work_also_when_work_is_nested() -> None:
@@ -98,9 +89,7 @@ def test_a_crew_ends_when_all_have_ended() -> None:
 def test_a_crew_says_when_waiting_takes_too_long() -> None:
     crew, gate = Crew(), threading.Event()
     crew.start("slow", gate.wait)
-    began = time.monotonic()
     assert not crew.wait(0.1)
-    assert time.monotonic() - began < 2
     gate.set()
     assert crew.wait(LIMIT_S)
 
@@ -303,9 +292,7 @@ def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
     clock.now = 2.0
     link.arrivals[0].set()
     crew.start("watch", outgoing.run)
-    deadline = time.monotonic() + LIMIT_S
-    while outgoing.seconds.count < 1 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: outgoing.seconds.count >= 1, "the packet is counted")
     outgoing.finish()
     assert crew.wait(LIMIT_S)
     assert link.finished

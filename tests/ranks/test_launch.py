@@ -19,22 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
-from processes import free_port
+from ports import free_port
+from waiting import until
 
 from pipeedge.base.errors import RequestError
 from pipeedge.launch.commands import (
-    DOCTOR_MODULE,
-    RUNTIME_MODULE,
     Host,
     RankCommand,
     Remote,
-    local_commands,
-    parse_host,
     remote_commands,
-    threads_each,
 )
-from pipeedge.launch.main import parse_launch, plan_launch
-from pipeedge.launch.supervisor import Ending, Supervisor, status_of
+from pipeedge.launch.supervisor import Supervisor
 
 LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
@@ -53,62 +48,6 @@ def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None
 
 
 # --- commands ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("cores", "ranks", "each"), [(8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
-def test_cores_are_divided_among_the_ranks(cores: int, ranks: int, each: int) -> None:
-    assert threads_each(cores, ranks) == each
-
-
-def test_local_ranks_get_rank_world_port_and_threads() -> None:
-    commands = local_commands(2, ["-u", "4"], python="py", module=RUNTIME_MODULE, port=4000, cores=8)
-    assert [command.argv for command in commands] == [
-        ("py", "-u", "-m", RUNTIME_MODULE, str(rank), "2", "--port", "4000", "-u", "4") for rank in range(2)
-    ]
-    assert commands[1].shown() == f"OMP_NUM_THREADS=4 py -u -m {RUNTIME_MODULE} 1 2 --port 4000 -u 4"
-
-
-def test_each_local_rank_serves_prometheus_on_its_own_port() -> None:
-    def made(port: int) -> list[list[str]]:
-        arguments = ["--prometheus-port", str(port)]
-        commands = local_commands(
-            3, arguments, python="py", module=RUNTIME_MODULE, port=None, cores=2, prometheus_port=port
-        )
-        return [list(command.argv[5:]) for command in commands]
-
-    # The runtime takes the last.
-    assert [argv[-1] for argv in made(9100)] == ["9100", "9101", "9102"]
-    with pytest.raises(RequestError, match="3 ranks on one machine need consecutive ports"):
-        made(65534)
-
-
-def test_remote_ranks_get_the_first_host_as_address_and_all_as_names() -> None:
-    hosts = [parse_host("a"), parse_host("me@b")]
-    remote = Remote("/srv", "python3", user="you", ssh=("ssh", "-p", "22"))
-    first, second = remote_commands(
-        hosts, ["-b", "9"], remote, module=RUNTIME_MODULE, name_addr=True, name_hosts=True
-    )
-    assert first.argv[:3] == ("ssh", "-p", "22")
-    assert "BatchMode=yes" in first.argv
-    assert first.argv[-4:-1] == ("-l", "you", "a")
-    assert second.argv[-4:-1] == ("-l", "me", "b")
-    assert f"python3 -u -m {RUNTIME_MODULE} 1 2 --addr a -H a,b -b 9" in second.argv[-1]
-    (plain,) = remote_commands(hosts[:1], [], remote, module=DOCTOR_MODULE, name_addr=False, name_hosts=False)
-    assert "--addr" not in plain.argv[-1]
-    assert DOCTOR_MODULE in plain.argv[-1]
-
-
-@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "a b", "@a", "me@", "-x@a", "a'b", "a\nb"])
-def test_invalid_hosts_are_rejected(text: str) -> None:
-    with pytest.raises(RequestError, match="is not a valid host"):
-        parse_host(text)
-
-
-def test_a_host_named_twice_is_rejected() -> None:
-    with pytest.raises(RequestError, match="a is named twice"):
-        remote_commands(
-            [Host("a"), Host("a")], [], Remote(".", "py"), module="m", name_addr=True, name_hosts=True
-        )
 
 
 @given(
@@ -146,62 +85,7 @@ def test_both_shells_preserve_arguments(
     assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
 
 
-def test_a_tilde_is_the_remote_home(tmp_path: Path) -> None:
-    (tmp_path / "it's").mkdir()
-    (command,) = remote_commands(
-        [Host("a")], [], Remote("~/it's", "pwd; #"), module="m", name_addr=False, name_hosts=False
-    )
-    line = command.argv[-1].replace("pwd; #", "pwd")
-    assert '"$HOME"/' in line
-
-
 # --- the command line -------------------------------------------------------------------------------
-
-
-def test_options_of_the_runtime_follow_with_or_without_a_separator() -> None:
-    for separator in (["--"], []):
-        request = parse_launch(["--local", "2", *separator, "-s", "lo", "-m", "vit-digits"])
-        assert request.local == 2
-        assert request.arguments == ("-s", "lo", "-m", "vit-digits")
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--", "-u", "4"], "nothing says where"),
-        (["--local", "0", "--"], "at least 1"),
-        (["--local", "2", "--hosts", "a,b", "--"], "exclude each other"),
-        (["--local", "two", "--"], "invalid int"),
-        (["--hosts", "a,,b", "--"], "is not a valid host"),
-        (["--local", "2", "--", "-pt", "1,8,9"], "pairs"),
-        (["--local", "2", "--", "--nonsense"], "--nonsense"),
-        (["--lcoal", "2", "--", "-u", "4"], r"unknown option --lcoal; did you mean --local\?"),
-        (["--local", "2", "--prnt", "--", "-u", "4"], r"did you mean --print\?"),
-        (["--local", "2", "--", "--addr", "198.51.100.7"], "not an address of this machine"),
-    ],
-)
-def test_mistakes_are_reported_before_anything_starts(argv: list[str], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        plan_launch(parse_launch(argv))
-
-
-def test_a_devices_file_gives_one_rank_per_host_in_order(tmp_path: Path) -> None:
-    devices = tmp_path / "devices.yml"
-    devices.write_text("B:\n- mb-1\n- mb-0\nA:\n- rcc-0\n")
-    for argv in (
-        ["-sd", str(devices), "--", "-sm", "m.yml", "-sdt", "t.yml"],
-        ["-sm", "m.yml", "-sdt", "t.yml", "-sd", str(devices)],
-        ["--", "-sm", "m.yml", "-sdt", "t.yml", f"--sched-dev-file={devices}"],
-    ):
-        request = parse_launch(argv)
-        assert [host.name for host in request.hosts] == ["mb-1", "mb-0", "rcc-0"]
-        commands = plan_launch(request)
-        assert all("-H mb-1,mb-0,rcc-0" in command.argv[-1] for command in commands)
-        assert all("--addr mb-1" in command.argv[-1] for command in commands)
-        assert all(str(devices) in command.argv[-1] for command in commands)
-    alone = parse_launch(["-sd", str(devices), "--", "-m", "vit-digits"])
-    assert "-sd" not in alone.arguments
-    assert alone.world_size == 3
 
 
 def test_print_shows_commands_that_a_shell_can_run() -> None:
@@ -223,29 +107,6 @@ def test_control_characters_in_a_shown_command_are_escaped() -> None:
 
 
 # --- the supervisor ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("codes", "rank", "status"),
-    [
-        ([(0, 0), (1, 0)], None, 0),
-        ([(1, 2), (0, 4)], 1, 2),
-        ([(0, 4), (1, 2)], 1, 2),  # rank 0 only tells what rank 1 said
-        ([(0, 4), (1, 4)], 0, 4),
-        ([(2, -9), (0, 4)], 2, 137),
-        ([(0, 130), (1, 1)], 1, 1),
-        ([(0, 0), (1, 130)], 1, 130),
-    ],
-)
-def test_the_root_failure_decides(codes: list[tuple[int, int]], rank: int | None, status: int) -> None:
-    decisive = status_of([Ending(number, code) for number, code in codes])
-    assert (decisive.rank if decisive else None) == rank
-    assert (decisive.status if decisive else 0) == status
-
-
-def test_a_failed_ssh_counts_as_an_unreachable_peer() -> None:
-    assert Ending(1, 255, remote=True).status == 4
-    assert Ending(1, 255).status == 255
 
 
 def python(rank: int, program: str, *, remote: bool = False) -> RankCommand:
@@ -299,7 +160,6 @@ def test_a_message_that_several_ranks_print_is_shown_once() -> None:
 
 def test_when_one_rank_fails_all_stop_with_its_status() -> None:
     output = Output()
-    began = time.monotonic()
     status = output.supervise(
         python(0, "import time; print('waiting'); time.sleep(60)"),
         python(1, "import sys; sys.exit(3)"),
@@ -307,7 +167,6 @@ def test_when_one_rank_fails_all_stop_with_its_status() -> None:
         grace_s=5,
     )
     assert status == 3
-    assert time.monotonic() - began < 5
     assert output.said == ["rank 1 exited with status 3"]
 
 
@@ -316,7 +175,6 @@ def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     )
-    began = time.monotonic()
     status = output.supervise(
         python(0, stubborn),
         python(1, "import time; time.sleep(1); raise SystemExit(2)"),
@@ -324,7 +182,6 @@ def test_a_rank_that_ignores_sigterm_is_killed() -> None:
         grace_s=0.5,
     )
     assert status == 2
-    assert time.monotonic() - began < 8
 
 
 def test_other_ranks_have_time_to_report_before_they_are_stopped() -> None:
@@ -339,21 +196,17 @@ def test_other_ranks_have_time_to_report_before_they_are_stopped() -> None:
 
 def test_a_program_that_cannot_start_stops_the_started_ones() -> None:
     output = Output()
-    began = time.monotonic()
     with pytest.raises(RequestError, match="cannot start no-such-program"):
         output.supervise(python(0, "import time; time.sleep(60)"), RankCommand(1, ("no-such-program",)))
-    assert time.monotonic() - began < 5
 
 
 def test_all_ranks_stop_when_the_output_is_closed() -> None:
     def closed(text: str, *, error: bool) -> None:
         raise BrokenPipeError
 
-    began = time.monotonic()
     command = python(0, "import time; print('x'); time.sleep(60)")
     supervisor = Supervisor([command], environment=dict(os.environ), lines=closed, say=print, grace_s=3)
     assert supervisor.run() == 130
-    assert time.monotonic() - began < 8
 
 
 # --- for real ---------------------------------------------------------------------------------------
@@ -364,13 +217,15 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
-def launcher(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "pipeedge.launch.main", *map(str, arguments)]
+def launcher(*arguments: object, python: object = sys.executable) -> list[str]:
+    return [str(python), "-m", "pipeedge.launch.main", *map(str, arguments)]
 
 
-def launch(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    *arguments: object, python: object = sys.executable, **changes: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        launcher(*arguments),
+        launcher(*arguments, python=python),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -380,14 +235,14 @@ def launch(*arguments: object, **changes: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_two_local_ranks_run_the_shipped_model() -> None:
-    done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360", *TIMEOUT)
+def test_two_local_ranks_run_the_shipped_model(quick_python: Path) -> None:
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-b", "360", *TIMEOUT, python=quick_python)
     assert done.returncode == 0, done.stderr
     assert "[0] accuracy    0.9889 (356/360)" in done.stdout
 
 
-def test_an_invalid_partition_is_reported_once() -> None:
-    done = launch("--local", 2, "--", "-m", "vit-digits", "-pt", "1,8", *TIMEOUT)
+def test_an_invalid_partition_is_reported_once(quick_python: Path) -> None:
+    done = launch("--local", 2, "--", "-m", "vit-digits", "-pt", "1,8", *TIMEOUT, python=quick_python)
     assert done.returncode == 2
     message, ending = done.stderr.splitlines()
     assert message[3:] == (
@@ -396,8 +251,9 @@ def test_an_invalid_partition_is_reported_once() -> None:
     assert ending.endswith("exited with status 2")
 
 
-def test_the_root_cause_decides_and_no_process_is_left(tmp_path: Path) -> None:
-    done = launch("--local", 2, "--", "-m", "vit-digits", "-M", tmp_path / "none.npz")
+def test_the_root_cause_decides_and_no_process_is_left(tmp_path: Path, quick_python: Path) -> None:
+    options = ("-m", "vit-digits", "-M", tmp_path / "none.npz")
+    done = launch("--local", 2, "--", *options, python=quick_python)
     assert done.returncode == 2
     assert "none.npz" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -408,13 +264,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found.read_text().split()] if found.exists() else []
 
 
-def gone(pids: list[int], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+def until_gone(pids: list[int]) -> None:
+    until(lambda: not any(alive(pid) for pid in pids), "all processes have ended")
 
 
 def alive(pid: int) -> bool:
@@ -434,9 +285,8 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
         cwd=ROOT,
     )
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while len(ranks := children(process.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: len(children(process.pid)) == 2, "both ranks have started")
+        ranks = children(process.pid)
         time.sleep(1.5)  # anywhere between the imports and the run
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -444,7 +294,7 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
         process.kill()
     assert process.returncode == 130
     assert (out, err) == ("", "")
-    assert gone(ranks, 2)
+    until_gone(ranks)
 
 
 FAKE_SSH = """#!/bin/sh
@@ -469,19 +319,10 @@ def fake_ssh(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path) -> None:
+def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path, quick_python: Path) -> None:
     done = launch(
-        *(
-            "--hosts",
-            "pi1,you@pi2",
-            "--user",
-            "me",
-            "--python",
-            sys.executable,
-            "--directory",
-            tmp_path,
-            "--",
-        ),
+        *("--hosts", "pi1,you@pi2", "--user", "me"),
+        *("--python", quick_python, "--directory", tmp_path, "--"),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 16, "--output", "out.csv"),
         *TIMEOUT,
         **fake_ssh,
@@ -498,14 +339,12 @@ def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path)
     assert log.count("BatchMode=yes") == 2
 
 
-def test_a_host_that_ssh_cannot_reach_stops_all_ranks(fake_ssh: dict[str, str]) -> None:
-    began = time.monotonic()
+def test_a_host_that_ssh_cannot_reach_stops_all_ranks(fake_ssh: dict[str, str], quick_python: Path) -> None:
     done = launch(
-        *("--hosts", "pi1,unreachable", "--python", sys.executable, "--"),
+        *("--hosts", "pi1,unreachable", "--python", quick_python, "--"),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits"),
         **fake_ssh,
     )
-    assert time.monotonic() - began < 20
     assert done.returncode == 4
     assert "[1] ssh: connect to host unreachable" in done.stderr
     assert "rank 1 is lost: ssh could not connect" in done.stderr
@@ -525,15 +364,13 @@ def test_a_remote_rank_stops_when_its_connection_closes(tmp_path: Path) -> None:
     )
     process = subprocess.Popen(["sh", "-c", command.argv[-1]], stdin=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "up").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until((tmp_path / "up").exists, "the rank is up")
         sleeper = int((tmp_path / "up").read_text())
         assert alive(sleeper)
         process.communicate(timeout=60)  # closes its input, as the end of a connection does
     finally:
         process.kill()
-    assert gone([sleeper], 5)
+    until_gone([sleeper])
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -583,19 +420,10 @@ def sshd(tmp_path: Path) -> Iterator[list[str]]:
         process.wait(timeout=60)
 
 
-def test_over_a_real_sshd(sshd: list[str], tmp_path: Path) -> None:
+def test_over_a_real_sshd(sshd: list[str], quick_python: Path) -> None:
     done = launch(
-        *(
-            "--hosts",
-            "h1,h2",
-            "--ssh",
-            shlex.join(sshd),
-            "--python",
-            sys.executable,
-            "--directory",
-            ROOT,
-            "--",
-        ),
+        *("--hosts", "h1,h2", "--ssh", shlex.join(sshd)),
+        *("--python", quick_python, "--directory", ROOT, "--"),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 64, *TIMEOUT),
     )
     assert done.returncode == 0, done.stderr
@@ -629,22 +457,17 @@ def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tm
         cwd=ROOT,
     )
     try:
-        deadline = time.monotonic() + 20
         marks = [tmp_path / "up0", tmp_path / "up1"]
-        while time.monotonic() < deadline and not all(mark.exists() and mark.read_text() for mark in marks):
-            time.sleep(0.05)
+        until(lambda: all(mark.exists() and mark.read_text() for mark in marks), "both ranks are up")
         pids = [int(mark.read_text()) for mark in marks]
         assert all(alive(pid) for pid in pids)
     finally:
         process.kill()
         process.wait(timeout=60)
-    assert gone(pids, 8)
+    until_gone(pids)
 
 
 def test_the_supervisor_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     Output().supervise(python(0, "print(1)"))
-    deadline = time.monotonic() + 3
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() == before
+    until(lambda: threading.active_count() <= before, "its threads have ended")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Mapping
 
 import pytest
 import torch
+from tensors import TOLERANCE, assert_close
 from training_ranks import BATCH, STEPS, WIDE_WEIGHTS, Case, batch, network_named, run_cases, unpipelined
 
 from pipeedge.base.schedule import LayerRange
-from pipeedge.train.batchlinear import BatchLinear
 from pipeedge.train.orders import SCHEDULES
-
-TOLERANCE = 1e-5
 
 
 def ranges(*stops: int) -> tuple[LayerRange, ...]:
@@ -83,13 +80,6 @@ def merged(results: list[dict], what: str) -> dict[str, torch.Tensor]:
     return together
 
 
-def assert_close(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert ours.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        difference = float((ours[name] - tensor).norm() / tensor.norm().clamp(min=1e-12))
-        assert difference <= TOLERANCE, f"{name}: {difference:.2e}"
-
-
 @pytest.mark.parametrize(
     ("workers", "case"),
     [(w, c) for w, cases in ALL.items() for c in cases],
@@ -117,33 +107,6 @@ def test_gradients_of_wide_layers_are_deferred_to_the_end_of_the_batch(
             assert {name for name in late if name.endswith("weight")} == (
                 WIDE_WEIGHTS if case.network.startswith("wide") else set()
             )
-
-
-def test_a_deferred_gradient_holds_no_graph_and_is_added() -> None:
-    layer, plain = BatchLinear(600, 500), torch.nn.Linear(600, 500)
-    plain.load_state_dict(layer.state_dict())
-    layer.expect(3)
-    assert layer.waits(10)
-    assert not layer.waits(12)  # 3 x 12 rows of 1100 values are more than an eighth of the weights
-    for step in range(2):
-        for part in range(3):
-            values = torch.randn(2, 5, 600, generator=torch.Generator().manual_seed(part)).requires_grad_()
-            factor = torch.full_like(values, 2.0, requires_grad=False)
-            layer(values * factor).square().sum().backward(retain_graph=True)
-            alive = weakref.ref(factor)
-            del factor
-            assert alive() is None
-            given, values.grad = values.grad, None
-            plain(values * 2).square().sum().backward()
-            assert torch.allclose(given, values.grad, rtol=1e-5)
-        assert layer.is_due
-        assert (layer.weight.grad is None) == (step == 0)
-        layer.finish()
-        assert not layer.is_due
-    assert_close({"weight": layer.weight.grad}, {"weight": plain.weight.grad})
-    assert_close({"bias": layer.bias.grad}, {"bias": plain.bias.grad})
-    with torch.no_grad():
-        assert torch.equal(layer(values), plain(values))
 
 
 def test_dropout_applies_in_training_and_not_in_evaluation(

@@ -1,4 +1,4 @@
-"""Markdown as data: the blocks, commands, links and headings of a page. Pure.
+"""Markdown as data: the blocks, commands, links and headings of a page; the pages of this project.
 
 What the language of a fenced block means, in README.md and docs/:
 
@@ -18,6 +18,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from places import ROOT
 
 _FENCE = re.compile(r"^( *)```(\w*)( varying)?\s*$")
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
@@ -194,3 +196,9 @@ def fits(shown: str, printed: str, *, varying: bool = False) -> bool:
 
     parts = [re.escape(part) for part in plain(shown).split("...")]
     return re.fullmatch(".*".join(parts), plain(printed), re.DOTALL) is not None
+
+
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): Page.read(path) for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+}

@@ -1,12 +1,12 @@
-"""Real ranks of ``runtime.py`` on this machine: started, watched, and gone afterwards, whatever happens.
+"""Real programs on this machine: started, watched, and gone afterwards, whatever happens.
 
-A world is a context manager. Each rank is the leader of a process group of its own, its output goes to
-files (a pipe that nobody reads would stop it), every wait has a limit, and what is left at the end is
-killed, children too.
+``Programs``, and ``World`` for the ranks of ``runtime.py``, are context managers. Each program is the leader
+of a process group of its own, its output goes to files (a pipe that nobody reads would stop it), every wait
+has a limit, and what is left at the end is killed, children too.
 
-Importing torch takes a rank longer than all else that these tests ask of it, so a rank is by default
-forked from a server that has imported it already. Where the start itself matters, or a rank is to run
-under another command, ``fresh`` starts the script in a new interpreter.
+Importing torch takes longer than all else that these tests ask of a program, so it is by default forked from
+a server that has imported torch already. Where the start itself matters, ``fresh`` starts its script in a new
+interpreter.
 """
 
 from __future__ import annotations
@@ -15,76 +15,43 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import psutil
 import torch
-from places import RUNTIME
+from networks import enter
+from places import ROOT
+from ports import free_port
 
 from pipeedge.control.member import Member
-from pipeedge.run.main import main
 
-PRELOADED = ("pipeedge.run.pipeline", "pipeedge.train.engine", "rich.console")
-"""Modules that the server of a test process imports before it forks ranks."""
+PRELOADED = (
+    *("pipeedge.auction.main", "pipeedge.doctor.examine", "pipeedge.run.main", "pipeedge.run.pipeline"),
+    *("pipeedge.train.main", "pipeedge.train.session", "rich.console"),
+)
+"""Modules that the server of a test process imports before it forks programs."""
 DEADLINE_S = 60.0
 DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 
 
-def _ports() -> Iterator[int]:
-    """Yield ports in blocks of 16 that this process has to itself, below those that the system hands out.
-
-    The process keeps the first port of a block bound for as long as it lives, so that the tests of other
-    workers and checkouts on this machine take none of the block.
-    """
-    blocks, claims = 500, []
-    for offset in range(blocks):
-        first = 20000 + (os.getpid() + offset) % blocks * 16
-        claim = socket.socket()
-        try:
-            claim.bind(("127.0.0.1", first))
-        except OSError:
-            claim.close()
-            continue
-        claims.append(claim)
-        yield from range(first + 1, first + 16)
-
-
-_free_ports = _ports()
-_ports_lock = threading.Lock()
-
-
-def free_port() -> int:
-    """Return a port that nobody uses, and that no other test gets."""
-    with _ports_lock:
-        for port in _free_ports:
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-                return port
-    raise RuntimeError("no port is free")
-
-
 @dataclass(frozen=True)
 class Ended:
-    """What a rank left behind."""
+    """What a program left behind."""
 
     status: int
     out: str
     err: str
-    at: float
-    """When it was seen to have ended, ``time.monotonic()``."""
 
     @property
     def line(self) -> str:
@@ -95,7 +62,7 @@ class Ended:
 
 
 class _Fresh:
-    """A rank in an interpreter of its own."""
+    """A program in an interpreter of its own."""
 
     def __init__(self, command: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
         with (directory / f"{name}.out").open("wb") as out, (directory / f"{name}.err").open("wb") as err:
@@ -119,16 +86,16 @@ class _Fresh:
 
 
 class _Forked:
-    """A rank forked from the server."""
+    """A program forked from the server."""
 
     # Starting one looks at all of them, and their states must not be read by two threads at once.
     _lock = threading.Lock()
 
-    def __init__(self, arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
+    def __init__(
+        self, words: Sequence[str], directory: Path, env: Mapping[str, str], name: str, space: str | None
+    ) -> None:
         with self._lock:
-            self._process = fork_server().Process(
-                target=_become_a_rank, args=(arguments, directory, env, name)
-            )
+            self._process = fork_server().Process(target=_become, args=(words, directory, env, name, space))
             self._process.start()
         self.pid = self._process.pid
 
@@ -147,19 +114,23 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def _become_a_rank(arguments: Sequence[str], directory: Path, env: Mapping[str, str], name: str) -> None:
+def _become(
+    words: Sequence[str], directory: Path, env: Mapping[str, str], name: str, space: str | None
+) -> None:
     os.setsid()
     os.chdir(directory)
+    if space is not None:
+        enter(space)
     for stream, target in ((sys.stdout, f"{name}.out"), (sys.stderr, f"{name}.err")):
         stream.flush()
         os.dup2(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream.fileno())
     os.environ.clear()
     os.environ.update({**environment(), **env})
     torch.set_num_threads(1)
-    if env.get(DIES_WHEN_COMPLETE) == arguments[0]:
+    if env.get(DIES_WHEN_COMPLETE) in words[1:2]:
         Member.done = _die_when_complete  # type: ignore[method-assign]
-    sys.argv = [str(RUNTIME), *arguments]
-    main()
+    sys.argv = list(words)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
@@ -169,42 +140,27 @@ def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class World:
-    """Ranks that belong together.
+Started = TypeVar("Started", bound="Programs")
+
+
+class Programs:
+    """Programs that run beside each other.
 
     Args:
-        directory: where they run, and where their output goes.
-        size: WORLD on their command lines.
-        options: for every rank.
-        own: further options of single ranks.
+        directory: where they run.
         env: further environment variables.
-        prefix: what stands before each rank's command (``ip netns exec ...``).
-        port: of the hub; by default a free one.
-        fresh: start a new interpreter for each rank.
+        logs: where their output goes; by default to ``directory`` too.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        size: int,
-        *options: object,
-        own: Mapping[int, Sequence[object]] | None = None,
-        env: Mapping[str, str] | None = None,
-        prefix: Callable[[int], Sequence[str]] | None = None,
-        port: int | None = None,
-        fresh: bool = False,
+        self, directory: Path, env: Mapping[str, str] | None = None, logs: Path | None = None
     ) -> None:
         self.directory = directory
-        self.size = size
-        self.port = free_port() if port is None else port
-        self._options = options
-        self._own = own or {}
         self._env = env or {}
-        self._prefix = prefix
-        self._fresh = fresh or prefix is not None
+        self._logs = directory if logs is None else logs
         self._ranks: dict[int, _Fresh | _Forked] = {}
 
-    def __enter__(self) -> World:
+    def __enter__(self: Started) -> Started:
         return self
 
     def __exit__(
@@ -216,25 +172,37 @@ class World:
         for rank in self._ranks.values():
             rank.status(within=10)
 
-    def start(self, *ranks: int) -> World:
-        """Start ``ranks``; all of them without any."""
-        for rank in ranks or range(self.size):
-            options = [*self._options, *self._own.get(rank, ())]
-            arguments = [str(rank), str(self.size), "--port", str(self.port), *map(str, options)]
-            if self._fresh:
-                prefix = self._prefix(rank) if self._prefix is not None else ()
-                command = [*prefix, sys.executable, str(RUNTIME), *arguments]
-                self._ranks[rank] = _Fresh(command, self.directory, self._env, str(rank))
-            else:
-                self._ranks[rank] = _Forked(arguments, self.directory, self._env, str(rank))
-        return self
+    def launch(
+        self,
+        rank: int,
+        script: str,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        fresh: bool = False,
+        space: str | None = None,
+    ) -> None:
+        """Start a script of the checkout as number ``rank``.
 
-    def signal(self, rank: int, number: int) -> float:
-        """Send a signal to a rank, once it leads its own process group; the time of that."""
+        Args:
+            rank: its number, under which it is waited for.
+            script: its path below the root.
+            arguments: of its command line.
+            env: further environment variables of it alone.
+            fresh: start a new interpreter.
+            space: the network namespace of a program that is forked.
+        """
+        words = [str(ROOT / script), *map(str, arguments)]
+        env, log = {**self._env, **(env or {})}, str(self._logs / str(rank))
+        if fresh:
+            self._ranks[rank] = _Fresh([sys.executable, *words], self.directory, env, log)
+        else:
+            self._ranks[rank] = _Forked(words, self.directory, env, log, space)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank, once it leads its own process group."""
         pid = self._ranks[rank].pid
         self.until(lambda: os.getpgid(pid) == pid, f"rank {rank} leads a process group")
         os.killpg(pid, number)
-        return time.monotonic()
 
     def wait(self, *ranks: int, within: float = DEADLINE_S) -> dict[int, Ended]:
         """How ``ranks`` (all that were started without any) ended; fails if they do not in time."""
@@ -245,11 +213,11 @@ class World:
             for rank in tuple(waiting):
                 status = self._ranks[rank].status(within=0.02)
                 if status is not None:
-                    out, err = self._text(rank, "out"), self._text(rank, "err")
-                    ended[rank] = Ended(status, out, err, time.monotonic())
+                    out, err = self.text(rank, "out"), self.text(rank, "err")
+                    ended[rank] = Ended(status, out, err)
                     waiting.remove(rank)
             if waiting and time.monotonic() > deadline:
-                said = self._text(waiting[0], "err")
+                said = self.text(waiting[0], "err")
                 raise AssertionError(f"rank {waiting[0]} still runs after {within:g} s; it said: {said}")
         return dict(sorted(ended.items()))
 
@@ -259,9 +227,61 @@ class World:
         while not happened():
             for rank, process in self._ranks.items():
                 if process.status(within=0.01) is not None:
-                    raise AssertionError(f"rank {rank} ended before {what}: {self._text(rank, 'err')}")
+                    raise AssertionError(f"rank {rank} ended before {what}: {self.text(rank, 'err')}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {within:g} s")
+
+    def pid(self, rank: int) -> int:
+        """The process of a program."""
+        return self._ranks[rank].pid
+
+    def text(self, rank: int, kind: str) -> str:
+        """What a program has written until now: ``out`` or ``err``."""
+        log = self._logs / f"{rank}.{kind}"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+
+class World(Programs):
+    """Ranks of ``runtime.py`` that belong together.
+
+    Args:
+        directory: where they run, and where their output goes.
+        size: WORLD on their command lines.
+        options: for every rank.
+        own: further options of single ranks.
+        env: further environment variables.
+        space: the network namespace of each rank.
+        port: of the hub; by default a free one.
+        fresh: start a new interpreter for each rank.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        size: int,
+        *options: object,
+        own: Mapping[int, Sequence[object]] | None = None,
+        env: Mapping[str, str] | None = None,
+        space: Callable[[int], str] | None = None,
+        port: int | None = None,
+        fresh: bool = False,
+    ) -> None:
+        super().__init__(directory, env)
+        self.size = size
+        self.port = free_port() if port is None else port
+        self._options = options
+        self._own = own or {}
+        self._space = space
+        self._fresh = fresh
+
+    def start(self, *ranks: int) -> World:
+        """Start ``ranks``; all of them without any."""
+        for rank in ranks or range(self.size):
+            options = [*self._options, *self._own.get(rank, ())]
+            space = self._space(rank) if self._space is not None else None
+            arguments = (rank, self.size, "--port", self.port, *options)
+            self.launch(rank, "runtime.py", *arguments, fresh=self._fresh, space=space)
+        return self
 
     def until_connected(self, count: int) -> None:
         """Wait until ``count`` connections to the hub stand. Those ranks are about to say hello: whether
@@ -280,9 +300,6 @@ class World:
         self.until(
             lambda: any(path.stat().st_size > 4096 for path in self.directory.glob(".*.part")), "results come"
         )
-
-    def _text(self, rank: int, kind: str) -> str:
-        return (self.directory / f"{rank}.{kind}").read_text(errors="replace")
 
 
 def environment() -> dict[str, str]:
@@ -308,3 +325,33 @@ def run_world(
     """Start a whole world and wait for its end."""
     with World(directory, size, *options, **more) as world:  # type: ignore[arg-type]
         return world.start().wait(within=within)
+
+
+def run_program(directory: Path, logs: Path, script: str, *arguments: object) -> Ended:
+    """Run a script of the checkout in ``directory``, and wait for its end."""
+    with Programs(directory, logs=logs) as programs:
+        programs.launch(0, script, *arguments)
+        return programs.wait()[0]
+
+
+def torchrun(
+    directory: Path,
+    python: Path,
+    script: str,
+    *arguments: object,
+    launcher: Sequence[str] = ("--standalone",),
+) -> str:
+    """Run two ranks of a script under torchrun, which must succeed; return what they print."""
+    command = [str(python), "-m", "torch.distributed.run", "--nproc-per-node", "2", *launcher]
+    done = subprocess.run(
+        [*command, str(ROOT / script), *map(str, arguments)],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout

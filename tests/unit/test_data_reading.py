@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 
 import pytest
-import torch
+from fake_items import NumberedItems
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import InputError
@@ -15,39 +14,36 @@ from pipeedge.data.source import Item
 from pipeedge.transport.channel import Closed
 
 
-@dataclass
-class Gated:
-    """Items of which, where they are paired, the even ones wait for the odd one after them."""
+class Gated(NumberedItems):
+    """Items of which, where they are paired, the even ones wait for the odd one after them.
 
-    count: int
-    bad: frozenset[int] = frozenset()
-    stuck: int | None = None
-    """An item whose reading never ends."""
-    paired: bool = True
-    read_now: list[int] = field(default_factory=list)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    has_labels = False
-    max_tokens = None
-    in_memory = False
-    pixels = None
+    Args:
+        count: How many there are.
+        bad: Items that cannot be read.
+        stuck: An item whose reading never ends.
+        paired: Whether items wait for one another.
+    """
 
-    def __len__(self) -> int:
-        return self.count
+    def __init__(
+        self, count: int, bad: frozenset[int] = frozenset(), *, stuck: int | None = None, paired: bool = True
+    ) -> None:
+        super().__init__(count, self._gate)
+        self.read_now: list[int] = []
+        self.changed = threading.Condition()
+        self._bad = bad
+        self._stuck = stuck
+        self._paired = paired
 
-    def source(self, index: int) -> str:
-        return f"item {index}"
-
-    def read(self, index: int) -> Item:
-        if index == self.stuck:
+    def _gate(self, index: int) -> None:
+        if index == self._stuck:
             threading.Event().wait()
         with self.changed:
-            if self.paired and index % 2 == 0 and index + 1 < self.count:
+            if self._paired and index % 2 == 0 and index + 1 < self.count:
                 assert self.changed.wait_for(lambda: index + 1 in self.read_now, 30)
             self.read_now.append(index)
             self.changed.notify_all()
-        if index in self.bad:
+        if index in self._bad:
             raise InputError(f"item {index} is bad")
-        return Item((torch.tensor([index]),), None, self.source(index))
 
 
 def test_items_are_in_order_although_read_out_of_order() -> None:

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
-from places import ROOT
-from processes import environment, run_world
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shipped_model import CPU, DIGITS, heldout, through
 
-from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError, SpecError, WeightsError
-from pipeedge.base.payload import Payload
+from pipeedge.base.errors import RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.data import open_input
-from pipeedge.models import Model, find_model
+from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.models.int8 import (
     FloatProduct,
     Int8Linear,
     IntProduct,
+    OnednnProduct,
     Product,
     choose_product,
     quantize_rows,
@@ -40,15 +34,11 @@ from pipeedge.models.int8 import (
 from pipeedge.models.weights.download import convert, save_weights
 from pipeedge.plan.planning import Plan, plan_schedule
 from pipeedge.plan.scheduler import format_schedule, load_schedule
-from pipeedge.plan.specs import load_device_types, load_models
 from pipeedge.profile.options import parse_profiler
-from pipeedge.profile.results import load_results
 from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
 from pipeedge.request.config import Environment, InputRequest
 from pipeedge.request.options import parse_runtime
 
-CPU = torch.device("cpu")
-DIGITS = find_model("vit-digits")
 REDUCED = (torch.bfloat16, torch.float16, torch.int8)
 BF16_STEP = 2.0**-8
 
@@ -77,15 +67,16 @@ def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor 
     return torch.from_numpy(x).bfloat16(), torch.from_numpy(w).float(), bias
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("product", [None, FloatProduct()], ids=["chosen", "plain"])
+@settings(deadline=None, max_examples=40)
 @given(case=products())
 def test_8_bit_product_error_is_within_its_steps(
-    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    product: Product | None, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 ) -> None:
     x, w, bias = case
     exact = x.double() @ w.double().t()
     with torch.inference_mode():
-        found = layer(w, bias)(x).double()
+        found = layer(w, bias, product)(x).double()
     # Half a step of each factor, where the step of a row is its largest value over 127.
     x_step = x.double().abs().amax(1, keepdim=True) / 127 * (1 + BF16_STEP)
     w_step = w.double().abs().amax(1)[None, :] / 127
@@ -100,19 +91,20 @@ def test_8_bit_product_error_is_within_its_steps(
     assert bool((found - exact).abs().le(bound).all())
 
 
+@pytest.mark.parametrize("kernel", [IntProduct, OnednnProduct])
 @settings(deadline=None, max_examples=40)
 @given(case=products())
 def test_every_kernel_gives_the_same_bits(
-    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    kernel: type[Product], case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 ) -> None:
+    chosen = type(choose_product(CPU, 64, 64))
+    if kernel not in {OnednnProduct: (IntProduct, OnednnProduct)}.get(chosen, (chosen,)):
+        pytest.skip(f"this processor has no exact {kernel.__name__}")
     x, w, bias = case
-    fastest = type(choose_product(CPU, w.shape[1], w.shape[0]))
-    kernels: list[Product] = [FloatProduct()]
-    if fastest is not FloatProduct:
-        kernels += [IntProduct(), fastest()]
+    assume(type(choose_product(CPU, w.shape[1], w.shape[0])) is chosen)  # a small layer gets the plain one
     with torch.inference_mode():
-        results = [layer(w, bias, kernel)(x) for kernel in kernels]
-    assert all(torch.equal(result, results[0]) for result in results)
+        plain, found = (layer(w, bias, product)(x) for product in (FloatProduct(), kernel()))
+    assert torch.equal(found, plain)
 
 
 @settings(deadline=None, max_examples=40)
@@ -142,24 +134,16 @@ def test_overflowing_processor_gets_a_safe_kernel(monkeypatch: pytest.MonkeyPatc
     assert type(choose_product(CPU, 8, 8)) is FloatProduct
 
 
-def test_a_processor_without_vnni_gets_no_kernel_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert type(choose_product(CPU, 8, 8)) in (IntProduct, FloatProduct)
+@pytest.mark.parametrize(("vnni", "kernel"), [(False, IntProduct), (True, OnednnProduct)])
+def test_only_a_processor_with_vnni_gets_the_kernel_that_needs_it(
+    vnni: bool, kernel: type[Product], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_vnni": vnni})
+    assert type(choose_product(CPU, 8, 8)) is kernel
 
 
 # --- shards ---------------------------------------------------------------------------------------------
-
-
-def through(model: Model, dtypes: list[torch.dtype], cuts: list[int], inputs: Payload) -> torch.Tensor:
-    payload = inputs
-    with torch.inference_mode():
-        for dtype, (start, stop) in zip(dtypes, pairwise([0, *cuts, model.n_layers]), strict=True):
-            payload = model.load(LayerRange(start, stop), dtype=dtype)(payload)
-            tokens = inputs[0].shape[1] if model.family == "bert" else None
-            specs = model.payload_specs(stop, inputs[0].shape[0], tokens, dtype)
-            found = [(tuple(tensor.shape), tensor.dtype) for tensor in payload]
-            assert found == [(spec.shape, spec.dtype) for spec in specs]
-    return payload[0]
 
 
 def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Path) -> None:
@@ -197,12 +181,6 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is() -> None:
     theirs = reference_output(reference.bfloat16(), (inputs[0].bfloat16(),)).float()
     ours = through(DIGITS, [torch.bfloat16], [], inputs)
     assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm()
-
-
-def heldout() -> tuple[torch.Tensor, torch.Tensor]:
-    with np.load(Path(str(DIGITS.directory)).parent / "digits.npz") as arrays:
-        images = torch.from_numpy((arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5)
-        return images, torch.from_numpy(arrays["labels_heldout"])
 
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=str)
@@ -335,8 +313,6 @@ def test_stored_weights_that_do_not_fit_are_refused(
 
 # --- the request ----------------------------------------------------------------------------------------
 
-SOME = Environment()
-
 
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -352,11 +328,13 @@ SOME = Environment()
 )
 def test_invalid_requests_are_refused(options: str, said: str) -> None:
     with pytest.raises((RequestError, ScheduleError), match=said.replace(".", r"\.")):
-        parse_runtime(["0", "2", *options.split()], SOME)
+        parse_runtime(["0", "2", *options.split()], Environment())
 
 
 def test_a_list_of_another_length_is_refused() -> None:
-    request = parse_runtime(["0", "2", "-m", "vit-digits", "--dtype", "int8,int8,int8"], SOME).request
+    request = parse_runtime(
+        ["0", "2", "-m", "vit-digits", "--dtype", "int8,int8,int8"], Environment()
+    ).request
     with pytest.raises(ScheduleError, match=r"3 number types \(--dtype\) for 2 stages"):
         plan_schedule(request, DIGITS)
 
@@ -366,7 +344,7 @@ def test_one_type_is_for_all_stages_and_a_list_for_each() -> None:
         ("int8", ["int8"] * 2),
         ("torch.bfloat16,float32", ["bfloat16", "float32"]),
     ):
-        request = parse_runtime(f"0 2 -m vit-digits --dtype {text}".split(), SOME).request
+        request = parse_runtime(f"0 2 -m vit-digits --dtype {text}".split(), Environment()).request
         assert [plan.dtype for plan in plan_schedule(request, DIGITS).schedule.stages] == expected
 
 
@@ -394,7 +372,9 @@ def test_a_schedule_file_with_an_unknown_type_is_refused(tmp_path: Path) -> None
 
 
 def test_links_carry_the_type_of_the_stage_that_sends() -> None:
-    request = parse_runtime(["0", "3", "-m", "vit-digits", "--dtype", "bfloat16,float32,int8"], SOME).request
+    request = parse_runtime(
+        ["0", "3", "-m", "vit-digits", "--dtype", "bfloat16,float32,int8"], Environment()
+    ).request
     plan = Plan(plan_schedule(request, DIGITS).schedule, 0, 8, 8, None, None, None)
     found = [link.specs[0].dtype for link in plan.links(DIGITS)]
     assert found == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
@@ -409,155 +389,6 @@ def test_slow_dtype_gives_a_notice() -> None:
     assert slow_here(torch.int8, CPU, {**here, "avx512_bf16": True}) is None
     assert "no instructions for int8" in (slow_here(torch.int8, CPU, {"avx512_bf16": True}) or "")
     assert slow_here(torch.float16, torch.device("cuda"), here) is None
-
-
-# --- real ranks -----------------------------------------------------------------------------------------
-
-COMMON = ("-m", "vit-digits", "-b", "360", "-u", "8", "--report", "r.json", "--output", "o.npz")
-
-
-def reduced_world(directory: Path) -> None:
-    ended = run_world(directory, 2, *COMMON, "--dtype", "int8,bfloat16", "-pt", "1,8,9,16")
-    assert {end.status for end in ended.values()} == {0}, ended
-    report = json.loads((directory / "r.json").read_text())
-    assert [stage["dtype"] for stage in report["schedule"]] == ["int8", "bfloat16"]
-    assert report["accuracy"]["correct"] >= 355
-    full = 8 * 4 * DIGITS.config.hidden * DIGITS.config.image_tokens
-    assert report["stages"][0]["bytes_out_mean"] < 0.6 * full
-    images, _ = heldout()
-    outputs = np.load(directory / "o.npz")["outputs"]
-    expected = [
-        through(DIGITS, [torch.int8, torch.bfloat16], [8], (images[at : at + 8],)) for at in range(0, 360, 8)
-    ]
-    assert np.array_equal(outputs, torch.cat(expected).numpy())
-
-
-def compressed_world(directory: Path) -> None:
-    ended = run_world(directory, 2, *COMMON, "--dtype", "bfloat16,float16", "-q", "4,8", "-pt", "1,8,9,16")
-    assert {end.status for end in ended.values()} == {0}, ended
-    report = json.loads((directory / "r.json").read_text())
-    assert report["accuracy"]["correct"] >= 350
-
-
-def test_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    worlds = (reduced_world, compressed_world)
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
-            future.result()
-
-
-# --- automatic scheduling -------------------------------------------------------------------------------
-
-
-def cluster(directory: Path, kinds: dict[str, dict[str, tuple[float, float | None]]], mem_mb: float) -> str:
-    """Scheduler's files for two hosts, one of each kind; for each number type the time of a layer and the
-    agreement. The options that name them."""
-    profiles = {
-        kind: [
-            {"dtype": f"torch.{dtype}", "batch_size": 8, "time_s": [seconds] * 16}
-            | ({} if known is None else {"agreement": known})
-            for dtype, (seconds, known) in each.items()
-        ]
-        for kind, each in kinds.items()
-    }
-    specs = [DIGITS.payload_specs(cut, 1) for cut in range(17)]
-    sizes = [sum(spec.elements for spec in each) for each in specs]
-    weights = [DIGITS.weight_bytes(LayerRange(at, at + 1)) / 2**20 for at in range(16)]
-    documents = {
-        "m.yml": {
-            "vit-digits": {
-                "layers": 16,
-                "mem_MB": weights,
-                "parameters_in": sizes[0],
-                "parameters_out": sizes[1:],
-            }
-        },
-        "t.yml": {
-            kind: {"bw_Mbps": 1000, "mem_MB": mem_mb, "model_profiles": {"vit-digits": each}}
-            for kind, each in profiles.items()
-        },
-        "d.yml": {kind: [str(rank)] for rank, kind in enumerate(kinds)},
-    }
-    for name, document in documents.items():
-        (directory / name).write_text(yaml.safe_dump(document))
-    return f"-sm {directory}/m.yml -sdt {directory}/t.yml -sd {directory}/d.yml"
-
-
-def scheduled(files: str, options: str) -> tuple[list[str], tuple[str, ...]]:
-    request = parse_runtime(["0", "2", "-m", "vit-digits", *files.split(), *options.split()], SOME).request
-    planned = plan_schedule(request, DIGITS)
-    return [stage.dtype for stage in planned.schedule.stages], planned.notes
-
-
-BOTH = {"float32": (0.04, None), "bfloat16": (0.02, 0.999), "int8": (0.01, 0.98)}
-
-
-def test_auto_takes_the_fastest_type_that_agrees_enough(tmp_path: Path) -> None:
-    files = cluster(tmp_path, {"a": BOTH, "b": BOTH}, 1024)
-    for options, dtype in (
-        ("--dtype auto", "int8"),
-        ("--dtype auto --min-agreement 0.99", "bfloat16"),
-        ("--dtype auto --min-agreement 1", "float32"),
-        ("--dtype bfloat16", "bfloat16"),
-        ("", "float32"),
-    ):
-        dtypes, notes = scheduled(files, options)
-        assert set(dtypes) == {dtype}
-        assert any(f"--dtype auto takes {dtype} (float32:" in note for note in notes) == ("auto" in options)
-
-
-def test_auto_lets_each_kind_of_device_compute_in_its_own_type(tmp_path: Path) -> None:
-    old = {"float32": (0.04, None), "bfloat16": (0.2, 0.999)}
-    dtypes, notes = scheduled(cluster(tmp_path, {"old": old, "new": BOTH}, 1024), "--dtype auto")
-    assert set(dtypes) == {"float32", "int8"}
-    assert "auto takes int8 on new, float32 on old" in notes[0]
-
-
-def test_weights_in_another_type_fit_where_float32_does_not(tmp_path: Path) -> None:
-    files = cluster(tmp_path, {"a": BOTH, "b": BOTH}, 0.4)
-    with pytest.raises(InfeasibleError):
-        scheduled(files, "")
-    assert set(scheduled(files, "--dtype auto")[0]) <= {"bfloat16", "int8"}
-
-
-def test_a_device_that_agrees_too_little_takes_no_part(tmp_path: Path) -> None:
-    files = cluster(tmp_path, {"good": BOTH, "bad": {"int8": (0.001, 0.5)}}, 1024)
-    request = parse_runtime(
-        ["0", "2", "-m", "vit-digits", *files.split(), *["--dtype", "auto", "--min-agreement", "0.9"]], SOME
-    ).request
-    planned = plan_schedule(request, DIGITS)
-    assert [(stage.rank, stage.dtype) for stage in planned.schedule.stages] == [(0, "int8")]
-    assert any("no number type is allowed for bad" in note for note in planned.notes)
-
-
-@pytest.mark.parametrize("options", ["--dtype auto", "--dtype int8"])
-def test_messages_name_the_user_s_files_for_any_number_type(options: str, tmp_path: Path) -> None:
-    files = cluster(tmp_path, {"old": {"float32": (0.04, None)}, "new": BOTH}, 1024)
-    _, notes = scheduled(files, options)
-    assert all(str(tmp_path) in note for note in notes if ".yml" in note)
-    models = tmp_path / "m.yml"
-    models.write_text(models.read_text().replace("vit-digits", "vit-other"))
-    with pytest.raises(RequestError, match=f"{models}: no model vit-digits; the file has: vit-other"):
-        scheduled(files, options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            "--dtype auto --min-agreement 0.99",
-            "agreement of 0.99: a has int8 with 0.98, b has int8 with 0.98",
-        ),
-        ("--dtype bfloat16", "a has no profile for vit-digits, batch size 8, dtype bfloat16"),
-        ("--dtype auto -u 4", "no profile of vit-digits for microbatches of 4"),
-        ("--dtype int8,float32", "give one number type for all, or auto"),
-    ],
-)
-def test_dtype_without_profile_is_refused(options: str, said: str, tmp_path: Path) -> None:
-    only = {"int8": (0.01, 0.98)}
-    with pytest.raises(RequestError, match=said) as caught:
-        scheduled(cluster(tmp_path, {"a": only, "b": only}, 1024), options)
-    assert caught.value.exit_code == 2
 
 
 # --- beside float32 -------------------------------------------------------------------------------------
@@ -593,55 +424,6 @@ def test_block_by_block_gives_the_bits_of_the_whole(dtype: torch.dtype) -> None:
     batches = [through(DIGITS, [dtype], [], batch.payload) for batch in source.microbatches(8)]
     assert torch.equal(found.values, torch.cat(batches))
     assert found.numbers == tuple(range(20))
-
-
-def checked_world(directory: Path) -> None:
-    ended = run_world(directory, 2, *COMMON, "--dtype", "int8", "--check", "20", "-D", "1")
-    assert {end.status for end in ended.values()} == {0}, ended
-    check = json.loads((directory / "r.json").read_text())["check"]
-    assert check["items"] == 20
-    assert check["same"] >= 19
-    assert 0 < check["largest_deviation"] < 2
-    source = open_input(InputRequest(batch_size=20), DIGITS)
-    exact = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=torch.float32)
-    with np.load(directory / "o.npz") as arrays:
-        off = np.abs(arrays["outputs"][:20] - exact.values.numpy()).max()
-    assert check["largest_deviation"] == pytest.approx(off)
-    assert "check       " in ended[1].out
-
-
-def uncheckable_world(directory: Path) -> None:
-    stored = directory / "w.safetensors"
-    convert(DIGITS, DIGITS.weights_path(), stored, torch.int8, say=lambda _line: None)
-    ended = run_world(directory, 1, *COMMON[:4], "-M", stored, "--dtype", "int8", "--check", "4")
-    assert ended[0].status == 2
-    assert "--check computes in float32" in ended[0].line
-
-
-def test_real_ranks_beside_float32(tmp_path_factory: pytest.TempPathFactory) -> None:
-    worlds = (checked_world, uncheckable_world)
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
-            future.result()
-
-
-def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path) -> None:
-    options = "-m vit-digits -i 1 --dtype int8 --agreement 24 -o r.yml -dt board --bw-Mbps 100 --mem-MB 512"
-    command = [sys.executable, str(ROOT / "profiler.py"), *options.split()]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    results = load_results(tmp_path / "r.yml")
-    assert results.dtype == "torch.int8"
-    assert results.agreement is not None
-    assert results.agreement > 0.9
-    held = [DIGITS.weight_bytes(LayerRange(at, at + 1), torch.int8) for at in range(16)]
-    assert [layer.memory_bytes for layer in results.profile_data] == pytest.approx(held)
-    full = [DIGITS.weight_bytes(LayerRange(at, at + 1)) for at in range(16)]
-    assert load_models(tmp_path / "models.yml")["vit-digits"].mem_bytes == pytest.approx(full)
-    (profile,) = load_device_types(tmp_path / "device_types.yml")["board"].profiles["vit-digits"]
-    assert profile.agreement == results.agreement
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 
-import pipeedge
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.program import guard
 from pipeedge.request.config import Environment, RunRequest
@@ -256,25 +252,6 @@ def test_the_mode_of_csv_files_is_in_the_environment_or_an_option() -> None:
         parse_runtime(["0", "1"], Environment.read({"CSV_FILE_MODE": "r+"}))
 
 
-def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
-    device = Path("/dev/full")
-    if not device.exists():
-        pytest.skip("/dev/full is not here")
-    command = [sys.executable, "runtime.py", "0", "1", "-m", "vit-digits", "--dry-run"]
-    with device.open("w") as full:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert done.stderr == "runtime.py: standard output cannot be written: no space left on device\n"
-
-
 SCHEDULED = "-sm m -sdt t -sd d"
 
 
@@ -342,14 +319,3 @@ def test_adaptive_links_that_cannot_be_are_refused_with_a_line(
     with pytest.raises(RequestError, match=named) as caught:
         parse(line, Environment.read(variables))
     assert "\n" not in str(caught.value)
-
-
-def test_a_script_says_its_version() -> None:
-    done = subprocess.run(
-        [sys.executable, "revauct.py", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, f"pipeedge {pipeedge.__version__}\n")

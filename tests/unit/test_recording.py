@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,15 +15,6 @@ from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.lanes import FEED, STAGE, Lane, LinkLane, WorkLane
 from pipeedge.observe.records import LaneRecord, Recording
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 Cycle = Sequence[int]
 """Microseconds of each thing that a stage does for a microbatch."""

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from dialects import Arrays, as_google, without_prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, reference_output, save, scramble
@@ -30,8 +30,6 @@ from pipeedge.models.weights.fill import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_random
 from pipeedge.request.config import InputRequest
-
-Arrays = dict[str, np.ndarray]
 
 IMAGE_OPTIONS = {
     "hidden_size": 12,
@@ -98,12 +96,6 @@ def in_memory(reference: Case) -> Arrays:
     return {name: tensor.numpy() for name, tensor in reference.model().state_dict().items()}
 
 
-def without_prefix(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {
-        name.removeprefix("vit.").removeprefix("deit.").removeprefix("bert."): a for name, a in arrays.items()
-    }
-
-
 def as_timm(hub: Mapping[str, np.ndarray], blocks: int) -> Arrays:
     hub = without_prefix(hub)
     out = {
@@ -135,39 +127,6 @@ def as_timm(hub: Mapping[str, np.ndarray], blocks: int) -> Arrays:
     for new, old in pairs.items():
         for leaf in ("weight", "bias"):
             out[f"{new}.{leaf}"] = hub[f"{old}.{leaf}"]
-    return out
-
-
-def as_google(hub: Mapping[str, np.ndarray], blocks: int, heads: int) -> Arrays:
-    """The names and layouts of vision_transformer: kernels are [in, out], heads have an axis of their own."""
-    hub = without_prefix(hub)
-    out = {
-        "cls": hub["embeddings.cls_token"],
-        "Transformer/posembed_input/pos_embedding": hub["embeddings.position_embeddings"],
-        "embedding/kernel": np.einsum("oihw->hwio", hub["embeddings.patch_embeddings.projection.weight"]),
-        "embedding/bias": hub["embeddings.patch_embeddings.projection.bias"],
-        "Transformer/encoder_norm/scale": hub["layernorm.weight"],
-        "Transformer/encoder_norm/bias": hub["layernorm.bias"],
-        "head/kernel": hub["classifier.weight"].T,
-        "head/bias": hub["classifier.bias"],
-    }
-    for n in range(blocks):
-        old, new = f"encoder.layer.{n}", f"Transformer/encoderblock_{n}"
-        for part in ("query", "key", "value"):
-            kernel = hub[f"{old}.attention.attention.{part}.weight"]
-            bias = hub[f"{old}.attention.attention.{part}.bias"]
-            attention = f"{new}/MultiHeadDotProductAttention_1/{part}"
-            out[f"{attention}/kernel"] = kernel.T.reshape(kernel.shape[1], heads, -1)
-            out[f"{attention}/bias"] = bias.reshape(heads, -1)
-        kernel = hub[f"{old}.attention.output.dense.weight"]
-        out[f"{new}/MultiHeadDotProductAttention_1/out/kernel"] = kernel.T.reshape(heads, -1, kernel.shape[0])
-        out[f"{new}/MultiHeadDotProductAttention_1/out/bias"] = hub[f"{old}.attention.output.dense.bias"]
-        for ours, theirs in (("intermediate", "Dense_0"), ("output", "Dense_1")):
-            out[f"{new}/MlpBlock_3/{theirs}/kernel"] = hub[f"{old}.{ours}.dense.weight"].T
-            out[f"{new}/MlpBlock_3/{theirs}/bias"] = hub[f"{old}.{ours}.dense.bias"]
-        for ours, theirs in (("before", "LayerNorm_0"), ("after", "LayerNorm_2")):
-            out[f"{new}/{theirs}/scale"] = hub[f"{old}.layernorm_{ours}.weight"]
-            out[f"{new}/{theirs}/bias"] = hub[f"{old}.layernorm_{ours}.bias"]
     return out
 
 
@@ -716,69 +675,3 @@ def test_fingerprints_cover_every_file_of_an_index(tmp_path: Path) -> None:
         built.save_pretrained(tmp_path / str(len(prints)), max_shard_size="3KB")
         prints.add(find_model(tmp_path / str(len(prints))).fingerprint())
     assert len(prints) == 2
-
-
-# Memory -------------------------------------------------------------------------------------------------
-
-LOAD = """
-import sys
-from pipeedge.models import find_model
-from pipeedge.base.schedule import LayerRange
-
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-model = find_model("google/vit-base-patch16-224")
-layers = LayerRange(12, 36)
-model.random(LayerRange(13, 14))
-before = peak()
-shard = model.load(layers, sys.argv[1])
-print(before, peak(), model.weight_bytes(layers))
-"""
-
-
-@pytest.fixture(scope="module")
-def half_a_vit(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
-    """Google's own layout, the hardest to read without a copy, of the middle six blocks of ViT-Base."""
-    model = find_model("google/vit-base-patch16-224")
-    tensors = hub_tensors(model.build(LayerRange(12, 36)), model.config)
-    return {name: np.zeros(tuple(shape), "f4") for name, shape in tensors.items()}
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of peak memory")
-@pytest.mark.parametrize("kind", ["hub.npz", "hub.safetensors", "google.npz", "half.safetensors"])
-def test_peak_memory_is_the_weights_and_little_more(kind: str, half_a_vit: Arrays, tmp_path: Path) -> None:
-    file = tmp_path / kind
-    if kind == "half.safetensors":
-        save_file({n: torch.from_numpy(a).half() for n, a in half_a_vit.items()}, file)
-    elif file.suffix == ".safetensors":
-        save_file({n: torch.from_numpy(a) for n, a in half_a_vit.items()}, file)
-    else:
-        arrays = half_a_vit
-        if kind == "google.npz":
-            ends = {
-                "embeddings.cls_token": (1, 1, 768),
-                "embeddings.position_embeddings": (1, 197, 768),
-                "embeddings.patch_embeddings.projection.weight": (768, 3, 16, 16),
-                "embeddings.patch_embeddings.projection.bias": (768,),
-                "layernorm.weight": (768,),
-                "layernorm.bias": (768,),
-                "classifier.weight": (1000, 768),
-                "classifier.bias": (1000,),
-            }
-            moved = {n.replace("layer.3", "layer.0"): a for n, a in half_a_vit.items() if "layer.3." in n}
-            hub = {**{n: np.zeros(shape, "f4") for n, shape in ends.items()}, **moved, **half_a_vit}
-            for n in range(12):
-                for key in [key for key in half_a_vit if "layer.3." in key]:
-                    hub.setdefault(key.replace("layer.3.", f"layer.{n}."), half_a_vit[key])
-            google = as_google(hub, 12, 12)
-            arrays = {n: a for n, a in google.items() if any(f"block_{b}/" in n for b in range(3, 9))}
-        np.savez(file, **arrays)
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD, str(file)], capture_output=True, text=True, timeout=60, check=True
-    )
-    before, peak, weights = map(int, result.stdout.split())
-    assert weights > 150 * 2**20
-    assert peak - before <= 1.15 * weights
-    assert peak - before >= 0.9 * weights, "the measurement misses the weights"

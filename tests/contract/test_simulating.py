@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pipeedge.base.console import StandardOutput
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.report import read_run
 from pipeedge.simulate.options import SimulationRequest, parse_simulate
-from pipeedge.simulate.session import simulate_request
+from pipeedge.simulate.session import run, simulate_request
 
 MB = 1 << 20
 LAYERS = 4
@@ -204,12 +203,19 @@ def test_a_cluster_with_too_little_memory_is_infeasible(cluster: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["json", "html"])
-def test_the_program_prints_a_table_and_writes_the_report(suffix: str, cluster: Path) -> None:
+def test_the_program_prints_a_table_and_writes_the_report(
+    suffix: str, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = cluster / f"report.{suffix}"
-    command = [sys.executable, "-m", "pipeedge.simulate", "-m", "m", "--report", str(report)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert ended.stdout.startswith("simulated, not run:")
-    assert "throughput" in ended.stdout
+    run(
+        request("--report", str(report)),
+        ["pipeedge-simulate"],
+        StandardOutput(result=True),
+        lambda _line: None,
+    )
+    printed = capsys.readouterr().out
+    assert printed.startswith("simulated, not run:")
+    assert "throughput" in printed
     assert ("<!doctype html>" in report.read_text()) == (suffix == "html")
 
 

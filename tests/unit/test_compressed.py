@@ -2,74 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from places import ASSETS
-from processes import DEADLINE_S, run_world
-from safetensors.torch import load_file, save_file
+from shipped_model import CPU, DIGITS, heldout
 from small_models import VOCABULARY
+from stages_in_memory import run
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError
-from pipeedge.base.payload import Payload, specs_bytes
+from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule
 from pipeedge.compress import LinkEncoder, NonFiniteError, Sample, choose_levels
 from pipeedge.compress.adaptation import FixedBits
 from pipeedge.models import Model, find_model
-from pipeedge.plan.planning import Plan, plan_schedule
+from pipeedge.plan.planning import plan_schedule
 from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.run.stage import Decode, Encode, Stage
+from pipeedge.run.stage import Decode, Encode
 from pipeedge.transport.base import Packet
-from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
-
-CPU = torch.device("cpu")
-DIGITS = find_model("vit-digits")
-
-
-def digits(count: int) -> torch.Tensor:
-    with np.load(ASSETS / "digits.npz") as arrays:
-        return torch.from_numpy((arrays["images_heldout"][:count, None].astype(np.float32) / 16 - 0.5) / 0.5)
-
 
 # --- in memory ------------------------------------------------------------------------------------------
-
-
-def run(
-    model: Model, schedule: Schedule, inputs: Payload, *, clamp: str = "mse", size: int = 8
-) -> torch.Tensor:
-    """The pipeline in one thread; every link goes through a frame of the capacity that the plan says."""
-    items = inputs[0].shape[0]
-    plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp))
-    steps: list[Callable[[Packet], Packet]] = []
-    for number, (stage, link) in enumerate(zip(schedule.stages, plan.links(model)[1:], strict=True)):
-        steps.append(Stage(model.load(stage.layers, None, CPU), CPU))
-        if stage.quant_bits:
-            steps.append(Encode(FixedBits(stage.quant_bits), clamp, 10, stage=number, rank=stage.rank))
-        steps.append(functools.partial(through_frame, FrameBuffer(frame_capacity(link.specs))))
-        if stage.quant_bits:
-            steps.append(Decode(stage.rank))
-    outputs = []
-    for number, start in enumerate(range(0, items, size)):
-        packet = Packet(number, size, tuple(tensor[start : start + size] for tensor in inputs))
-        for step in steps:
-            packet = step(packet)
-        outputs.append(packet.payload[0].clone())
-    return torch.cat(outputs)
-
-
-def through_frame(buffer: FrameBuffer, packet: Packet) -> Packet:
-    buffer.write(kind=Kind.MICROBATCH, number=packet.number, items=packet.items, payload=packet.payload)
-    frame = buffer.read()
-    return Packet(frame.number, frame.items, frame.payload)
 
 
 def whole(model: Model, inputs: Payload) -> torch.Tensor:
@@ -79,7 +35,7 @@ def whole(model: Model, inputs: Payload) -> torch.Tensor:
 
 @pytest.mark.parametrize("cut", [1, 6, 7, 12])
 def test_error_falls_with_bits_and_zero_bits_is_exact(cut: int) -> None:
-    images = digits(20)  # in the end a microbatch of 4
+    images = heldout()[0][:20]  # in the end a microbatch of 4
     expected = whole(DIGITS, (images,))
     errors = []
     for bits in (0, 16, 8, 4, 2):
@@ -104,7 +60,7 @@ EVERY_CUT = [bound for layer in range(1, 17) for bound in (layer, layer)]
 
 def test_the_default_clamp_keeps_the_classes() -> None:
     """Of all held-out images, with a compressed link after every layer: benchmarks/accuracy.py has more."""
-    images = digits(10_000)
+    images = heldout()[0][:10_000]
     expected = whole(DIGITS, (images,))
     found = {
         (bits, clamp): run(
@@ -123,7 +79,7 @@ def test_the_default_clamp_keeps_the_classes() -> None:
 
 @pytest.mark.parametrize("clamp", CLAMPS)
 def test_all_links_may_be_compressed_also_the_last(clamp: str) -> None:
-    images = digits(16)
+    images = heldout()[0][:16]
     expected = whole(DIGITS, (images,))
     schedule = Schedule.from_partition([1, 3, 4, 7, 8, 16]).with_quant_bits([8, 7, 16])
     outputs = run(DIGITS, schedule, (images,), clamp=clamp)
@@ -213,128 +169,6 @@ def test_clamps_are_those_of_the_codec() -> None:
         choose_levels(clamp, sample, 4)
     with pytest.raises(RequestError, match="--clamp half: choose one of none, laplace"):
         CompressionRequest("half")
-
-
-# --- real ranks -----------------------------------------------------------------------------------------
-
-COMMON = ("-m", "vit-digits", "-b", 50, "--output", "o.npz", "--report", "r.json")
-SPLIT = ("-pt", "1,5,6,8,9,16", "-D", 1, "-q", "8,4,16")
-
-
-def write_cluster(directory: Path) -> tuple[str, ...]:
-    """The scheduler's files for two alike devices."""
-    documents = {
-        "m.yml": {
-            "vit-digits": {
-                "layers": 16,
-                "parameters_in": 64,
-                "parameters_out": [2080, 1040, 5200, 1040] * 4,
-                "mem_MB": [1.0] * 16,
-            }
-        },
-        "t.yml": {
-            "board": {
-                "bw_Mbps": 100,
-                "mem_MB": 1024,
-                "model_profiles": {
-                    "vit-digits": [{"dtype": "torch.float32", "batch_size": 8, "time_s": [0.01] * 16}]
-                },
-            }
-        },
-        "d.yml": {"board": ["0", "1"]},
-    }
-    for name, document in documents.items():
-        (directory / name).write_text(yaml.safe_dump(document))
-    return ("-sm", "m.yml", "-sdt", "t.yml", "-sd", "d.yml")
-
-
-def over_p2p(directory: Path) -> None:
-    over("p2p", directory)
-
-
-def over_rpc(directory: Path) -> None:
-    over("rpc", directory)
-
-
-def over(comm: str, directory: Path) -> None:
-    ended = run_world(directory, 3, *COMMON, *SPLIT, "-c", comm)
-    assert {end.status for end in ended.values()} == {0}, ended
-    report = json.loads((directory / "r.json").read_text())
-    assert [stage["quant_bits"] for stage in report["schedule"]] == [8, 4, 16]
-    first, middle, last = report["stages"]
-    raw = specs_bytes(DIGITS.payload_specs(5, 8))
-    assert raw == 8 * 4 * 2 * DIGITS.config.hidden * DIGITS.config.image_tokens
-    assert first["bytes_out_mean"] < 0.35 * raw
-    assert middle["bytes_out_mean"] < 0.65 * first["bytes_out_mean"]
-    assert min(first["encode_s_mean"], middle["encode_s_mean"], last["encode_s_mean"]) > 0
-    assert min(middle["decode_s_mean"], last["decode_s_mean"]) > 0 == first["decode_s_mean"]
-    schedule = Schedule.from_partition([1, 5, 6, 8, 9, 16]).with_quant_bits([8, 4, 16])
-    with np.load(directory / "o.npz") as arrays:
-        np.testing.assert_allclose(arrays["outputs"], run(DIGITS, schedule, (digits(50),)), atol=1e-5)
-
-
-def automatic(directory: Path) -> None:
-    files = write_cluster(directory)
-    ended = run_world(directory, 2, *COMMON, own={0: (*files, "-q", "6,0", "--clamp", "laplace")})
-    assert {end.status for end in ended.values()} == {0}, ended
-    report = json.loads((directory / "r.json").read_text())
-    assert [stage["quant_bits"] for stage in report["schedule"]] == [6, 0]
-    assert report["stages"][0]["encode_s_mean"] > 0
-    assert report["accuracy"]["top1"] > 0.9
-
-
-def nan_in_the_middle(directory: Path) -> None:
-    model = directory / "model"
-    model.mkdir()
-    weights = load_file(ASSETS / "vit-digits" / "model.safetensors")
-    (name,) = (name for name in weights if name.endswith("layer.1.output.dense.bias"))
-    weights[name][3] = math.nan
-    save_file(weights, model / "model.safetensors")
-    ended = run_world(directory, 3, *COMMON[:-4], *SPLIT, "-M", model, "--output", "o.npz")
-    assert ended[1].status == 1
-    assert "microbatch 0: stage 1 on rank 1 computed values" in ended[1].line
-    for rank in (0, 2):
-        assert ended[rank].status == 4
-        assert "rank 1" in ended[rank].line
-        assert "microbatch 0" in ended[rank].line
-    assert not (directory / "o.npz").exists()
-
-
-def a_list_too_long_for_what_was_scheduled(directory: Path) -> None:
-    files = write_cluster(directory)
-    ended = run_world(directory, 2, *COMMON, own={0: (*files, "-q", "8,8,0")})
-    assert ended[0].status == 2
-    assert "3 bit widths (-q) for 2 stages" in ended[0].line
-    assert ended[1].status in (2, 4)
-    assert len(ended[1].err.strip().splitlines()) == 1
-
-
-WORLDS = (over_p2p, over_rpc, automatic, nan_in_the_middle, a_list_too_long_for_what_was_scheduled)
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callable[[Path], None], Future[None]]]:
-    """All worlds, three at a time: ranks mostly wait for torch to be imported and for one another."""
-    pool = ThreadPoolExecutor(3)
-    yield {world: pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in WORLDS}
-    pool.shutdown(cancel_futures=True)
-
-
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.__name__)
-def test_real_ranks(
-    world: Callable[[Path], None], played: dict[Callable[[Path], None], Future[None]]
-) -> None:
-    played[world].result(timeout=2 * DEADLINE_S)
-
-
-def test_both_transports_give_the_same_bits(
-    played: dict[Callable[[Path], None], Future[None]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for world in (over_p2p, over_rpc):
-        played[world].result(timeout=2 * DEADLINE_S)
-    base = tmp_path_factory.getbasetemp()
-    results = [np.load(base / f"over_{comm}0" / "o.npz")["outputs"].tobytes() for comm in ("p2p", "rpc")]
-    assert results[0] == results[1]
 
 
 def test_the_error_tree_has_a_place_for_it() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import run_world
 
 from pipeedge.base.payload import TensorSpec
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
@@ -28,14 +26,6 @@ from pipeedge.transport.rpc import RpcReceiver
 
 LIMIT_S = 10.0
 SIZES = Sizes({2: 100.0, 4: 200.0, 8: 400.0, 0: 1600.0})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # --- what a receipt tells -------------------------------------------------------------------------------
@@ -302,47 +292,3 @@ def test_first_bits_must_be_an_allowed_width() -> None:
     with pytest.raises(ValueError, match="3 bits"):
         adaptive(first=3)
     assert FixedBits(5)(17, 8) == 5
-
-
-# --- real ranks -------------------------------------------------------------------------------------------
-
-DIGITS = ("-m", "vit-digits", "-b", 96, "-u", 4)
-
-
-@pytest.mark.parametrize("comm", ["p2p", "rpc"])
-def test_adaptive_ranks_deliver_all_results(comm: str, tmp_path: Path) -> None:
-    """A target that no link reaches: as few bits as allowed, from the first thing that is known."""
-    options = ("-c", comm, "-pt", "1,6,7,11,12,16", "-q", "0,16,8", "--report", tmp_path / "r.json")
-    policy = ("--adaptive", "heuristic", "--send-constraint", "1e15", "--min-bits", 4, "--window-size", 4)
-    ended = run_world(tmp_path, 3, *DIGITS, *options, *policy)
-    assert [one.status for one in ended.values()] == [0, 0, 0], [one.err for one in ended.values()]
-    for stage in (0, 1):
-        lines = ended[stage].err.splitlines()
-        assert len(lines) == 1
-        told = re.fullmatch(
-            rf"runtime.py: rank {stage}: stage {stage}: 4 bits from microbatch (\d+) on, "
-            rf"{('values as they are', '16 bits')[stage]} before: 4 bits carry .* wanted",
-            lines[0],
-        )
-        assert told is not None, lines
-        assert 3 <= int(told[1]) < 24
-    assert ended[2].err == ""
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert report["items"] == 96
-    assert report["accuracy"]["top1"] > 0.9
-    assert [one["quant_bits"] for one in report["schedule"]] == [0, 16, 8]
-    for stage, begins in ((0, 32), (1, 16)):
-        series = report["series"][stage]
-        assert series["bits"][0] == begins
-        assert series["bits"][-1] == 4
-        change = next(one for one in series["decided"] if one["bits"] == 4)
-        assert change["bytes_per_s"] > 0
-        assert 0 < change["time_s"] < report["elapsed_s"]
-        assert "wanted" in change["reason"]
-    assert "decided" not in report["series"][2]
-
-
-def test_one_stage_has_nothing_to_adapt(tmp_path: Path) -> None:
-    ended = run_world(tmp_path, 1, "-m", "vit-digits", "-b", 8, "--adaptive", "auto")
-    assert ended[0].status == 0
-    assert ended[0].line.endswith("--adaptive auto changes nothing: with one stage there is no link to adapt")

@@ -6,65 +6,29 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import random
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import mutate_message, rounds
-from places import ROOT
-from processes import free_port
+from oracles.auction_brute_force import costs, least, markets
 
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction, length_note
-from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import MALFORMED
-from pipeedge.control.messages import Message, encode
-from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
+from pipeedge.control.messages import Message
+from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
 
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
-
-
-def every_schedule(devices: Sequence[int], layers: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Return all ways to divide the layers among exactly these devices, in this order."""
-    for cuts in itertools.combinations(range(1, layers), len(devices) - 1):
-        bounds = [0, *cuts, layers]
-        yield [(device, bounds[at], bounds[at + 1]) for at, device in enumerate(devices)]
-
-
-def costs(market: Market, schedule: list[tuple[int, int, int]]) -> tuple[float, float]:
-    """Return the bottleneck and latency of one schedule."""
-
-    def message(a: int, b: int, cut: int) -> float:
-        if a == b:
-            return 0.0
-        one, two = market.bids[a], market.bids[b]
-        slower = min(one.bw_bytes_per_s, two.bw_bytes_per_s)
-        link = one.links.get(two.host, two.links.get(one.host, Link(slower)))
-        size = float(market.cut_bytes[cut])
-        if size == 0:
-            return link.latency_s
-        return size / link.bw_bytes_per_s + link.latency_s if link.bw_bytes_per_s else math.inf
-
-    parts = [float(market.bids[device].stage_s[first, last]) for device, first, last in schedule]
-    parts += [message(a[0], b[0], b[1]) for a, b in itertools.pairwise(schedule)]
-    if market.data_host is not None:
-        parts.append(message(market.data_host, schedule[0][0], 0))
-        parts.append(message(schedule[-1][0], market.data_host, schedule[-1][2]))
-    return max(parts), sum(parts)
 
 
 def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
@@ -80,53 +44,6 @@ def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
             yield chosen
 
 
-def least(market: Market, choices: Iterator[tuple[int, ...]]) -> tuple[float, float, float] | None:
-    """Return the least bottleneck, the least latency with it, and the least latency of all."""
-    found = [
-        cost
-        for devices in choices
-        for schedule in every_schedule(devices, market.layers)
-        if math.isfinite((cost := costs(market, schedule))[0])
-    ]
-    if not found:
-        return None
-    bottleneck = min(cost[0] for cost in found)
-    return (
-        bottleneck,
-        min(cost[1] for cost in found if cost[0] <= bottleneck * (1 + 1e-9)),
-        min(cost[1] for cost in found),
-    )
-
-
-@st.composite
-def markets(draw: st.DrawFn) -> Market:
-    """Draw bids of all kinds: sums of layers or arbitrary, with holes, filtered; with links or without."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    rng = np.random.default_rng(seed)
-    layers, count = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    additive, holes = draw(st.booleans()), draw(st.sampled_from([0.0, 0.2, 0.5]))
-    call = Call("m", layers, chunk=draw(st.integers(1, min(2, layers))), largest=draw(st.booleans()))
-    bids: list[Bid] = []
-    for device in range(count):
-        sums = np.concatenate(([0.0], np.cumsum(rng.uniform(0.1, 1, layers))))
-        seconds = sums[None, :] - sums[:, None] if additive else rng.uniform(0.1, 2, (layers + 1, layers + 1))
-        ends = np.arange(layers + 1)
-        seconds = np.where(ends[:, None] < ends[None, :], seconds, np.inf)
-        seconds[rng.random(seconds.shape) < holes] = np.inf
-        if device and draw(st.booleans()):
-            seconds, bandwidth = bids[0].stage_s, bids[0].bw_bytes_per_s  # identical to the solver
-        else:
-            bandwidth = float(rng.choice([0, 1, 3, 10]) if rng.random() < 0.3 else rng.uniform(1, 10))
-        links = {
-            f"h{other}": Link(float(rng.choice([0.0, 2.0, 20.0])), float(rng.choice([0.0, 0.1])))
-            for other in range(count)
-            if other != device and draw(st.booleans()) and rng.random() < 0.5
-        }
-        bids.append(Bid(f"h{device}", "t", bandwidth, seconds, links).filtered(call))
-    cut_bytes = rng.choice([0.0, 1.0, 2.0, 5.0], layers + 1)
-    return Market(tuple(bids), cut_bytes, 8, draw(st.sampled_from([None, 0, count - 1])))
-
-
 def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]:
     """Return the schedule's cost by the oracle, after checking that the order allows it."""
     assert tuple(device for device, _, _ in found.stages) in set(in_order(len(market.bids), order))
@@ -136,7 +53,7 @@ def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]
     return bottleneck, latency
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(markets(), st.booleans(), st.booleans(), st.booleans())
 def test_ordered_schedules_are_the_best_of_their_order(
     market: Market, strict: bool, first: bool, last: bool
@@ -154,23 +71,7 @@ def test_ordered_schedules_are_the_best_of_their_order(
     assert checked(market, latency_ordered(market, order), order)[1] == pytest.approx(best[2])
 
 
-@settings(deadline=None, max_examples=40)
-@given(markets())
-def test_the_optimum_is_the_best_of_all_orders(market: Market) -> None:
-    count = len(market.bids)
-    choices = (order for size in range(1, count + 1) for order in itertools.permutations(range(count), size))
-    best = least(market, choices)
-    if best is None:
-        with pytest.raises(InfeasibleError):
-            optimal(market)
-        return
-    found = optimal(market)
-    assert costs(market, list(found.stages))[0] == pytest.approx(found.bottleneck_s)
-    assert found.bottleneck_s == pytest.approx(best[0])
-    assert found.gap == 0
-
-
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(markets())
 def test_the_greedy_schedule_extends_furthest_at_each_cut(market: Market) -> None:
     try:
@@ -267,7 +168,7 @@ def test_a_bid_counts_what_the_scheduler_counts() -> None:
         assert bid.stage_s[first, last] == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(markets())
 def test_bids_survive_encoding(market: Market) -> None:
     call = Call("m", market.layers)
@@ -416,134 +317,6 @@ def test_mutated_messages_are_rejected_or_parsed() -> None:
 
 
 # Real bidders. ----------------------------------------------------------------------------------------------
-
-
-def write_files(directory: Path) -> None:
-    times = [0.01, 0.02, 0.01, 0.02] * 4
-    kinds = {
-        name: {
-            "bw_Mbps": 1000,
-            "mem_MB": 100,
-            "model_profiles": {
-                "vit-digits": [
-                    {"dtype": "torch.float32", "batch_size": 8, "time_s": [factor * time for time in times]}
-                ]
-            },
-        }
-        for name, factor in (("quick", 1), ("slow", 2))
-    }
-    spec = {"layers": 16, "mem_MB": [1.0] * 16, "parameters_in": 64, "parameters_out": [100] * 16}
-    (directory / "models.yml").write_text(yaml.safe_dump({"vit-digits": spec}))
-    (directory / "device_types.yml").write_text(yaml.safe_dump(kinds))
-
-
-def start(directory: Path, port: int, rank: int, world: int, *options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "revauct.py"), str(rank), str(world), "--port", str(port)]
-    return subprocess.Popen(
-        [*command, "-m", "vit-digits", *map(str, options)],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def outcomes(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    try:
-        said = [process.communicate(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, out, err) for process, (out, err) in zip(processes, said, strict=True)]
-
-
-def test_bids_become_a_schedule_that_runs(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    port = free_port()
-    kinds = ("slow", "quick", "quick")
-    common = ("--output", "schedule.yml", "-sch", "optimal", "--run", "-b", "24", "--report", "report.json")
-    processes = [
-        start(tmp_path, port, rank, 3, "-H", f"h{rank}", "-dt", kind, *common)
-        for rank, kind in enumerate(kinds)
-    ]
-    ended = outcomes(processes)
-    assert [status for status, _, _ in ended] == [0, 0, 0], ended
-    schedule = yaml.safe_load((tmp_path / "schedule.yml").read_text())
-    assert ended[0][1].startswith((tmp_path / "schedule.yml").read_text())
-    layers = {host: last - first + 1 for stage in schedule for host, (first, last) in stage.items()}
-    # 240 ms in total: with 90 on each quick device, 60 are left, which take the slow one 120.
-    assert "a microbatch of 8 every 0.1 s" in ended[0][2]
-    assert layers["h1"] > layers["h0"] < layers["h2"]
-    report = (tmp_path / "report.json").read_text()
-    assert '"items": 24' in report
-
-
-def test_a_silent_bidder_is_left_out_and_named(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    port = free_port()
-    options = ("--deadline", "6", "-dt", "quick")
-    processes = [start(tmp_path, port, rank, 4, *options, "-H", f"h{rank}") for rank in range(2)]
-    silent = None
-    while silent is None:
-        try:
-            silent = socket.create_connection(("127.0.0.1", port), timeout=1)
-        except ConnectionRefusedError:
-            assert processes[0].poll() is None
-    with silent:
-        silent.sendall(encode(hello(2, "h2", world=4)))
-        ended = outcomes(processes)
-    assert [status for status, _, _ in ended] == [0, 0], ended
-    assert "rank 2 (on h2) made no bid within 6 s, and is left out" in ended[0][2]
-    assert "rank 3 never appeared within 6 s, and is left out" in ended[0][2]
-    assert [*yaml.safe_load(ended[0][1])] == [{"h0": [1, 8]}, {"h1": [9, 16]}]
-    assert "h1 gets layers 9-16 (stage 1)" in ended[1][2]
-
-
-@pytest.mark.parametrize(
-    ("own", "status", "said"),
-    [
-        (("-H", "h0", "-dt", "quick"), 2, "both named h0"),
-        (("-H", "h1", "-dt", "none"), 2, "device_types.yml has quick, slow"),
-        (("-H", "h1"), 2, "has 2 device types: give this device's with -dt/--dev-type, one of quick, slow"),
-    ],
-)
-def test_a_bidders_mistake_is_reported_on_both_sides(
-    tmp_path: Path, own: tuple[str, ...], status: int, said: str
-) -> None:
-    write_files(tmp_path)
-    port = free_port()
-    auctioneer = start(tmp_path, port, 0, 2, "-H", "h0", "-dt", "quick", "--output", "schedule.yml")
-    ended = outcomes([auctioneer, start(tmp_path, port, 1, 2, *own)])
-    for code, out, err in ended:
-        assert (code, out) == (status, "")
-        assert said in err
-        assert len(err.splitlines()) == 1
-    assert not (tmp_path / "schedule.yml").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--filter-bids-chunk", "17"), "must be 1 to 16"),
-        (("-d", "0"), "-d/--dev-count 0: must be at least 1"),
-        (("-d", "2"), "only 1 device made a bid"),
-        (("-D", "elsewhere"), "-D/--data-host elsewhere made no bid"),
-        (("--deadline", "0"), "--timeout 0"),
-        (("-u", "4"), "has no profile of vit-digits with microbatches of 4"),
-        (("--output", "no/where.yml"), "the directory no does not exist"),
-        (("-sch", "luck"), "invalid choice"),
-    ],
-)
-def test_a_mistake_gets_one_line(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    write_files(tmp_path)
-    ((status, out, err),) = outcomes(
-        [start(tmp_path, free_port(), 0, 1, "-H", "h0", "-dt", "quick", *options)]
-    )
-    assert (status, out) == (2, "")
-    assert said in err
-    assert len(err.splitlines()) == 1
 
 
 def test_the_batch_size_of_a_run_goes_after_run() -> None:

@@ -12,16 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
-from documents import Page, commands, console_steps, fits
+from documents import DOCS, PAGES, Page, commands, console_steps, fits
 from places import ROOT
-from processes import environment, free_port
 
 import pipeedge
 from pipeedge.auction.options import parse_auction
@@ -37,13 +35,6 @@ from pipeedge.request.options import parse_doctor, parse_runtime
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.testbed.main import parse_testbed
 from pipeedge.train.options import parse_train
-
-DOCS = ROOT / "docs"
-PAGES = {
-    str(path.relative_to(ROOT)): Page.read(path) for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-}
-RUN_S = 100.0
-"""A block of commands takes no longer."""
 
 Parse = Callable[[Sequence[str]], object]
 
@@ -313,89 +304,6 @@ def test_an_option_of_another_program_is_found(tmp_path: Path, text: str, unknow
 
 FOREIGN = {"-DNDEBUG", "--master-port"}
 """Options of compilers and of torchrun."""
-
-
-def checkout(place: Path) -> Path:
-    """A directory like a clone, beside one with all programs."""
-    work, programs = place / "work", place / "bin"
-    work.mkdir()
-    programs.mkdir()
-    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "pipeedge", "tools", "Makefile"))]:
-        (work / path.name).symlink_to(path)
-    for path in ROOT.glob("*.yml"):
-        shutil.copy(path, work)
-    # The default port may be taken on a machine where other tests run.
-    another = f'case "$1" in runtime.py) set -- "$@" --port {free_port()};; esac'
-    scripts = {"python": f'{another}\nexec {sys.executable} "$@"'}
-    for program, module in (
-        ("doctor", "pipeedge.doctor"),
-        ("launch", "pipeedge.launch.main"),
-        ("report", "pipeedge.report"),
-        ("simulate", "pipeedge.simulate"),
-    ):
-        scripts[f"pipeedge-{program}"] = f'exec {sys.executable} -m {module} "$@"'
-    scripts["pipeedge"] = f'exec {sys.executable} -m pipeedge "$@"'
-    for program, line in scripts.items():
-        (programs / program).write_text(f"#!/bin/sh\n{line}\n")
-        (programs / program).chmod(0o755)
-    return work
-
-
-def run(work: Path, text: str) -> tuple[int, str]:
-    """Commands as a user would type them: exit status, and what they print."""
-    programs = [str(work.parent / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-    paths = {"PATH": os.pathsep.join(programs), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", text],
-        cwd=work,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_S,
-        env={**environment(), **paths, "COLUMNS": "100"},
-    )
-    return done.returncode, done.stdout
-
-
-def run_page(page: Page, place: Path) -> None:
-    """Every block that can be run here, one after the other."""
-    work = checkout(place)
-    for block in page.blocks:
-        where = f"{page.path.name}, block at line {block.line}"
-        if block.language == "sh":
-            status, printed = run(work, f"set -e\n{block.text}")
-            assert status == 0, f"{where} ended with {status}:\n{printed}"
-        elif block.language == "console":
-            for step in console_steps(block):
-                status, printed = run(work, step.command)
-                story = f"{where}: {step.command}\nended with {status} and printed:\n{printed}"
-                assert fits(step.output, printed, varying=block.varying), story
-                assert status == 0 or "echo $?" in step.command, story
-
-
-RUNNABLE = [
-    name for name, page in PAGES.items() if {"sh", "console"} & {block.language for block in page.blocks}
-]
-
-
-@pytest.fixture(scope="module")
-def under_way(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[None]]]:
-    """Pages of which the commands are being run, two at a time: much of it is waiting."""
-    wanted = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(run_page, PAGES[name], tmp_path_factory.mktemp("page"))
-            for name in RUNNABLE
-            if name in wanted
-        }
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_what_can_be_run_here_is_run(name: str, under_way: dict[str, Future[None]]) -> None:
-    under_way[name].result()
 
 
 @pytest.mark.parametrize(

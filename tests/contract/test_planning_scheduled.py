@@ -1,0 +1,165 @@
+"""Plans of rank 0 that need the scheduler: text of some length, measured links, hosts with a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from runtime_request import request
+from shipped_model import DIGITS
+
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.data.defaults import shipped_sentences
+from pipeedge.models import find_model
+from pipeedge.plan.planning import plan_schedule
+from pipeedge.plan.specs import (
+    DeviceType,
+    LengthProfile,
+    ModelProfile,
+    ModelSpec,
+    save_device_types,
+    save_models,
+)
+from pipeedge.run.pipeline import show_schedule
+
+
+def test_a_measured_link_takes_part_in_automatic_scheduling(tmp_path: Path) -> None:
+    """Two hosts share a model that fits on neither; the cut moves to where a slow link carries least."""
+    elements, times = [64, 64, 8, 64], [1.0, 1.0, 1.0, 1.0]
+    write = {
+        "models.yml": f"vit-tiny:\n  layers: 4\n  mem_MB: [1, 1, 1, 1]\n  parameters_in: 64\n"
+        f"  parameters_out: {elements}\n",
+        "types.yml": f"board:\n  bw_Mbps: 1000\n  mem_MB: 3.5\n  model_profiles:\n    vit-tiny:\n"
+        f"    - batch_size: 8\n      dtype: torch.float32\n      time_s: {times}\n",
+        "devices.yml": "board: [a, b]\n",
+        "links.yml": "a:\n  b: {bw_Mbps: 0.001}\n",
+    }
+    for name, text in write.items():
+        (tmp_path / name).write_text(text)
+    model = dataclasses.replace(find_model("vit-digits"), name="vit-tiny")
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, blocks=1))
+    files = f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml -H a,b"
+
+    def cut(extra: str) -> str:
+        return str(plan_schedule(request(f"0 2 {files} {extra}"), model).schedule.stages[0].layers)
+
+    assert cut("") == "1-2"
+    assert cut(f"-sdn {tmp_path}/links.yml") == "1-3"
+
+
+def write_text_cluster(folder: Path, lengths: tuple[int, ...]) -> str:
+    """Two hosts and BERT-Base, profiled at ``lengths``; the options that name the files.
+
+    A product takes 1 ms a token, an attention 0.01 ms a token squared.
+    """
+    model = find_model("bert-base-uncased")
+
+    def times(tokens: int) -> tuple[float, ...]:
+        return tuple(1e-5 * tokens**2 if layer % 4 == 0 else 1e-3 * tokens for layer in range(48))
+
+    def elements(tokens: int) -> list[int]:
+        cuts = [model.payload_specs(cut, 1, tokens) for cut in range(49)]
+        return [sum(math.prod(spec.shape) for spec in cut) for cut in cuts]
+
+    first, *others = lengths
+    now, more = elements(first), elements(first - 1)
+    added = [a - b for a, b in zip(now, more, strict=True)]
+    sizes = ModelSpec((1.0,) * 48, now[0], tuple(now[1:]), {}, first, added[0], tuple(added[1:]))
+    measured = tuple(LengthProfile(each, times(each)) for each in others)
+    profile = ModelProfile(8, "torch.float32", times(first), {}, first, measured)
+    board = DeviceType(1e12, 1e9, {model.name: (profile,)})
+    save_models(folder / "m.yml", {model.name: sizes})
+    save_device_types(folder / "t.yml", {"board": board})
+    (folder / "d.yml").write_text("board: [a, b]\n")
+    return f"-m {model.name} -sm {folder}/m.yml -sdt {folder}/t.yml -sd {folder}/d.yml -H a,b"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_text_is_scheduled_for_the_length_of_the_input(tmp_path: Path, dtype: str) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512, 128))} --dtype {dtype}"
+    model = find_model("bert-base-uncased")
+    for tokens in (16, 128, 200):
+        found = plan_schedule(request(line), model, tokens)
+        assert found.prediction is not None
+        assert sum(stage.busy_s for stage in found.prediction.stages) == pytest.approx(
+            12 * 1e-5 * tokens**2 + 36 * 1e-3 * tokens
+        )
+        sent = model.payload_specs(found.schedule.stages[0].layers.stop, 8, tokens)
+        values = sum(math.prod(spec.shape) for spec in sent)
+        assert found.prediction.stages[0].link_s == pytest.approx(4 * values / 1e9)
+        assert found.notes[-1] == (
+            f"scheduled for sentences of {tokens} tokens, the longest of the input (profiled with 128, 512)"
+        )
+
+
+def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512,))}"
+    model = find_model("bert-base-uncased")
+    found = plan_schedule(request(line), model, 128)
+    assert "board was profiled with 512 tokens only; its times are not scaled to 128" in found.notes[0]
+    assert found.prediction is not None
+    assert (found.prediction.tokens, found.prediction.stages[0].tokens) == (128, (512,))
+    assert plan_schedule(request(line), model, 512).notes == ()
+
+
+def test_a_dry_run_knows_the_sentences(tmp_path: Path) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512, 32))} --dry-run"
+    shown = io.StringIO()
+    show_schedule(request(line), Console(file=shown, width=200))
+    longest = max(len(entry.bert_uncased_ids) for entry in shipped_sentences())
+    assert f"scheduled for sentences of {longest} tokens" in shown.getvalue()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """The scheduler's files, as options: a slow board with the data and three fast ones."""
+    layers = DIGITS.n_layers
+    kind = "{name}:\n  bw_Mbps: {bw}\n  mem_MB: 100\n  model_profiles:\n    vit-digits:\n" + (
+        "    - {{batch_size: 8, dtype: float32, time_s: [{times}], feed_s: {feed}, collect_s: 0.001}}\n"
+    )
+    times = {"slow": 0.004, "fast": 0.001}
+    (tmp_path / "types.yml").write_text(
+        "".join(
+            kind.format(name=name, bw=bw, times=", ".join([str(times[name])] * layers), feed=feed)
+            for name, bw, feed in (("slow", 1, 0.003), ("fast", 1000, 0))
+        )
+    )
+    (tmp_path / "models.yml").write_text(
+        f"vit-digits:\n  layers: {layers}\n  mem_MB: {[1.0] * layers}\n  parameters_in: 64\n"
+        f"  parameters_out: {[544] * (layers - 1) + [10]}\n"
+    )
+    (tmp_path / "devices.yml").write_text("slow: [data]\nfast: [f0, f1, f2]\n")
+    return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml"
+
+
+def test_automatic_scheduling_counts_the_links_of_the_data_rank(cluster: str) -> None:
+    """Through 1 Mbps even the small input takes longer than a fast host needs for all layers."""
+    found = plan_schedule(request(f"0 2 {cluster} -H data,f0"), DIGITS)
+    assert found.prediction is not None
+    link_s = 8 * DIGITS.input_bytes() / (2**20 / 8)
+    assert [stage.host for stage in found.schedule.stages] == ["f0"]
+    assert found.prediction.input_link_s == pytest.approx(link_s)
+    assert found.prediction.period_s == pytest.approx(max(link_s, 16 * 0.001))
+    assert found.prediction.feed_s == pytest.approx(0.003)
+    if link_s > 16 * 0.001:
+        assert found.prediction.bottleneck == "the link from the data rank to stage 0"
+    # With the data on a fast host the slow link plays no part.
+    found = plan_schedule(request(f"0 2 {cluster} -H data,f0 -D 1"), DIGITS)
+    assert found.prediction is not None
+    assert found.prediction.input_link_s == 0
+    assert found.prediction.stages[0].data_s == pytest.approx(0.001)
+
+
+def test_only_hosts_with_a_rank_are_scheduled(cluster: str) -> None:
+    stages = plan_schedule(request(f"0 2 {cluster} -H f1,f2"), DIGITS).schedule.stages
+    assert {stage.host for stage in stages} <= {"f1", "f2"}
+    assert stages[0].host is not None
+    found = plan_schedule(request(f"0 3 {cluster} -H other,f1,f2"), DIGITS)
+    assert {stage.host for stage in found.schedule.stages} <= {"f1", "f2"}
+    assert "the data rank's host other is not in" in found.notes[0]
+    with pytest.raises(PipeEdgeError, match="lists none of the hosts x, y"):
+        plan_schedule(request(f"0 2 {cluster} -H x,y"), DIGITS)

@@ -1,0 +1,92 @@
+"""The command pipeedge, the archive of sources and completion, as programs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+from processes import environment
+
+import pipeedge
+from pipeedge.cli.commands import COMMANDS
+from pipeedge.cli.completion import SHELLS, completion_script
+
+
+def start(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-m", "pipeedge", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_help_imports_no_program() -> None:
+    done = start("--help", options=("-X", "importtime"))
+    assert done.returncode == 0
+    assert all(f"  {command.name} " in done.stdout for command in COMMANDS)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pipeedge.cli.main" in imported
+    heavy = {"argparse", "numpy", "rich", "torch", "transformers", "yaml"}
+    assert not imported & (heavy | {command.module for command in COMMANDS})
+
+
+def test_a_program_reads_the_rest_and_names_the_command() -> None:
+    done = start("run", "0", "2", "-m", "vit-digits", "-pt", "1,8")
+    assert done.returncode == 2
+    assert done.stderr.startswith("pipeedge run: layers 9 to 16 are covered by no stage")
+
+
+def test_schedule_is_the_native_program() -> None:
+    done = start("schedule", "--version")
+    assert (done.returncode, done.stdout) == (0, f"sched-pipeline (PipeEdge) {pipeedge.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_can_read_the_completion_script(shell: str) -> None:
+    pytest.importorskip("shtab")
+    script = completion_script(shell)
+    assert all(f"_{command.name}" in script for command in COMMANDS)
+    assert "--partition" in script
+    if program := shutil.which(shell):
+        assert subprocess.run([program, "-n"], input=script, text=True, timeout=10).returncode == 0
+
+
+def test_bash_completes_commands_and_options() -> None:
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    ask = 'COMP_WORDS=({words}); COMP_CWORD={last}; _shtab_pipeedge; printf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    asked = [("pipeedge sim", 1), ("pipeedge run --part", 2), ("pipeedge run --comm r", 3)]
+    text = (
+        completion_script("bash")
+        + "\n"
+        + "".join(ask.format(words=words, last=last) for words, last in asked)
+    )
+    done = subprocess.run([bash], input=text, capture_output=True, text=True, timeout=10)
+    assert done.stdout.split() == ["simulate", "--partition", "rpc"], done.stderr
+
+
+def test_the_archive_of_sources_holds_every_file_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MANIFEST.in is read by setuptools' own reader; git says which files there are."""
+    git = shutil.which("git")
+    listed = subprocess.run([git or "git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    from setuptools.command.egg_info import FileList
+
+    monkeypatch.chdir(ROOT)
+    files = FileList()
+    for line in (ROOT / "MANIFEST.in").read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            files.process_template_line(line)
+    always = {"MANIFEST.in", "pyproject.toml"}
+    wanted = {name for name in listed.stdout.splitlines() if not name.startswith((".ci/", ".git"))}
+    assert wanted - always <= {name.replace("\\", "/") for name in files.files}
+    assert not [name for name in files.files if name.endswith((".so", ".pyc")) or "src-native/build" in name]

@@ -1,0 +1,44 @@
+"""profiler.py as a program: interrupted, or asked for what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from processes import Programs, run_program
+from profiles import content, write_results
+
+from pipeedge.base.errors import EXIT_REQUEST
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_ctrl_c_ends_quietly(tmp_path: Path, logs: Path) -> None:
+    write_results(tmp_path / "profiler_results.yml", threads=1)
+    before = content(tmp_path)
+    with Programs(tmp_path, logs=logs) as programs:
+        # Far more passes than there is time for.
+        programs.launch(0, "profiler.py", "-m", "vit-digits", "-l", 2, "-i", 100_000_000)
+        programs.until(lambda: processor_seconds(programs.pid(0)) > 2.0, "it measures")
+        programs.signal(0, signal.SIGINT)
+        ended = programs.wait()[0]
+    assert (ended.status, ended.out, ended.err) == (130, "", "")
+    assert content(tmp_path) == before
+
+
+def test_the_scripts_report_a_mistake_at_once(tmp_path: Path, logs: Path) -> None:
+    missing = "profiler_results.yml: no such file"
+    for script, arguments, told in (
+        ("profiler.py", ("-i", 0), "-i/--iterations 0: must be at least 1"),
+        ("profiler_results_to_models.py", (), missing),
+        ("profiler_results_to_device_types.py", ("x",), missing),
+    ):
+        ended = run_program(tmp_path, logs, script, *arguments)
+        assert (ended.status, ended.out) == (EXIT_REQUEST, "")
+        assert ended.err == f"{script}: {told}\n"
+    assert not list(tmp_path.iterdir())

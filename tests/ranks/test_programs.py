@@ -1,0 +1,140 @@
+"""What only a process of its own shows: imports, limits, a full disk, exit statuses."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from models_oracle import scramble
+from places import ROOT
+from processes import run_program
+
+import pipeedge
+
+
+def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
+    device = Path("/dev/full")
+    if not device.exists():
+        pytest.skip("/dev/full is not here")
+    command = [sys.executable, "runtime.py", "0", "1", "-m", "vit-digits", "--dry-run"]
+    with device.open("w") as full:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "runtime.py: standard output cannot be written: no space left on device\n"
+
+
+def test_a_script_says_its_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "revauct.py", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, f"pipeedge {pipeedge.__version__}\n")
+
+
+HELP = """
+import runpy, sys
+sys.argv = ["runtime.py", "--help"]
+try:
+    runpy.run_path("runtime.py", run_name="__main__")
+except SystemExit as end:
+    status = end.code
+heavy = {"torch", "numpy", "transformers", "rich", "safetensors", "PIL"} & set(sys.modules)
+print("status", status, "heavy", sorted(heavy))
+"""
+
+
+def test_help_is_there_before_anything_heavy_is_imported() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "--partition" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "status 0 heavy []"
+
+
+@pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
+def test_pin_dependencies_refuses_what_is_no_interpreter(argument: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts/pin-dependencies"), argument]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ("scripts/pin-dependencies PYTHON..." if argument[0] == "-" else repr(argument)) in ended.stderr
+
+
+def test_shards_are_built_without_importing_transformers(tmp_path: Path) -> None:
+    """Its import costs each rank seconds and memory that a board does not have."""
+    built = transformers.ViTForImageClassification(
+        transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    scramble(built, 0)
+    built.save_pretrained(tmp_path)
+    script = (
+        "import sys\n"
+        "from pipeedge.models import find_model\n"
+        "find_model(sys.argv[1]).load()\n"
+        "print([m for m in ('transformers', 'safetensors', 'huggingface_hub') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+MEET = """
+import os, resource, socket
+from pipeedge.transport.p2p import P2PTransport
+from pipeedge.transport.rendezvous import connect_store, serve_store
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+served, port = serve_store("127.0.0.1")
+transport = P2PTransport(store=connect_store("127.0.0.1", port, timeout_s=20), rank=4, members=(4,))
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+socket.create_connection(("127.0.0.1", port)).close()
+del served
+try:
+    socket.create_connection(("127.0.0.1", port)).close()
+except ConnectionRefusedError:
+    print("closed")
+transport.close()
+print("done")
+"""
+
+
+def test_open_links_need_no_rendezvous() -> None:
+    ended = subprocess.run([sys.executable, "-c", MEET], capture_output=True, text=True, timeout=60)
+    soft, *rest = ended.stdout.split()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(soft) == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)), ended.stderr
+    assert rest == ["closed", "done"], ended.stderr
+
+
+def test_the_script_of_weights_ends_with_one_line_and_2_for_a_wrong_request(
+    tmp_path: Path, logs: Path
+) -> None:
+    for arguments in (["-m", "bert-base-uncasd"], ["-m", "vit-digits"], ["--seed", "3"]):
+        ended = run_program(tmp_path, logs, "save_model_weights.py", *arguments)
+        assert ended.status == 2
+        assert ended.line.startswith("save_model_weights.py: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script_writes_random_weights_where_it_stands(tmp_path: Path, logs: Path) -> None:
+    options = ("--random", "--seed", 2, "-m", "facebook/deit-tiny-distilled-patch16-224")
+    ended = run_program(tmp_path, logs, "save_model_weights.py", *options)
+    assert ended.status == 0, ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["DeiT_T_distilled.npz"]
+    assert "seed 2" in ended.out

@@ -1,0 +1,56 @@
+"""What a test may do in its tier, enforced while it runs (tests/README.md says what the tiers are for)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCHEDULER = "sched-pipeline"
+"""The only program that a contract test may start: it needs milliseconds and talks to nobody."""
+_PROCESSES = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_FORBIDDEN = {"unit": _PROCESSES | {"socket.__new__"}, "contract": _PROCESSES, "ranks": set()}
+"""Audit events of the interpreter, by tier."""
+
+_tier: str | None = None
+
+
+def offence(tier: str, event: str, arguments: tuple[Any, ...]) -> str | None:
+    """Return what is wrong with an audit event in a tier, None if nothing is."""
+    if event not in _FORBIDDEN[tier]:
+        return None
+    if event.startswith("socket."):
+        return f"a test in tests/{tier} opens a socket; it belongs to tests/contract"
+    program = os.fsdecode(arguments[0]) if arguments else ""
+    if tier == "contract" and Path(program).name == SCHEDULER:
+        return None
+    lowest = "contract" if Path(program).name == SCHEDULER else "ranks"
+    return f"a test in tests/{tier} starts a process ({program or event}); it belongs to tests/{lowest}"
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _tier is not None:
+        wrong = offence(_tier, event, arguments)
+        if wrong is not None:
+            pytest.fail(wrong)
+
+
+def install() -> None:
+    """Watch this process from now on; an audit hook cannot be removed."""
+    sys.addaudithook(_audit)
+
+
+@contextlib.contextmanager
+def watched(path: Path) -> Iterator[None]:
+    """Fail what the tier of the test file ``path`` must not do."""
+    global _tier
+    _tier = next((part for part in reversed(path.parts) if part in _FORBIDDEN), None)
+    try:
+        yield
+    finally:
+        _tier = None

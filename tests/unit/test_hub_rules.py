@@ -1,0 +1,807 @@
+"""Messages, liveness and the rules of the hub, without sockets, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutations import mutate_message, rounds
+
+from pipeedge.base.errors import (
+    Account,
+    PeerFailedError,
+    RequestError,
+)
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.liveness import (
+    Limits,
+    RankStatus,
+    Silent,
+    Slow,
+    StageWork,
+    Stalled,
+    Stuck,
+    beat_interval_s,
+    diagnose,
+)
+from pipeedge.control.messages import MAX_BYTES, Decoder, Message, encode
+from pipeedge.control.rules import HubState
+
+# --- messages ---------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**63, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.builds(
+    Message,
+    st.text(),
+    st.dictionaries(st.text().filter(lambda key: key != "kind"), json_values, max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(messages, max_size=3), st.randoms())
+def test_messages_come_out_whole_however_their_bytes_arrive(
+    said: list[Message], chance: random.Random
+) -> None:
+    data = b"".join(map(encode, said))
+    decoder, heard, place = Decoder(), [], 0
+    while place < len(data):
+        step = chance.randint(1, 9)
+        heard += decoder.feed(data[place : place + step])
+        place += step
+    assert heard == said
+
+
+def test_a_message_split_at_any_byte_is_whole_in_the_end() -> None:
+    message = Message("beat", {"busy": ["computing", 1.5], "sent": {"1": 2}, "received": {}})
+    data = encode(message)
+    for cut in range(len(data) + 1):
+        decoder = Decoder()
+        first = decoder.feed(data[:cut])
+        assert first + decoder.feed(data[cut:]) == [message]
+        assert bool(first) == (cut == len(data))
+
+
+def framed(text: bytes) -> bytes:
+    return struct.pack(">I", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        struct.pack(">I", MAX_BYTES + 1),
+        framed(b""),
+        framed(b"{"),
+        framed(b"null"),
+        framed(b"[]"),
+        framed(b'"kind"'),
+        framed(b"7"),
+        framed(b"{}"),
+        framed(b'{"kind": null}'),
+        framed(b'{"kind": ["beat"]}'),
+        framed(b'{"kind": "beat", "x": NaN}'),
+        framed(b'{"kind": "beat", "x": Infinity}'),
+        framed(b'{"kind": "beat", "x": -Infinity}'),
+        framed(b'{"kind": "beat", "x": 1e999}'),
+        framed(b'{"kind": "beat", "x": ' + b"9" * 60000 + b"e1}"),
+        framed(b'{"kind": "beat", "x": ' + b"9" * 400 + b"}"),
+        framed(b'{"kind": "beat", "x": [-9223372036854775808]}'),
+        framed(b'{"kind": "\xff"}'),
+        framed(b"[" * 50000 + b"]" * 50000),
+        framed(b'{"kind": "x", "y": ' + b'{"a":' * 50000 + b"1" + b"}" * 50000 + b"}"),
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(PeerFailedError, match="no message of this program"):
+        Decoder().feed(data)
+
+
+def test_a_length_beyond_the_limit_is_refused_before_anything_is_kept_for_it() -> None:
+    with pytest.raises(PeerFailedError):
+        Decoder(max_bytes=100).feed(struct.pack(">I", 101))
+    assert Decoder(max_bytes=100).feed(struct.pack(">I", 100)) == []
+
+
+def test_numbers_without_end_and_messages_without_end_are_not_written() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="JSON"):
+            encode(Message("done", {"stats": value}))
+    with pytest.raises(ValueError, match="allows"):
+        encode(Message("x", {"text": "a" * MAX_BYTES}))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=64))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    for stream in (data, framed(data)):
+        with contextlib.suppress(PeerFailedError):
+            for message in Decoder().feed(stream):
+                assert isinstance(message.kind, str)
+
+
+# --- liveness ---------------------------------------------------------------------------------------
+
+LIMITS = Limits(silence_s=7, stall_s=8)
+WAITING = RankStatus()
+
+
+def busy(seconds: float, what: str = "computing microbatch 3") -> RankStatus:
+    return RankStatus(busy=(what, seconds))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "silence", "stalled", "expected"),
+    [
+        pytest.param({0: WAITING, 1: WAITING}, {0: 0, 1: 0}, 0, None, id="all is well"),
+        pytest.param({0: WAITING, 1: WAITING}, {0: 7, 1: 7}, 8, None, id="not yet"),
+        pytest.param({0: WAITING, 1: WAITING}, {0: 1, 1: 7.1}, 0, Silent(1, 7.1), id="silent"),
+        pytest.param({0: busy(99), 1: busy(99)}, {0: 7.2, 1: 7.1}, 99, Silent(0, 7.2), id="more silent"),
+        pytest.param({0: WAITING, 1: WAITING}, {0: 9, 1: 9}, 0, Silent(0, 9), id="equally silent"),
+        pytest.param({0: busy(3), 1: WAITING}, {0: 0, 1: 0}, 9, None, id="at work"),
+        pytest.param(
+            {0: busy(9), 1: busy(20, "loading")},
+            {},
+            9,
+            Slow(1, "loading", 20),
+            id="long at work: the longest",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 3}, awaiting=frozenset({0}))},
+            {},
+            9,
+            Stuck(0, 1, 3, 9),
+            id="stuck",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({0}))},
+            {},
+            9,
+            Stuck(0, 1, 0, 9),
+            id="nothing came",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({7}))},
+            {},
+            9,
+            Stalled(9),
+            id="waiting for nobody",
+        ),
+        pytest.param(
+            {
+                0: RankStatus(sent={1: 9}, received={2: 3}, awaiting=frozenset({2})),
+                1: RankStatus(sent={2: 5}, received={0: 7}),
+                2: RankStatus(sent={0: 3}, received={1: 3}, awaiting=frozenset({1})),
+            },
+            {},
+            9,
+            Stuck(1, 2, 3, 9),
+            id="the link that is dead, not the one that is full",
+        ),
+        pytest.param(
+            {
+                0: RankStatus(sent={1: 9}, received={2: 1}, awaiting=frozenset({2})),
+                1: RankStatus(sent={2: 7}, received={0: 8}),
+                2: RankStatus(sent={0: 3}, received={1: 4}),
+            },
+            {},
+            9,
+            Stuck(2, 0, 1, 9),
+            id="the last link, behind which all others are full",
+        ),
+        pytest.param(
+            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 4}, awaiting=frozenset({0}))},
+            {},
+            9,
+            Stalled(9),
+            id="stalled",
+        ),
+    ],
+)
+def test_diagnosis(
+    statuses: dict[int, RankStatus], silence: dict[int, float], stalled: float, expected: object
+) -> None:
+    assert diagnose(statuses, silence, stalled, LIMITS) == expected
+
+
+@given(st.floats(0.01, 1e6))
+def test_every_failure_is_found_and_told_before_the_timeout(timeout: float) -> None:
+    limits = Limits.within(timeout)
+    # A beat may be just over when its sender falls silent, and the hub looks twice a beat.
+    delay = 1.5 * beat_interval_s(timeout)
+    assert limits.silence_s + delay < timeout
+    assert limits.stall_s + delay < timeout
+    assert limits.silence_s > 3 * beat_interval_s(timeout)
+
+
+@pytest.mark.parametrize(("outage_s", "timeout_s"), [(30.0, 60.0), (12.0, 30.0), (10.0, 20.0), (5.0, 12.0)])
+def test_a_run_survives_an_outage_as_long_as_tcp_allows(outage_s: float, timeout_s: float) -> None:
+    """TCP sends again 0.2 s after the first loss, and doubles the pause each time."""
+    beat_s = beat_interval_s(timeout_s)
+    again_s = next(sent for k in range(20) if (sent := 0.2 * (2**k - 1)) >= outage_s)
+    limits = Limits.within(timeout_s)
+    assert again_s + 2 * beat_s < limits.silence_s < limits.stall_s
+
+
+def test_a_status_survives_the_wire() -> None:
+    status = RankStatus(busy=("reading", 1.25), sent={0: 3}, received={7: 0}, awaiting=frozenset({7, 2}))
+    assert RankStatus.from_body(json.loads(json.dumps(status.to_body()))) == status
+    assert RankStatus.from_body(RankStatus().to_body()) == RankStatus()
+    assert status.progress == 3
+    worked = RankStatus(sent={0: 3}, finished=4)
+    assert RankStatus.from_body(json.loads(json.dumps(worked.to_body()))) == worked
+    assert worked.progress == 7
+
+
+# --- the hub's rules --------------------------------------------------------------------------------
+
+
+class Play:
+    """A hub's state with a clock that we turn; connection n is what rank n speaks through."""
+
+    def __init__(self, world: int = 2, timeout: float = 10.0) -> None:
+        self.now = 100.0
+        self.state = HubState(world_size=world, timeout_s=timeout, now=self.now)
+        self.world = world
+        self.told: dict[int, list[Message]] = {}
+
+    def say(self, connection: int, kind: str, **body: Any) -> None:
+        self._note(self.state.received(connection, Message(kind, body), self.now))
+
+    def hello(self, *ranks: int) -> Play:
+        for rank in ranks:
+            self.say(rank, "hello", rank=rank, world=self.world, host=f"pi{rank}")
+        return self
+
+    def known(self) -> Play:
+        self.hello(*range(self.world))
+        for rank in range(self.world):
+            self.say(rank, "facts", facts={"model": "m"})
+        return self
+
+    def planned(self, *participants: int) -> Play:
+        participants = participants or tuple(range(self.world))
+        names = {rank: f"stage {stage}" for stage, rank in enumerate(participants)}
+        self._note(self.state.plan({"items": 3}, participants, names, self.now))
+        return self
+
+    def started(self) -> Play:
+        self.known().planned()
+        for rank in range(self.world):
+            self.say(rank, "ready")
+        return self
+
+    def at(self, stage: str) -> Play:
+        """Play until all ranks have reached a stage: hello, known, planned or started."""
+        if stage == "hello":
+            return self.hello(*range(self.world))
+        if stage == "known":
+            return self.known()
+        return self.known().planned() if stage == "planned" else self.started()
+
+    def close(self, connection: int) -> None:
+        self._note(self.state.closed(connection, self.now))
+
+    def pass_time(self, seconds: float, *, beats: dict[int, RankStatus] | None = None) -> None:
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            for rank, status in (beats or {}).items():
+                self.say(rank, "beat", **status.to_body())
+            self._note(self.state.tick(self.now))
+
+    def heard(self, connection: int, kind: str) -> list[Message]:
+        return [message for message in self.told.get(connection, []) if message.kind == kind]
+
+    @property
+    def verdict(self) -> Failure | None:
+        return self.state.verdict
+
+    def line(self) -> str:
+        assert self.state.verdict is not None
+        return self.state.verdict.line
+
+    def _note(self, outgoing: list[tuple[int, Message]]) -> None:
+        for connection, message in outgoing:
+            self.told.setdefault(connection, []).append(message)
+            encode(message)  # whatever is to be sent can be
+
+
+def test_a_run_from_hello_to_summary() -> None:
+    play = Play()
+    play.hello(0)
+    assert play.state.roster.absent() == [1]
+    play.hello(1)
+    assert play.state.roster.absent() == []
+    play.say(0, "facts", facts={"items": 5})
+    assert play.state.roster.facts() is None
+    play.say(1, "facts", facts={"items": None})
+    assert play.state.roster.facts() == {0: {"items": 5}, 1: {"items": None}}
+    play.planned()
+    assert [message.body for message in play.heard(1, "plan")] == [{"items": 3}]
+    play.say(1, "ready")
+    assert not play.heard(0, "start")
+    play.say(0, "ready")
+    assert len(play.heard(0, "start")) == len(play.heard(1, "start")) == 1
+    play.say(0, "done", stats={"busy": 0.5})
+    play.close(0)  # it has done its part
+    assert not play.heard(1, "summary")
+    play.say(1, "done", stats={})
+    assert play.heard(1, "summary")[0].body == {"stats": {"0": {"busy": 0.5}, "1": {}}}
+    assert play.verdict is None
+
+
+def test_a_rank_that_never_appears_is_named_at_the_deadline() -> None:
+    play = Play(world=4, timeout=10)
+    play.hello(0, 2)
+    play.pass_time(9.9, beats={0: WAITING, 2: WAITING})
+    assert play.verdict is None
+    play.pass_time(0.5, beats={0: WAITING, 2: WAITING})
+    assert play.line().startswith("ranks 1, 3 of 4 never appeared within 10 s")
+    assert play.verdict is not None
+    assert (play.verdict.rank, play.verdict.exit_code) == (1, 4)
+    assert play.heard(0, "verdict") == play.heard(2, "verdict") == [play.verdict.message()]
+
+
+def test_many_ranks_that_never_appear_are_counted() -> None:
+    play = Play(world=1000, timeout=10)
+    play.hello(0)
+    play.pass_time(11, beats={0: WAITING})
+    assert play.line().startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 989 more of 1000 never appeared")
+    assert len(play.line()) < 200
+
+
+def test_a_rank_that_comes_late_hears_the_verdict() -> None:
+    play = Play(timeout=10)
+    play.hello(0)
+    play.pass_time(11, beats={0: WAITING})
+    play.hello(1)
+    assert play.heard(1, "verdict") == play.heard(0, "verdict")
+
+
+def test_ranks_that_disagree_on_the_world_all_hear_it() -> None:
+    play = Play(world=2)
+    play.hello(0)
+    play.say(1, "hello", rank=1, world=3, host="pi1")
+    for connection in (0, 1):
+        (verdict,) = play.heard(connection, "verdict")
+        assert verdict.body["cause"].startswith("rank 1 on pi1 says the world has 3 ranks, rank 0 says 2")
+        assert verdict.body["exit_code"] == 2
+
+
+def test_a_rank_that_is_there_twice_is_sent_away_and_the_first_stays() -> None:
+    play = Play(world=2)
+    play.hello(0, 1)
+    play.say(7, "hello", rank=1, world=2, host="pi9")
+    (refusal,) = play.heard(7, "verdict")
+    taken = "rank 1 is already there, on pi1: start each rank once"
+    assert Failure.from_message(refusal) == Failure(FailureKind.REFUSED, taken, exit_code=2)
+    play.close(7)
+    assert play.verdict is None
+    play.say(1, "facts", facts={})
+    play.say(0, "facts", facts={})
+    assert play.state.roster.facts() == {0: {}, 1: {}}
+
+
+@pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
+@pytest.mark.parametrize(("rank", "world"), [(1, 2), (0, 1), (2, 3), (1, 4), (3, 4), (7, 9), (3, 3)])
+def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank: int, world: int) -> None:
+    play = Play(world=3).at(stage)
+    play.say(7, "hello", rank=rank, world=world, host="pi9")
+    (refusal,) = play.heard(7, "verdict")
+    line, taken = refusal.body["cause"], rank < 3
+    assert (f"rank {rank} is already there, on pi{rank}" in line) == taken
+    assert (f"rank {rank} is outside the world of 3" in line) == (not taken)
+    assert ("rank 0 says 3" in line) == (world != 3)
+    assert refusal.body["exit_code"] == 2
+    play.say(7, "failed", line="x")
+    play.close(7)
+    assert play.verdict is None
+    assert play.state.roster.connections() == (0, 1, 2)
+
+
+def test_a_rank_outside_the_world_is_sent_away() -> None:
+    play = Play(world=2)
+    play.say(7, "hello", rank=2, world=2, host="pi9")
+    assert play.heard(7, "verdict")[0].body["cause"] == "rank 2 is outside the world of 2"
+    assert play.state.roster.connections() == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"rank": 0},
+        {"rank": "0", "world": 2, "host": "a"},
+        {"rank": 0.0, "world": 2, "host": "a"},
+        {"rank": True, "world": 2, "host": "a"},
+        {"rank": -1, "world": 2, "host": "a"},
+        {"rank": 10**30, "world": 2, "host": "a"},
+        {"rank": 0, "world": None, "host": "a"},
+        {"rank": 0, "world": 2, "host": None},
+        {"rank": [0], "world": {}, "host": []},
+    ],
+)
+def test_a_malformed_hello_is_sent_away_once(body: dict[str, Any]) -> None:
+    play = Play()
+    for _ in range(1000):
+        play.say(5, "hello", **body)
+    (refusal,) = play.heard(5, "verdict")
+    assert "malformed" in refusal.body["cause"]
+    assert (play.verdict, play.state.roster.connections()) == (None, ())
+
+
+def test_a_connection_is_one_rank_for_life() -> None:
+    play = Play(world=3)
+    play.hello(0)
+    play.say(0, "hello", rank=1, world=3, host="pi1")
+    assert "rank 0 (on pi0) sent a malformed 'hello'" in play.line()
+
+
+def test_nothing_is_heard_from_who_has_not_said_hello() -> None:
+    play = Play().hello(0)
+    for kind in ("facts", "ready", "failed", "lost", "done", "beat", "anything"):
+        play.say(9, kind, line="x", rank=0, stats={}, facts={})
+    assert (play.verdict, play.told.get(9)) == (None, None)
+
+
+HARMFUL: list[Any] = [
+    None,
+    True,
+    -1,
+    2,
+    1.5,
+    1e308,
+    10**30,
+    "",
+    "a",
+    "9" * 5000,
+    [],
+    {},
+    [1],
+    ["a", "b"],
+    [1, 2],
+    ["computing", -1e308],
+    ["x" * 5000, 1],
+    ["a", 1, 2],
+    {"a": 1},
+    {"-1": 1},
+    {"1": -1},
+    {"1": "2"},
+    {"1": None},
+    {"1": 1e9},
+    {"x": {"y": []}},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("beat", ("busy", "sent", "received", "awaiting")),
+        ("facts", ("facts",)),
+        ("failed", ("line",)),
+        ("lost", ("rank", "line")),
+        ("ready", ("x",)),
+        ("done", ("stats",)),
+        ("hello", ("rank", "world", "host")),
+        ("start", ()),
+        ("verdict", ("failure", "rank", "name", "cause", "exit_code")),
+        ("\x1b[2J", ()),
+    ],
+)
+@pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
+def test_a_peer_that_breaks_the_protocol_ends_the_run_and_nothing_else(
+    kind: str, keys: tuple[str, ...], stage: str
+) -> None:
+    chance = random.Random(f"{kind} {stage}")
+    for round_number in range(60):
+        play = Play()
+        play.hello(0, 1)
+        if stage != "hello":
+            play = Play().known()
+        if stage == "planned":
+            play.planned()
+        if stage == "started":
+            play = Play().started()
+        body = {key: chance.choice(HARMFUL) for key in keys if round_number % 7 or chance.random() < 0.5}
+        play.say(1, kind, **body)
+        play.say(1, kind, **body)
+        play.pass_time(2, beats={0: WAITING})
+        if play.verdict is not None:
+            assert play.verdict.line.startswith("rank 1 (") or kind == "lost"
+            assert play.verdict.line.isprintable()
+            assert play.heard(0, "verdict") == [play.verdict.message()]
+            assert len(play.verdict.line) < 2200
+
+
+def test_ready_and_done_before_their_time_do_not_start_or_end_the_others() -> None:
+    for kind, body in (("ready", {}), ("done", {"stats": {}})):
+        play = Play().known()
+        play.say(1, kind, **body)
+        assert not play.heard(0, "start")
+        assert not play.heard(0, "summary")
+        assert "malformed" in play.line()
+    play = Play().known().planned()
+    play.say(1, "done", stats={})
+    assert "malformed 'done'" in play.line()
+
+
+@pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
+def test_a_connection_that_closes_is_a_rank_that_is_gone(stage: str) -> None:
+    play = Play().at(stage)
+    play.close(1)
+    name = "rank 1 (on pi1)" if stage in ("hello", "known") else "rank 1 (stage 1, on pi1)"
+    assert play.line() == f"{name} is gone: it was killed or lost its network"
+    assert play.verdict is not None
+    assert (play.verdict.rank, play.verdict.exit_code) == (1, 4)
+
+
+def test_who_leaves_before_its_hello_is_told_to_rank_0_and_named_in_the_end() -> None:
+    play = Play(world=3, timeout=10).hello(0)
+    for connection in (7, 8):
+        play._note(play.state.closed(connection, play.now, left="10.0.0.9"))
+    play._note(play.state.closed(9, play.now, "not this protocol", left="10.0.0.66"))
+    early = "a process at 10.0.0.9 connected and left before it introduced itself"
+    assert [notice.body["line"] for notice in play.heard(0, "notice")] == [
+        f"{early}; ranks still missing: 1, 2"
+    ]
+    play.pass_time(11, beats={0: WAITING})
+    assert f"ranks 1, 2 of 3 never appeared within 10 s ({early}): start each rank" in play.line()
+
+
+def test_a_stranger_that_leaves_is_nobody() -> None:
+    play = Play().hello(0)
+    play.close(55)
+    assert play.verdict is None
+
+
+def test_a_rank_without_work_may_leave_and_is_not_missed() -> None:
+    play = Play(world=3).known().planned(0, 2)
+    assert play.heard(1, "plan")
+    play.say(1, "failed", line="it was interrupted on its way out")
+    play.close(1)
+    play.say(0, "ready")
+    play.say(2, "ready")
+    play.pass_time(30, beats={0: busy(1), 2: busy(1)})
+    assert play.verdict is None
+    play.say(0, "done", stats={})
+    play.say(2, "done", stats={})
+    assert sorted(play.heard(0, "summary")[0].body["stats"]) == ["0", "2"]
+
+
+def test_the_first_cause_wins() -> None:
+    play = Play(world=3).started()
+    play.say(2, "failed", line="the disk\nis full\x1b[0m")
+    play.say(0, "failed", line="connection lost")
+    play.close(1)
+    assert play.line() == "rank 2 (stage 2, on pi2) failed: the disk\\nis full\\x1b[0m"
+    for rank in (0, 1, 2):
+        assert len(play.heard(rank, "verdict")) == 1
+
+
+def test_who_is_lost_gets_a_moment_to_say_why() -> None:
+    play = Play(world=3).started()
+    play.say(0, "lost", rank=1, line="connection reset")
+    play.pass_time(0.5)
+    assert play.verdict is None
+    play.say(1, "failed", line="bad weights")
+    assert play.line() == "rank 1 (stage 1, on pi1) failed: bad weights"
+
+
+def test_who_is_lost_and_says_nothing_is_the_cause() -> None:
+    play = Play(world=3).started()
+    play.say(0, "lost", rank=1, line="connection reset")
+    play.say(2, "lost", rank=0, line="connection reset by 0")
+    play.pass_time(1.5, beats=dict.fromkeys(range(3), WAITING))
+    assert play.line() == "rank 1 (stage 1, on pi1) is gone: connection reset"
+    assert play.verdict is not None
+    assert play.verdict.rank == 1
+
+
+@pytest.mark.parametrize("stage", ["hello", "planned", "started"])
+def test_a_silent_rank_is_named_in_time(stage: str) -> None:
+    play = Play(world=3, timeout=10)
+    play.hello(0, 1, 2)
+    if stage == "planned":
+        play = Play(world=3, timeout=10).known().planned()
+    if stage == "started":
+        play = Play(world=3, timeout=10).started()
+    began = play.now
+    moving = 0
+    while play.verdict is None and play.now < began + 10:
+        moving += 1
+        play.pass_time(0.25, beats={0: RankStatus(sent={1: moving}), 2: busy(1)})
+    assert play.line().startswith("rank 1 (")
+    assert "has been silent for" in play.line()
+    assert play.now - began < 10
+    assert play.state.expected_to_leave() == (0, 2)
+
+
+def test_a_dead_link_is_named_by_both_its_ends() -> None:
+    play = Play(world=3, timeout=10).started()
+    play.pass_time(
+        10,
+        beats={
+            0: RankStatus(sent={1: 11}, received={2: 6}, awaiting=frozenset({2})),
+            1: RankStatus(sent={2: 8}, received={0: 9}),
+            2: RankStatus(sent={0: 6}, received={1: 6}, awaiting=frozenset({1})),
+        },
+    )
+    assert "rank 2 (stage 2, on pi2) has waited" in play.line()
+    assert "for microbatch 6 from rank 1 (stage 1, on pi1)" in play.line()
+
+
+def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
+    play = Play(world=2, timeout=10).started()
+    play.say(1, "beat", **RankStatus(received={0: 5}).to_body())
+    play.say(1, "done", stats={})
+    play.pass_time(10, beats={0: RankStatus(sent={1: 5})})
+    assert "rank 0 (stage 0, on pi0) did not end" in play.line()
+    assert "rank 1" not in play.line()
+
+
+def complete(play: Play) -> Play:
+    play.started()
+    play._note(play.state.plan({"items": 3}, (0, 1), {}, play.now, data_rank=0))
+    play.say(0, "complete")
+    return play
+
+
+@pytest.mark.parametrize("end", ["closed", "failed", "lost", "silent", "malformed"])
+def test_nothing_ends_a_run_whose_results_are_complete(end: str) -> None:
+    play = complete(Play())
+    assert play.heard(1, "complete")
+    if end == "closed":
+        play.close(1)
+    elif end == "failed":
+        play.say(1, "failed", line="links")
+    elif end == "lost":
+        play.say(0, "lost", rank=1, line="links")
+    elif end == "malformed":
+        play.say(1, "record", text=3)
+    if end in ("lost", "silent"):
+        play.pass_time(7.5, beats={0: WAITING})
+    play.say(1, "done", stats={"late": 1})
+    assert play.verdict is None
+    (notice,) = play.heard(0, "notice")
+    assert "rank 1" in notice.body["line"]
+    assert notice.body["line"].endswith("; the results are complete")
+    assert not play.heard(0, "summary")
+    play.say(0, "done", stats={"busy": 0.5})
+    assert [message.body for message in play.heard(0, "summary")] == [{"stats": {"0": {"busy": 0.5}}}]
+    assert play.state.expected_to_leave() == (0,)
+
+
+def test_only_the_data_rank_completes_a_run() -> None:
+    play = Play().started()
+    play.say(1, "complete")
+    assert "malformed 'complete'" in play.line()
+
+
+def test_a_rank_that_finishes_work_is_not_stuck_though_it_sends_nothing() -> None:
+    play = Play(world=2, timeout=10).started()
+    for second in range(30):
+        play.pass_time(1, beats={0: WAITING, 1: RankStatus(finished=second // 5)})
+    assert play.verdict is None
+    play.pass_time(10, beats={0: WAITING, 1: RankStatus(finished=6)})
+    assert play.verdict is not None
+
+
+def test_slow_work_is_told_and_not_ended() -> None:
+    play = Play(world=2, timeout=10).started()
+    for second in range(60):
+        play.pass_time(1, beats={0: WAITING, 1: busy(second)})
+    assert play.verdict is None
+    notices = [message.body["line"] for message in play.heard(0, "notice")]
+    assert 2 <= len(notices) <= 8
+    assert notices[0].startswith("rank 1 (stage 1, on pi1) has been computing microbatch 3 for")
+
+
+def test_loading_for_long_is_not_a_stall() -> None:
+    play = Play(world=2, timeout=10).known().planned()
+    play.say(0, "ready")
+    play.pass_time(100, beats={0: WAITING, 1: busy(50, "loading")})
+    assert play.verdict is None
+    play.say(1, "ready")
+    play.pass_time(5, beats={0: WAITING, 1: WAITING})
+    assert play.verdict is None  # the clock of progress starts with the run
+
+
+def test_a_quarrel_is_a_request_that_is_wrong() -> None:
+    play = Play().known()
+    play._note(play.state.refuse("ranks 0 and 1 disagree", 2, play.now))
+    assert play.verdict == Failure(FailureKind.REFUSED, "ranks 0 and 1 disagree", exit_code=2)
+    error = Failure.from_message(play.heard(1, "verdict")[0]).error()
+    assert isinstance(error, RequestError)
+
+
+def test_a_failure_travels_as_data_and_becomes_one_line() -> None:
+    play = Play().started()
+    play.say(1, "failed", line="it failed: (disk) failed: full")
+    (message,) = play.heard(0, "verdict")
+    assert message.body["failure"] == "failed"
+    assert (message.body["rank"], message.body["cause"]) == (1, "it failed: (disk) failed: full")
+    failure = Failure.from_message(message)
+    assert failure == play.verdict
+    assert failure.line == f"{failure.name} failed: it failed: (disk) failed: full"
+    error = failure.error()
+    assert isinstance(error, PeerFailedError)
+    assert error.account == Account(1, "it failed: (disk) failed: full")
+
+
+# --- numbers and texts of any size ------------------------------------------------------------------
+
+
+def test_the_hub_survives_any_mutation_of_any_message() -> None:
+    chance = random.Random(1)
+    beat = RankStatus(busy=("computing", 1.0), sent={0: 3}, received={0: 1}, awaiting=frozenset({0}))
+    beat = dataclasses.replace(beat, stage_s=0.5, work=StageWork(1.0, 2.0, 3.0, 8), finished=4)
+    said: dict[str, dict[str, Any]] = {
+        "hello": {"rank": 1, "world": 2, "host": "pi1"},
+        "facts": {"facts": {"model": "m", "items": 3, "x": None}},
+        "beat": beat.to_body(),
+        "clock": {"sent": 1.5},
+        "failed": {"line": "x"},
+        "lost": {"rank": 0, "line": "x"},
+        "record": {"text": "x"},
+        "ready": {},
+        "complete": {},
+        "done": {"stats": {"busy": 0.5, "threads": 1}},
+    }
+    for _ in range(rounds(400)):
+        kind = chance.choice(list(said))
+        play = Play() if kind == "hello" else Play().started() if kind != "facts" else Play().hello(0, 1)
+        play.say(1, kind, **mutate_message(said[kind], chance))
+        play.say(1, "beat", **beat.to_body())
+        play.pass_time(12, beats={0: WAITING})
+        assert play.verdict is None or play.verdict.line.isprintable()
+
+
+def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None:
+    state = HubState(world_size=3, timeout_s=30.0, now=0.0)
+
+    def waiting(now: float) -> list[str]:
+        return [message.body["line"] for _, message in state.tick(now) if message.kind == "waiting"]
+
+    def hello(rank: int, now: float) -> None:
+        state.received(rank, Message("hello", {"rank": rank, "world": 3, "host": "pi"}), now)
+
+    hello(0, 0.1)
+    assert waiting(1.9) == []
+    assert waiting(2.1) == ["waiting for ranks 1, 2 of 3 to start"]
+    assert waiting(5.0) == []
+    hello(2, 6.0)
+    assert waiting(6.1) == ["waiting for rank 1 of 3 to start"] * 2
+    hello(1, 7.0)
+    assert waiting(7.1) == []
+
+
+@pytest.mark.parametrize(("last_beats", "blamed"), [((3.0, 3.5), 0), ((3.0, 25.0), 1)])
+def test_ranks_that_fall_silent_together_are_not_blamed(last_beats: tuple[float, float], blamed: int) -> None:
+    state = HubState(world_size=3, timeout_s=30.0, now=0.0)
+    for rank in range(3):
+        state.received(rank, Message("hello", {"rank": rank, "world": 3, "host": "pi"}), 0.1)
+    beat = Message("beat", RankStatus().to_body())
+    for rank, at in ((1, last_beats[0]), (2, last_beats[1]), (0, 31.0)):
+        state.received(rank, beat, at)
+    state.plan({}, (0, 1, 2), {}, 31.0)
+    state.tick(31.5)
+    assert state.verdict is not None
+    assert state.verdict.rank == blamed
+    assert ("its own network is cut" in state.verdict.line) == (blamed == 0)
