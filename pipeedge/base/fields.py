@@ -23,6 +23,7 @@ __all__ = [
     "MALFORMED",
     "decoding",
     "flag",
+    "nested",
     "nonnegative",
     "number",
     "parse",
@@ -97,6 +98,21 @@ def plain(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{type(value).__name__} instead of an object")
     return {text(key): _plain(entry) for key, entry in value.items()}
+
+
+def nested(value: object) -> dict[str, Any]:
+    """Return a map like ``plain``, whose values may also be lists and maps of such values."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__} instead of an object")
+    return {text(key): _nested(entry) for key, entry in value.items()}
+
+
+def _nested(entry: object) -> Any:
+    if isinstance(entry, Mapping):
+        return nested(entry)
+    if isinstance(entry, list):
+        return [_nested(each) for each in entry]
+    return _plain(entry)
 
 
 def _plain(entry: object) -> str | int | float | None:

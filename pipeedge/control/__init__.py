@@ -13,11 +13,12 @@ failures   why a session ended, as data (pure)
 clocks     what the hub's clock shows (pure)
 liveness   who is silent, who is stuck, who is only slow (pure)
 roster     who takes part, and how far each rank is (pure)
+attendance who is admitted, who is waited for, and who is left out (pure)
 telemetry  what the hub passes on without deciding anything by it (pure)
 rules      what the hub makes of each message (pure)
 hub        the thread that serves the rules
 member     a rank's end
-session    how a program takes part: hello, facts, plan, ready, start, done, summary
+session    how a program takes part: hello, brief, facts, plan, ready, start, done, summary
 
 Values travel through ``pipeedge.transport``; here travel only decisions. A connection that closes is
 noticed at once, a host that falls silent by its missing beats, a link that carries nothing by counts

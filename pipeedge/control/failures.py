@@ -35,6 +35,8 @@ class FailureKind(enum.Enum):
     """The ranks, or what they were asked, do not fit together."""
     ABSENT = "absent"
     """A rank never appeared."""
+    LATE = "late"
+    """The session goes on without a rank that came, or sent its facts, too late."""
     FAILED = "failed"
     """A rank reported its own failure."""
     GONE = "gone"

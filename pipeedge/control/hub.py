@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
+from pipeedge.control.attendance import Terms
+from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import Decoder, Message, encode
 from pipeedge.control.rules import HubState
@@ -20,8 +22,6 @@ __all__ = ["Hub"]
 
 _PARTING_S = 2.0
 """Seconds that the hub waits at most, at the end, for the ranks to hear of it and leave."""
-_MAX_MESSAGE_BYTES = 64 << 10
-"""Length of the longest message that a rank may send."""
 _MAX_STRANGERS = 16
 """Connections without a rank. A further one takes the place of the oldest, which has had its time."""
 
@@ -29,11 +29,11 @@ _MAX_STRANGERS = 16
 class _Connection:
     """A member's socket as the hub's thread sees it."""
 
-    def __init__(self, number: int, sock: socket.socket, peer: str) -> None:
+    def __init__(self, number: int, sock: socket.socket, peer: str, max_message_bytes: int) -> None:
         self.number = number
         self.socket = sock
         self.peer = peer
-        self.decoder = Decoder(_MAX_MESSAGE_BYTES)
+        self.decoder = Decoder(max_message_bytes)
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # bytes of the first message that have left
 
@@ -69,8 +69,8 @@ class Hub:
     Args:
         listener: bound and listening; the hub closes it.
         world_size: ranks of the world.
-        timeout_s: within how many seconds an absent or silent rank is to be reported.
-        appear_s: another limit for an absent one.
+        timeout_s: within how many seconds a silent rank is to be reported.
+        terms: on which ranks join; None: all are required, and appear within ``timeout_s``.
         clock: monotonic seconds.
     """
 
@@ -80,12 +80,14 @@ class Hub:
         *,
         world_size: int,
         timeout_s: float,
-        appear_s: float | None = None,
+        terms: Terms | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
         self._clock = clock
-        self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock(), appear_s=appear_s)
+        terms = terms or Terms(timeout_s)
+        self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock(), terms=terms)
+        self._max_message_bytes = terms.max_message_bytes
         self._interval_s = beat_interval_s(timeout_s) / 2
         self._parting_s = min(_PARTING_S, timeout_s / 5)
         self._max_connections = world_size + _MAX_STRANGERS
@@ -93,6 +95,7 @@ class Hub:
         self._opened = 0
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
+        self._parting = False
         self._closing = False
         self._ended = False
         self._waker, self._wakened = socket.socketpair()
@@ -110,6 +113,9 @@ class Hub:
     def __exit__(self, *exc: Any) -> None:
         """Wait a moment until all ranks have heard of the end and left, then stop serving."""
         with self._changed:
+            self._parting = exc[0] is None
+        self._wake()
+        with self._changed:
             if exc[0] is None or not issubclass(exc[0], KeyboardInterrupt):
                 # Ranks that are still starting would otherwise wait their whole timeout for this one.
                 self._changed.wait_for(
@@ -122,17 +128,46 @@ class Hub:
         self._wake()
         self._thread.join()
 
+    def arrivals(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield each rank with its facts as they come, until all have or there is a verdict.
+
+        A rank that comes again after it was lost is yielded again.
+        """
+        yielded: dict[int, Mapping[str, Any]] = {}
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._gathered() or self._arrived(yielded))
+                arrived = self._arrived(yielded)
+                if not arrived:
+                    return
+            yielded.update(arrived)
+            yield from arrived.items()
+
     def gather(self) -> dict[int, Mapping[str, Any]] | None:
-        """Wait until every rank has told its facts; those of each. None if a verdict came first."""
+        """Wait for the facts of all ranks that are not left out; None if there is a verdict first."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._ended or self._state.roster.facts() is not None or self._state.verdict is not None
-                )
-            )
+            self._changed.wait_for(self._gathered)
             if self._ended and self._state.verdict is None:
                 raise PipeEdgeError("the hub has ended")
             return None if self._state.verdict is not None else self._state.roster.facts()
+
+    def left_out(self) -> dict[int, Failure]:
+        """Return why each rank that is left out is, by rank."""
+        with self._changed:
+            return dict(sorted(self._state.roster.left_out.items()))
+
+    def _gathered(self) -> bool:
+        return self._ended or self._state.verdict is not None or self._state.roster.facts() is not None
+
+    def _arrived(self, known: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """Return the facts that have come, those in ``known`` apart."""
+        if self._state.verdict is not None:
+            return {}
+        return {
+            rank: seat.facts
+            for rank, seat in sorted(self._state.roster.seats.items())
+            if seat.facts is not None and seat.facts is not known.get(rank)
+        }
 
     def plan(
         self,
@@ -179,6 +214,8 @@ class Hub:
                             self._exchange(key.data, mask)
                     self._queue(self._state.tick(self._clock()))
                     self._flush()
+                    if self._parting and self._state.verdict is None:
+                        self._stop_listening()
                     self._changed.notify_all()
         except Exception as error:  # nobody may wait for ever because this thread has ended
             self._give_up(error)
@@ -210,6 +247,12 @@ class Hub:
                 while self._clock() < until and connection.socket.recv(1 << 16):
                     pass
 
+    def _stop_listening(self) -> None:
+        """Free the address: what the ranks start next may meet there while the last of them leave."""
+        if self._listener.fileno() >= 0:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()
@@ -224,7 +267,7 @@ class Hub:
         if len(self._connections) >= self._max_connections:
             ranked = set(self._state.roster.connections())
             self._drop(next(self._connections[key] for key in self._connections if key not in ranked))
-        connection = _Connection(self._opened, sock, str(address[0]))
+        connection = _Connection(self._opened, sock, str(address[0]), self._max_message_bytes)
         self._opened += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import Message
 
@@ -63,6 +64,8 @@ class Roster:
         self.seats: dict[int, Seat] = {}
         self.rank_of: dict[int, int] = {}
         """Rank of each connection that belongs to one."""
+        self.left_out: dict[int, Failure] = {}
+        """Reason why the session does without a rank, for each that is left out; it has no seat."""
         self.participants: tuple[int, ...] | None = None
         """Ranks with a part in the plan; None before the plan."""
         self.names: Mapping[int, str] = {}
@@ -84,13 +87,15 @@ class Roster:
         return Phase.RUNNING if self.started() else Phase.READY
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not introduced themselves."""
-        return [rank for rank in range(self.world_size) if rank not in self.seats]
+        """Return the ranks that have not introduced themselves and may still come."""
+        return [
+            rank for rank in range(self.world_size) if rank not in self.seats and rank not in self.left_out
+        ]
 
     def facts(self) -> dict[int, Mapping[str, Any]] | None:
-        """Return the facts of each rank, or None until all have sent them."""
+        """Return the facts of each rank that is not left out, or None until all of these have sent them."""
         facts = {rank: known.facts for rank, known in sorted(self.seats.items()) if known.facts is not None}
-        return facts if len(facts) == self.world_size else None
+        return facts if len(facts) + len(self.left_out) == self.world_size else None
 
     def name(self, rank: int) -> str:
         """Return ``rank 2 (stage 1, layers 13-24, on host pi3)``, as far as it is known."""

@@ -5,8 +5,8 @@
                        failed {line}                lost {rank, line}  done {stats}
                        clock {sent}                 record {text}, any number of them before done
                        complete {}: from the data rank, before its done
-    from the hub       plan {...}   start {}   summary {stats by rank}   beat {slowest_s}   notice {line}
-                       complete {}
+    from the hub       brief {...}   plan {...}   start {}   summary {stats by rank}   complete {}
+                       beat {slowest_s}   notice {line}   waiting {line}
                        clock {sent, there}
                        record {rank, text}, work {by rank}: to the data rank alone
                        verdict {failure, rank, name, cause, exit_code}
@@ -14,8 +14,10 @@
 ``HubState`` touches neither socket nor clock: connections, messages and the time come in, messages to
 send come out. Which message may come in which phase stands in one table, ``HubState._STEPS``.
 
-Once the data rank has all results, and has written them, nothing that happens to a rank ends the run: all
-hear a notice of it, and the summary goes without what that rank would have told.
+A rank that the session can do without (``attendance.Terms``) and that does not come, or is lost before the
+plan, is left out. From the plan on every participant is needed. Once the data rank has all results, and has
+written them, nothing that happens to a rank ends the run: all hear a notice of it, and the summary goes
+without what that rank would have told.
 
 A rank's own word on why it failed beats what others saw of it: when a rank reports that it *lost*
 another, the hub gives that other a moment to say why before it takes the loss for the cause.
@@ -30,9 +32,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
-from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER, EXIT_REQUEST
-from pipeedge.base.fields import MALFORMED, plain, text, whole_number
-from pipeedge.base.wording import count, figure, plural
+from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
+from pipeedge.base.fields import MALFORMED, nested, plain, text, whole_number
+from pipeedge.control.attendance import Attendance, Terms
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
     Limits,
@@ -45,44 +47,29 @@ from pipeedge.control.liveness import (
     diagnose,
 )
 from pipeedge.control.messages import Message
-from pipeedge.control.roster import Phase, Roster, Seat
+from pipeedge.control.roster import Phase, Roster
 from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work
 
 __all__ = ["HubState"]
 
 _LOSS_GRACE_S = 1.0
-_MAX_HOST = 255
 _MAX_KIND = 40
-_MAX_NAMED = 10
-"""Ranks that a line names one by one."""
-_PATIENCE_S = 2.0
-"""Seconds after which the ranks that have not come yet are named."""
-_TELL_AGAIN_S = 10.0
-"""Seconds between two notices of processes that left before they introduced themselves."""
-_NAMED = 8
 
 
 class HubState:
     """The hub's rules. Connections are numbers; what to send comes back as (connection, message)."""
 
-    def __init__(
-        self, *, world_size: int, timeout_s: float, now: float, appear_s: float | None = None
-    ) -> None:
-        self._world_size = world_size
-        self._appear_s = timeout_s if appear_s is None else appear_s
+    def __init__(self, *, world_size: int, timeout_s: float, now: float, terms: Terms | None = None) -> None:
         self._limits = Limits.within(timeout_s)
         self._beat_s = beat_interval_s(timeout_s)
         self._opened_at = now
         self._roster = Roster(world_size)
+        self._attendance = Attendance(self._roster, terms or Terms(timeout_s), now)
         self._progress = -1
         self._progress_at = now
         self._noticed_at = now
-        self._told_absent: tuple[int, ...] = ()
-        self._left_at = ""  # address of the last one that left without a hello
-        self._left_told_at = -_TELL_AGAIN_S
         self._beat_at = now
         self._suspect: tuple[float, Failure] | None = None
-        self._refused: set[int] = set()
         self._complete = False  # whether the data rank has written all results
         self._late = 0  # ranks that came after the verdict, and heard it
         self.verdict: Failure | None = None
@@ -94,7 +81,7 @@ class HubState:
         """Handle a message from a connection."""
         rank = self._roster.rank_of.get(connection)
         if rank is None:
-            if message.kind != "hello" or connection in self._refused:
+            if message.kind != "hello" or self._attendance.has_sent_away(connection):
                 return []
             return self._hello(connection, message.body, now)
         self._roster.seats[rank].heard_at = now
@@ -122,14 +109,14 @@ class HubState:
         return clock_answer(self._roster.seats[rank], body, now - self._opened_at)
 
     def _take_facts(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        self._roster.seats[rank].facts = plain(body["facts"])
+        self._roster.seats[rank].facts = nested(body["facts"])
         return []
 
     def _take_failed(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
         return self._judge(self._failure(FailureKind.FAILED, rank, text(body["line"])), now)
 
     def _take_lost(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        lost = whole_number(body["rank"], below=self._world_size)
+        lost = whole_number(body["rank"], below=self._roster.world_size)
         if self._suspect is None and self.verdict is None:
             loss = self._failure(FailureKind.GONE, lost, text(body["line"]))
             self._suspect = (now + _LOSS_GRACE_S, loss)
@@ -186,11 +173,10 @@ class HubState:
 
         ``why`` is the reason, if it is known; ``left`` is the peer's address, if the peer closed it.
         """
-        refused = connection in self._refused
-        self._refused.discard(connection)
+        sent_away = self._attendance.forget(connection)
         rank = self._roster.rank_of.pop(connection, None)
-        if rank is None and left and not refused and not why:
-            return self._left_early(left, now)
+        if rank is None and left and not sent_away and not why:
+            return [] if self.verdict is not None else self._attendance.left_early(left, now)
         if rank is None or self._roster.seats[rank].finished or not self._roster.takes_part(rank):
             return []
         why = why or "it was killed or lost its network"
@@ -210,13 +196,13 @@ class HubState:
         if self.verdict is not None:
             return outgoing
         if self._suspect is not None and now >= self._suspect[0]:
-            return outgoing + self._judge(self._suspect[1], now)
-        if self._roster.participants is None and now - self._opened_at > self._appear_s:
-            absent = self._roster.absent()
-            if absent:
-                failure = Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0])
-                return outgoing + self._judge(failure, now)
-        return outgoing + self._tell_absent(now) + self._watch(now)
+            (_, failure), self._suspect = self._suspect, None
+            return outgoing + self._judge(failure, now)
+        absence = self._attendance.absence(now)
+        if absence is not None:
+            return outgoing + self._end(absence, now)
+        outgoing += self._attendance.close(now)
+        return outgoing + self._attendance.tell_absent(now) + self._watch(now)
 
     # -- what the hub decides ---------------------------------------------------------------------
 
@@ -228,10 +214,13 @@ class HubState:
         now: float,
         data_rank: int | None = None,
     ) -> list[tuple[int, Message]]:
-        """Announce the plan, once all ranks are here and agree.
+        """Announce the plan, once all ranks that take part in the session are here and agree.
 
         From here on only ``participants`` are watched, and their records go to ``data_rank``.
         """
+        for rank in participants:
+            if rank in self._roster.left_out:  # it was lost while the plan was made
+                return self._end(self._roster.left_out[rank], now)
         self._roster.data_rank = data_rank
         self._roster.participants = participants
         self._roster.names = names
@@ -259,7 +248,7 @@ class HubState:
         """Return whether the run failed before all ranks joined, so that some may still be on their way."""
         if self.verdict is None or not self._hears_of_late_ranks:
             return False
-        return self._roster.participants is None and len(self._roster.seats) + self._late < self._world_size
+        return self._roster.participants is None and len(self._roster.absent()) > self._late
 
     # -- the rules --------------------------------------------------------------------------------
 
@@ -267,37 +256,8 @@ class HubState:
         if self.verdict is not None:
             self._late += 1
             return [(connection, self.verdict.message())]
-        try:
-            world = whole_number(body["world"])
-            rank = whole_number(body["rank"])
-            host = text(body["host"], _MAX_HOST)
-        except MALFORMED:
-            return self._refuse(connection, "your hello is malformed; do all ranks run the same version?")
-        disagrees = ""
-        if world != self._world_size:
-            theirs = count(world, "rank")
-            disagrees = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {self._world_size}: "
-        # A seat that is taken, or does not exist, belongs to no member of this run: whoever asks for it
-        # started at another run's address, and must not end that run.
-        if rank in self._roster.seats:
-            other = self._roster.seats[rank].host
-            remedy = "choose another --port for another run" if disagrees else "start each rank once"
-            return self._refuse(connection, f"{disagrees}rank {rank} is already there, on {other}: {remedy}")
-        if rank >= self._world_size:
-            outside = f"rank {rank} is outside the world of {self._world_size}"
-            return self._refuse(connection, f"{disagrees}{outside}")
-        if disagrees:
-            # One of the two is wrong, and the run cannot become complete: all may know at once.
-            line = f"{disagrees}start all with the same WORLD"
-            failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
-            return [*self._refuse(connection, line), *self._judge(failure, now)]
-        self._roster.seats[rank] = Seat(connection, host, now)
-        self._roster.rank_of[connection] = rank
-        return []
-
-    def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
-        self._refused.add(connection)
-        return [(connection, Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST).message())]
+        outgoing, failure = self._attendance.admit(connection, body, now)
+        return outgoing if failure is None else outgoing + self._end(failure, now)
 
     def _watch(self, now: float) -> list[tuple[int, Message]]:
         watched = [
@@ -354,10 +314,16 @@ class HubState:
     def _judge(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
         if self.verdict is not None:  # the first cause wins
             return []
-        if self._complete and failure.exit_code == EXIT_PEER:
-            return self._go_on_without(failure.line, failure.rank)
+        if failure.exit_code == EXIT_PEER:
+            if self._complete:
+                return self._go_on_without(failure.line, failure.rank)
+            if failure.rank is not None and self._attendance.can_do_without(failure.rank):
+                return self._attendance.leave_out(failure.rank, failure)
+        return self._end(failure, now)
+
+    def _end(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
         self.verdict = failure
-        self._hears_of_late_ranks = now - self._opened_at <= self._appear_s
+        self._hears_of_late_ranks = self._attendance.admits_at(now)
         return self._roster.to_all(failure.message())
 
     def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
@@ -378,46 +344,3 @@ class HubState:
             return []
         stats = {str(rank): known.stats for rank, known in running.items() if known.stats is not None}
         return self._roster.to_all(Message("summary", {"stats": stats}))
-
-    def _tell_absent(self, now: float) -> list[tuple[int, Message]]:
-        """Tell those who wait which ranks have not come yet, once after a while and whenever that changes."""
-        absent = tuple(self._roster.absent())
-        if self._roster.participants is not None or not absent or now - self._opened_at < _PATIENCE_S:
-            return []
-        if absent == self._told_absent:
-            return []
-        self._told_absent = absent
-        which = ", ".join(map(str, absent[:_NAMED]))
-        if len(absent) > _NAMED:
-            which += f" and {figure(len(absent) - _NAMED)} more"
-        line = f"waiting for {plural(len(absent), 'rank')} {which} of {figure(self._world_size)} to start"
-        return self._roster.to_all(Message("waiting", {"line": line}))
-
-    def _left_early(self, peer: str, now: float) -> list[tuple[int, Message]]:
-        """Tell rank 0, now and then, of who left without a hello: it may have been a rank that died."""
-        absent = self._roster.absent()
-        if self._roster.participants is not None or self.verdict is not None or not absent:
-            return []
-        self._left_at = peer
-        if 0 not in self._roster.seats or now < self._left_told_at + _TELL_AGAIN_S:
-            return []
-        self._left_told_at = now
-        line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
-        return [(self._roster.seats[0].connection, Message("notice", {"line": line}))]
-
-    def _never_appeared(self, absent: list[int]) -> str:
-        which = f"{plural(len(absent), 'rank')} {_listed(absent)}"
-        left = f" ({_left_early(self._left_at)})" if self._left_at else ""
-        return (
-            f"{which} of {self._world_size} never appeared within {figure(self._appear_s)} s{left}: "
-            "start each rank, with the same --addr and --port"
-        )
-
-
-def _listed(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
-    return f"{', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
-
-
-def _left_early(peer: str) -> str:
-    return f"a process at {peer} connected and left before it introduced itself"

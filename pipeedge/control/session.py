@@ -1,11 +1,13 @@
 """A session: how the ranks of one program meet, agree on a plan, start together and end together.
 
-    every rank   connect ─hello─> facts ──┐                   ┌─> ready ─┐
+    every rank   connect ─hello─> brief ─> facts ──┐                   ┌─> ready ─┐
     rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
 
-The runtime, training and the doctor run this protocol. A program brings the form of its facts and of its
-plan (``Forms``), and the decision that makes a plan of all facts. A session reports whatever fails inside
-its ``with`` block to the other ranks, and traces the loss of a peer to its cause.
+The runtime, training, the doctor and the auction run this protocol. A program brings the form of its facts
+and of its plan (``Forms``), and the decision that makes a plan of all facts. It may have rank 0 brief the
+others before they state their facts, go on without ranks that do not come, and end with the plan. A session
+reports whatever fails inside its ``with`` block to the other ranks, and traces the loss of a peer to its
+cause.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from pipeedge.base.errors import (
     one_line,
 )
 from pipeedge.base.fields import decoding
+from pipeedge.control.attendance import Terms
+from pipeedge.control.failures import Failure
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.request.config import WorldRequest
@@ -50,6 +54,8 @@ class Forms(Generic[_Facts, _Plan]):
     read_facts: Callable[[Mapping[str, Any]], _Facts]
     write_plan: Callable[[_Plan], Mapping[str, Any]]
     read_plan: Callable[[Mapping[str, Any]], _Plan]
+    max_message_bytes: int = Terms.max_message_bytes
+    """Length of the longest message that a rank sends to rank 0."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Announcement(Generic[_Plan]):
 
     plan: _Plan
     participants: tuple[int, ...]
-    """Ranks with a part in the plan; from here on only these are watched."""
+    """Ranks with a part in the plan; from here on only these are watched. None if it ends the session."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
     data_rank: int | None = None
@@ -95,6 +101,8 @@ class Session(Generic[_Facts, _Plan]):
         callbacks: called by the member's thread.
         deadlines: for absent and silent ranks; None: as ``world`` says.
         host: name under which this rank introduces itself; None: the name of this machine.
+        required: ranks without which there is no session; None: all. Others that do not come, or are lost
+            before the plan, are left out.
     """
 
     def __init__(
@@ -105,12 +113,14 @@ class Session(Generic[_Facts, _Plan]):
         *,
         deadlines: Deadlines | None = None,
         host: str | None = None,
+        required: frozenset[int] | None = None,
     ) -> None:
         self._world = world
         self._forms = forms
         self._callbacks = callbacks
         self._deadlines = deadlines or Deadlines.of(world)
         self._host = socket.gethostname() if host is None else host
+        self._required = required
         self._stack = ExitStack()
         # Nobody else connects to a single rank: any free port will do, so that several run at once.
         self._port = world.port if world.size > 1 else 0
@@ -126,17 +136,20 @@ class Session(Generic[_Facts, _Plan]):
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def open(self) -> Member:
+    def open(self, brief: Mapping[str, Any] | None = None) -> Member:
         """Open the hub on rank 0, connect to it on every rank, and introduce this rank.
+
+        Args:
+            brief: on rank 0, what every rank must know before it states its facts.
 
         Raises:
             RequestError: rank 0 cannot listen at its address, or the address has no such name.
             PeerError: rank 0 did not appear in time.
         """
-        self.open_hub()
+        self.open_hub(brief)
         return self.connect()
 
-    def open_hub(self) -> None:
+    def open_hub(self, brief: Mapping[str, Any] | None = None) -> None:
         """Open the hub, on rank 0; do nothing on the others."""
         world = self._world
         if world.agent_store:
@@ -151,7 +164,12 @@ class Session(Generic[_Facts, _Plan]):
                 listener,
                 world_size=world.size,
                 timeout_s=self._deadlines.silence_s,
-                appear_s=self._deadlines.appear_s,
+                terms=Terms(
+                    appear_s=self._deadlines.appear_s,
+                    required=self._required,
+                    brief=brief,
+                    max_message_bytes=self._forms.max_message_bytes,
+                ),
             )
         )
         self._port = listener.getsockname()[1]
@@ -187,6 +205,15 @@ class Session(Generic[_Facts, _Plan]):
             raise PipeEdgeError("the session is not connected")
         return self._member
 
+    @property
+    def left_out(self) -> Mapping[int, Failure]:
+        """Reason why the session goes on without a rank, for each that is left out. Known to rank 0."""
+        return {} if self._hub is None else self._hub.left_out()
+
+    def brief(self) -> Mapping[str, Any]:
+        """Wait for what rank 0 tells every rank when it opens the session, and return it."""
+        return self.member.wait("brief")
+
     def agree(
         self, facts: _Facts, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
     ) -> _Plan:
@@ -194,38 +221,71 @@ class Session(Generic[_Facts, _Plan]):
 
         Args:
             facts: of this rank.
-            decide: called on rank 0 with the facts of all ranks, by rank.
+            decide: called on rank 0 with the facts of all ranks that are not left out, by rank.
 
         Raises:
             PipeEdgeError: there is no plan; the same line on every rank.
         """
+        self.state(facts)
+        if self.serves_hub:
+            self.decide(decide)
+        return self.plan()
+
+    def state(self, facts: _Facts) -> None:
+        """Send the facts of this rank."""
         self.member.facts(self._forms.write_facts(facts))
-        if self._hub is not None:
-            self._announce(self._hub, decide)
+
+    def decide(
+        self,
+        decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal],
+        review: Callable[[int, _Facts], Refusal | None] = lambda rank, facts: None,
+    ) -> None:
+        """On rank 0, which has sent its own facts, wait for those of the others and announce the decision.
+
+        Args:
+            decide: called with the facts of all ranks that are not left out, by rank.
+            review: called before, with each rank and its facts as they come; a refusal ends the session at
+                once.
+        """
+        if self._hub is None:
+            raise PipeEdgeError("only rank 0 decides")
+        decision = self._decision(self._hub, decide, review)
+        if isinstance(decision, Refusal):
+            self._hub.refuse(decision.line, decision.exit_code)
+        elif decision is not None:
+            self._hub.plan(
+                self._forms.write_plan(decision.plan),
+                participants=decision.participants,
+                names=decision.names,
+                data_rank=decision.data_rank,
+            )
+
+    def _decision(
+        self,
+        hub: Hub,
+        decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal],
+        review: Callable[[int, _Facts], Refusal | None],
+    ) -> Announcement[_Plan] | Refusal | None:
+        """Return the decision on the facts of all ranks; None if the session has failed already."""
+        facts: dict[int, _Facts] = {}
+        for rank, body in hub.arrivals():
+            with decoding(f"what rank {rank} says of itself"):
+                facts[rank] = self._forms.read_facts(body)
+            refusal = review(rank, facts[rank])
+            if refusal is not None:
+                return refusal
+        gathered = hub.gather()
+        return None if gathered is None else decide({rank: facts[rank] for rank in gathered})
+
+    def plan(self) -> _Plan:
+        """Wait for the plan and return it.
+
+        Raises:
+            PipeEdgeError: there is no plan; the same line on every rank.
+        """
         announced = self.member.wait("plan")
         with decoding("the plan of rank 0"):
             return self._forms.read_plan(announced)
-
-    def _announce(
-        self, hub: Hub, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
-    ) -> None:
-        said = hub.gather()
-        if said is None:
-            return  # the session has failed already; waiting for the plan raises why
-        facts = {}
-        for rank, body in said.items():
-            with decoding(f"what rank {rank} says of itself"):
-                facts[rank] = self._forms.read_facts(body)
-        decision = decide(facts)
-        if isinstance(decision, Refusal):
-            hub.refuse(decision.line, decision.exit_code)
-            return
-        hub.plan(
-            self._forms.write_plan(decision.plan),
-            participants=decision.participants,
-            names=decision.names,
-            data_rank=decision.data_rank,
-        )
 
     def start(self) -> None:
         """Report that this rank is ready, and wait until all participants are."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError, one_line
-from pipeedge.base.fields import decoding, flag, nonnegative, number, text, whole_number
+from pipeedge.base.fields import decoding, flag, nonnegative, number, plain, text, whole_number
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
@@ -105,7 +105,7 @@ class _Plan:
 _Session: TypeAlias = Session[Mapping[str, Any], _Plan]
 
 _FORMS: Forms[Mapping[str, Any], _Plan] = Forms(
-    write_facts=dict, read_facts=dict, write_plan=_Plan.to_body, read_plan=_Plan.from_body
+    write_facts=dict, read_facts=plain, write_plan=_Plan.to_body, read_plan=_Plan.from_body
 )
 
 

@@ -42,7 +42,7 @@ from pipeedge.base.errors import (
     WeightsError,
     one_line,
 )
-from pipeedge.base.fields import decoding, whole_number
+from pipeedge.base.fields import decoding, plain, whole_number
 from pipeedge.base.files import OutputFile, check_writable, write_whole
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count, figure, plural
@@ -159,7 +159,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
 _Session: TypeAlias = Session[Mapping[str, Any], Plan]
 
 _FORMS: Forms[Mapping[str, Any], Plan] = Forms(
-    write_facts=dict, read_facts=dict, write_plan=Plan.to_body, read_plan=Plan.from_body
+    write_facts=dict, read_facts=plain, write_plan=Plan.to_body, read_plan=Plan.from_body
 )
 """The facts of a run are an open list of options to compare, and stay a mapping."""
 

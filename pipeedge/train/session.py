@@ -32,7 +32,7 @@ from rich.console import Console
 import pipeedge
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, RequestError, one_line
-from pipeedge.base.fields import decoding, whole_number
+from pipeedge.base.fields import decoding, plain, whole_number
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.schedule import LayerRange
@@ -248,7 +248,7 @@ class _Worker:
         read_plan = functools.partial(
             _Plan.from_body, stages=self._order.stages, n_layers=self._network.n_layers
         )
-        return Forms(write_facts=dict, read_facts=dict, write_plan=_Plan.to_body, read_plan=read_plan)
+        return Forms(write_facts=dict, read_facts=plain, write_plan=_Plan.to_body, read_plan=read_plan)
 
     def run(self, session: _Session) -> TrainingReport | None:
         """Take part in the session, from facts to report."""

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -30,7 +30,14 @@ from pipeedge.control.liveness import (
 )
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Decoder, Message, encode
-from pipeedge.control.session import report_early_failure
+from pipeedge.control.session import (
+    Announcement,
+    Deadlines,
+    Forms,
+    Refusal,
+    Session,
+    report_early_failure,
+)
 from pipeedge.request.config import WorldRequest
 
 # --- numbers and texts of any size ------------------------------------------------------------------
@@ -40,7 +47,7 @@ def test_a_verdict_overtakes_queued_telemetry() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        connection = _Connection(0, ours, "10.0.0.9")
+        connection = _Connection(0, ours, "10.0.0.9", max_message_bytes=1 << 16)
         for _ in range(200):
             connection.queue(Message("record", {"rank": 1, "text": "x" * 20_000}))
         connection.send()  # as much as the kernel buffers, the last message in part
@@ -325,3 +332,62 @@ def test_what_a_rank_says_beats_what_others_saw_of_it() -> None:
         threading.Timer(0.3, one.failed, ("bad weights",)).start()
         cause = zero.explain(1, PeerFailedError("connection reset", peer=1))
         assert str(cause) == "rank 1 (on pi) failed: bad weights"
+
+
+# --- sessions ---------------------------------------------------------------------------------------------
+
+FORMS: Forms[Any, Any] = Forms(dict, dict, dict, dict, max_message_bytes=1 << 20)
+
+
+def sessions(
+    present: int,
+    world: int,
+    decide: Callable[[Mapping[int, Any]], Any],
+    appear_s: float = 20.0,
+    **options: Any,
+) -> dict[int, Any]:
+    """Hold a session that only rank 0 is required for; return the plan, or the error, of each rank."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    ended: dict[int, Any] = {}
+
+    def one(rank: int) -> None:
+        at = WorldRequest(rank=rank, size=world, addr="127.0.0.1", port=port, timeout_s=20)
+        deadlines = Deadlines(appear_s, silence_s=20)
+        try:
+            with Session(at, FORMS, Callbacks(), deadlines=deadlines, required=frozenset({0})) as session:
+                session.open({"factor": 10})
+                facts = {"rank": rank * session.brief()["factor"], "large": [rank] * 50_000}
+                session.state(facts)
+                if session.serves_hub:
+                    session.decide(decide, **options)
+                ended[rank] = session.plan()
+                if rank == 0:
+                    ended[-1] = {rank: failure.kind for rank, failure in session.left_out.items()}
+        except PipeEdgeError as error:
+            ended[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(present)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return ended
+
+
+def test_a_session_may_end_with_the_plan_and_go_on_without_absent_ranks() -> None:
+    def decide(facts: Mapping[int, Any]) -> Announcement[Any]:
+        return Announcement({"ranks": [told["rank"] for told in facts.values()]}, participants=())
+
+    ended = sessions(3, 4, decide, appear_s=2.0)
+    assert ended.pop(-1) == {3: FailureKind.ABSENT}
+    assert ended == {rank: {"ranks": [0, 10, 20]} for rank in range(3)}
+
+
+def test_facts_are_reviewed_as_they_come_and_may_be_refused_at_once() -> None:
+    def review(rank: int, facts: Any) -> Refusal | None:
+        return Refusal(f"rank {rank} says {facts['rank']}") if rank == 1 else None
+
+    ended = sessions(2, 3, lambda facts: pytest.fail("rank 2 has not come"), review=review)
+    assert {rank: str(error) for rank, error in ended.items()} == dict.fromkeys(range(2), "rank 1 says 10")
+    assert {type(error) for error in ended.values()} == {RequestError}

@@ -22,7 +22,7 @@ models     activations dtypes int8 progress weights.reading architecture weights
            registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
-control    clocks messages failures liveness roster telemetry rules hub member session
+control    clocks messages failures liveness roster attendance telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs link_speed prediction simulation scheduler dtype_choice planning
 data       source model_inputs pictures selection tables results reading arrays companions images
@@ -63,6 +63,7 @@ PURE = (
     "auction.ordered",
     "auction.sale",
     "testbed.cluster",
+    "control.attendance",
     "control.clocks",
     "control.failures",
     "control.roster",

@@ -1,0 +1,207 @@
+"""Who comes to a session: who is admitted, who is waited for, and who is left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.base.fields import MALFORMED, text, whole_number
+from pipeedge.base.wording import count, figure, plural
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.messages import Message
+from pipeedge.control.roster import Roster, Seat
+
+__all__ = ["Attendance", "Terms"]
+
+_MAX_HOST = 255
+_MAX_NAMED = 10
+"""Ranks that a line names one by one."""
+_MAX_WAITING_NAMED = 8
+"""The same for the line that says who is waited for, which a terminal rewrites in place."""
+_PATIENCE_S = 2.0
+"""Seconds after which the ranks that have not come yet are named."""
+_TELL_AGAIN_S = 10.0
+"""Seconds between two notices of processes that left before they introduced themselves."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms on which ranks join a session."""
+
+    appear_s: float
+    """Seconds within which a rank must appear. One that is not required must also send its facts."""
+    required: frozenset[int] | None = None
+    """Ranks without which there is no session; None: all. Others that do not come in time are left out."""
+    brief: Mapping[str, Any] | None = None
+    """What a rank must know before it can state its facts; sent to each as soon as it is admitted."""
+    max_message_bytes: int = 64 << 10
+    """Length of the longest message that a rank may send."""
+
+
+class Attendance:
+    """The rules of coming and staying away. What to send comes back as (connection, message).
+
+    A rank is admitted once it has introduced itself. Until the plan, one that the session can do without is
+    left out when it is lost, and when its time is over; it may come again as long as ranks are admitted.
+    """
+
+    def __init__(self, roster: Roster, terms: Terms, now: float) -> None:
+        self._roster = roster
+        self._terms = terms
+        self._opened_at = now
+        self._sent_away: set[int] = set()  # connections that have been refused
+        self._told_absent: tuple[int, ...] = ()
+        self._left_at = ""  # address of the last one that left without a hello
+        self._left_told_at = -_TELL_AGAIN_S
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def admit(
+        self, connection: int, body: Mapping[str, Any], now: float
+    ) -> tuple[list[tuple[int, Message]], Failure | None]:
+        """Handle a hello; return the reply, and the reason if it ends the session for all."""
+        size = self._roster.world_size
+        try:
+            world = whole_number(body["world"])
+            rank = whole_number(body["rank"])
+            host = text(body["host"], _MAX_HOST)
+        except MALFORMED:
+            line = "your hello is malformed; do all ranks run the same version?"
+            return self._refuse(connection, line), None
+        disagrees = ""
+        if world != size:
+            theirs = count(world, "rank")
+            disagrees = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {size}: "
+        # A seat that is taken, or does not exist, belongs to no member of this run: whoever asks for it
+        # started at another run's address, and must not end that run.
+        if rank in self._roster.seats:
+            other = self._roster.seats[rank].host
+            remedy = "choose another --port for another run" if disagrees else "start each rank once"
+            line = f"{disagrees}rank {rank} is already there, on {other}: {remedy}"
+            return self._refuse(connection, line), None
+        if rank >= size:
+            return self._refuse(connection, f"{disagrees}rank {rank} is outside the world of {size}"), None
+        if disagrees:
+            # One of the two is wrong, and the run cannot become complete: all may know at once.
+            line = f"{disagrees}start all with the same WORLD"
+            failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
+            return self._refuse(connection, line), failure
+        if rank in self._roster.left_out and not (self.admits_at(now) and self._roster.facts() is None):
+            return self._send_away(connection, self._lateness(rank, f"rank {rank} (on {host})")), None
+        self._roster.left_out.pop(rank, None)
+        self._roster.seats[rank] = Seat(connection, host, now)
+        self._roster.rank_of[connection] = rank
+        brief = self._terms.brief
+        return [] if brief is None else [(connection, Message("brief", brief))], None
+
+    def has_sent_away(self, connection: int) -> bool:
+        """Return whether a connection has been refused, so that nothing more is heard from it."""
+        return connection in self._sent_away
+
+    def forget(self, connection: int) -> bool:
+        """Forget a connection that has closed; return whether it had been refused."""
+        sent_away = connection in self._sent_away
+        self._sent_away.discard(connection)
+        return sent_away
+
+    def left_early(self, peer: str, now: float) -> list[tuple[int, Message]]:
+        """Tell rank 0, now and then, of who left without a hello: it may have been a rank that died."""
+        absent = self._roster.absent()
+        if self._roster.participants is not None or not absent:
+            return []
+        self._left_at = peer
+        if 0 not in self._roster.seats or now < self._left_told_at + _TELL_AGAIN_S:
+            return []
+        self._left_told_at = now
+        line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
+        return [(self._roster.seats[0].connection, Message("notice", {"line": line}))]
+
+    # -- time that passes -------------------------------------------------------------------------
+
+    def admits_at(self, now: float) -> bool:
+        """Return whether ranks may still appear."""
+        return now - self._opened_at <= self._terms.appear_s
+
+    def absence(self, now: float) -> Failure | None:
+        """Return the failure of the required ranks that have not appeared in time, or None."""
+        if self._roster.participants is not None or self.admits_at(now):
+            return None
+        absent = [rank for rank in self._roster.absent() if not self.can_do_without(rank)]
+        return Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0]) if absent else None
+
+    def close(self, now: float) -> list[tuple[int, Message]]:
+        """Leave out the ranks that have not sent their facts in time, as far as they are not required."""
+        if self.admits_at(now) or self._roster.facts() is not None:
+            return []
+        outgoing = []
+        for rank in filter(self.can_do_without, range(self._roster.world_size)):
+            seat = self._roster.seats.get(rank)
+            name = self._roster.name(rank)
+            if seat is not None and seat.facts is None:
+                outgoing += self.leave_out(rank, self._lateness(rank, name))
+            elif seat is None and rank not in self._roster.left_out:
+                cause = f"never appeared within {figure(self._terms.appear_s)} s"
+                self.leave_out(rank, Failure(FailureKind.ABSENT, cause, rank, name))
+        return outgoing
+
+    def tell_absent(self, now: float) -> list[tuple[int, Message]]:
+        """Tell those who wait which ranks have not come yet, once after a while and whenever that changes."""
+        absent = tuple(self._roster.absent())
+        if self._roster.participants is not None or not absent or now - self._opened_at < _PATIENCE_S:
+            return []
+        if absent == self._told_absent:
+            return []
+        self._told_absent = absent
+        which = ", ".join(map(str, absent[:_MAX_WAITING_NAMED]))
+        if len(absent) > _MAX_WAITING_NAMED:
+            which += f" and {figure(len(absent) - _MAX_WAITING_NAMED)} more"
+        size = figure(self._roster.world_size)
+        line = f"waiting for {plural(len(absent), 'rank')} {which} of {size} to start"
+        return self._roster.to_all(Message("waiting", {"line": line}))
+
+    # -- ranks that are left out ------------------------------------------------------------------
+
+    def can_do_without(self, rank: int) -> bool:
+        """Return whether the session goes on if it loses ``rank``: never once there is a plan."""
+        required = self._terms.required
+        return self._roster.participants is None and required is not None and rank not in required
+
+    def leave_out(self, rank: int, failure: Failure) -> list[tuple[int, Message]]:
+        """Go on without ``rank``, and tell it so if it is connected."""
+        self._roster.left_out[rank] = failure
+        seat = self._roster.seats.pop(rank, None)
+        if seat is None or self._roster.rank_of.pop(seat.connection, None) is None:
+            return []
+        return self._send_away(seat.connection, failure)
+
+    def _lateness(self, rank: int, name: str) -> Failure:
+        within = figure(self._terms.appear_s)
+        cause = f"is too late, and the others go on without it: start all ranks within {within} s"
+        return Failure(FailureKind.LATE, cause, rank, name, EXIT_REQUEST)
+
+    def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
+        return self._send_away(connection, Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST))
+
+    def _send_away(self, connection: int, failure: Failure) -> list[tuple[int, Message]]:
+        self._sent_away.add(connection)
+        return [(connection, failure.message())]
+
+    def _never_appeared(self, absent: list[int]) -> str:
+        which = f"{plural(len(absent), 'rank')} {_listed(absent)}"
+        left = f" ({_left_early(self._left_at)})" if self._left_at else ""
+        within = figure(self._terms.appear_s)
+        return (
+            f"{which} of {self._roster.world_size} never appeared within {within} s{left}: start each rank, "
+            "with the same --addr and --port"
+        )
+
+
+def _listed(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
+    return f"{', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
+
+
+def _left_early(peer: str) -> str:
+    return f"a process at {peer} connected and left before it introduced itself"
