@@ -35,6 +35,7 @@ from pipeedge.plan.specs import (
     save_models,
     save_neighbors,
 )
+from pipeedge.request.config import WorldRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "google/vit-huge-patch14-224-in21k"
@@ -76,15 +77,11 @@ def bidders(directory: Path, devices: int, port: int) -> None:
 
     def bid(rank: int) -> None:
         host, kind = f"h{rank}", f"kind{rank % 3}"
+        world = WorldRequest(rank=rank, size=devices, addr="127.0.0.1", port=port, timeout_s=60)
         attend(
-            "127.0.0.1",
-            port,
-            rank=rank,
-            world_size=devices,
+            world,
             host=host,
             make_bid=lambda call: bid_of(host, kind, kinds[kind], neighbours[host], models[MODEL], call),
-            timeout_s=60,
-            result_within_s=60,
         )
 
     threads = [threading.Thread(target=bid, args=(rank,)) for rank in range(1, devices)]

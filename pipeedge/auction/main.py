@@ -6,10 +6,11 @@ import functools
 import os
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from pipeedge.auction.house import House, attend
+from pipeedge.auction.house import Auctioneer, attend
 from pipeedge.auction.market import Bid, Call, Market, bid_of, length_note
 from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
@@ -21,9 +22,9 @@ from pipeedge.base.program import guard, module_words, program_name
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import count, figure
+from pipeedge.control.session import report_early_failure
 from pipeedge.plan.scheduler import format_schedule, save_schedule
 from pipeedge.plan.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
-from pipeedge.transport.interfaces import listen
 
 __all__ = ["main"]
 
@@ -40,13 +41,21 @@ def main() -> NoReturn:
 
 
 def _take_part(request: AuctionRequest) -> None:
-    replaced = _check_output(request)
-    models, types = load_models(request.models_file), load_device_types(request.dev_types_file)
-    make_bid = functools.partial(_own_bid, request, models, types)
-    if request.world.rank == 0:
-        sold = _auction(request, models, types, make_bid, replaced)
-    else:
-        sold = _bid(request, make_bid)
+    world = request.world
+    with report_early_failure(world):
+        replaced = _check_output(request)
+        models = load_models(request.models_file)
+        types = load_device_types(request.dev_types_file)
+        auctioneer = _auctioneer(request, models, types, replaced) if world.rank == 0 else None
+    sold = attend(
+        world,
+        host=request.host,
+        make_bid=functools.partial(_own_bid, request, models, types),
+        auctioneer=auctioneer,
+        notify=_say,
+    )
+    if auctioneer is None:
+        _say(f"{request.host} gets {_share(sold, world.rank)}")
     if request.run is not None:
         _run(request, sold)
 
@@ -102,35 +111,22 @@ def _model(request: AuctionRequest, models: dict[str, ModelSpec], call: Call) ->
     return models[call.model_name]
 
 
-def _bid(request: AuctionRequest, make_bid: functools.partial[Bid]) -> Sold:
-    world, selling = request.world, request.selling
-    sold = attend(
-        world.addr,
-        world.port,
-        rank=world.rank,
-        world_size=world.size,
-        host=request.host,
-        make_bid=make_bid,
-        timeout_s=world.timeout_s,
-        result_within_s=selling.deadline_s + selling.time_limit_s + world.timeout_s,
-    )
-    mine = [
-        f"layers {first}-{last} (stage {stage})"
-        for stage, (first, last) in enumerate(zip(sold.partition[::2], sold.partition[1::2], strict=True))
-        if sold.ranks[sold.order[stage]] == world.rank
-    ]
-    _say(f"{request.host} gets " + (mine[0] if mine else "no stage"))
-    return sold
+def _share(sold: Sold, rank: int) -> str:
+    """Return the layers that ``rank`` gets, as text."""
+    stages = zip(sold.partition[::2], sold.partition[1::2], sold.order, strict=True)
+    for stage, (first, last, device) in enumerate(stages):
+        if sold.ranks[device] == rank:
+            return f"layers {first}-{last} (stage {stage})"
+    return "no stage"
 
 
-def _auction(
+def _auctioneer(
     request: AuctionRequest,
     models: dict[str, ModelSpec],
     types: dict[str, DeviceType],
-    make_bid: functools.partial[Bid],
     replaced: frozenset[Path],
-) -> Sold:
-    selling, world = request.selling, request.world
+) -> Auctioneer:
+    selling = request.selling
     if request.model_name not in models:
         known = ", ".join(models)
         raise RequestError(
@@ -153,25 +149,17 @@ def _auction(
             return None
         return bid_of(bid.host, bid.type_name, kind, {}, model, call)
 
-    sale = Sale(call, world_size=world.size, own=make_bid(call).filtered(call), expected=expected)
-    with House(listen(world.addr, world.port), sale, world_size=world.size) as house:
-        try:
-            house.gather(selling.deadline_s)
-            if sale.error is not None:
-                raise sale.error
-            for line in sale.silent():
-                _say(f"warning: {line} within {figure(selling.deadline_s)} s, and is left out")
-            sold = _sell(request, sale.bids(), model, call, replaced)
-        except BaseException as error:
-            house.refuse(error if isinstance(error, Exception) else RequestError("rank 0 was interrupted"))
-            raise
-        house.announce(sold)
-    return sold
+    return Auctioneer(
+        call=call,
+        sale=Sale(call, expected),
+        sell=lambda bids: _sell(request, bids, model, call, replaced),
+        warn=lambda line: _say(f"warning: {line}"),
+    )
 
 
 def _sell(
     request: AuctionRequest,
-    bids: dict[int, Bid],
+    bids: Mapping[int, Bid],
     model: ModelSpec,
     call: Call,
     replaced: frozenset[Path],

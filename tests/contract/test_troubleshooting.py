@@ -44,6 +44,7 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
+from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
@@ -1226,8 +1227,19 @@ def take_part(*options: str, types: Mapping[str, Any]) -> str:
     """What ``revauct.py`` says to rank 0."""
     Path("am.yml").write_text(yaml.safe_dump({"m": MODEL}))
     Path("at.yml").write_text(yaml.safe_dump(types))
-    line = ["0", "2", "-m", "m", "-sm", "am.yml", "-sdt", "at.yml", "--host", "a"]
+    line = ["0", "1", "-m", "m", "-sm", "am.yml", "-sdt", "at.yml", "--host", "a"]
     return refused(lambda: auction._take_part(parse_auction([*line, *options])))
+
+
+@says("rank 2 (on pi3) is too late, and the others go on without it: start all ranks within 60 s")
+def a_bidder_comes_late(patch: Patch) -> str:
+    terms = Terms(appear_s=60.0, required=frozenset({0}))
+    state = HubState(world_size=3, timeout_s=70.0, now=0.0, terms=terms)
+    state.received(0, Message("hello", {"rank": 0, "world": 3, "host": "pi1"}), 0.0)
+    state.received(0, Message("facts", {"facts": {}}), 0.0)
+    state.tick(61.0)
+    ((_, verdict),) = state.received(1, Message("hello", {"rank": 2, "world": 3, "host": "pi3"}), 62.0)
+    return Failure.from_message(verdict).line
 
 
 @says("device type board has no profile of …; profile it (profiler.py)")

@@ -22,10 +22,10 @@ from oracles.auction_brute_force import costs, least, markets
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction, length_note
 from pipeedge.auction.options import parse_auction
 from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
-from pipeedge.auction.sale import Sale, Sold
+from pipeedge.auction.sale import Sale, Sold, absence_line, no_bid
 from pipeedge.base.errors import InfeasibleError, RequestError
-from pipeedge.base.fields import MALFORMED
-from pipeedge.control.messages import Message
+from pipeedge.base.fields import MALFORMED, nested
+from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
 
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
@@ -222,79 +222,73 @@ def test_a_bid_is_compared_with_the_profile() -> None:
 # The sale. --------------------------------------------------------------------------------------------------
 
 
-def hello(rank: int, host: str, world: int = 3) -> Message:
-    return Message("hello", {"rank": rank, "world": world, "host": host})
-
-
-def offer(host: str, scale: float = 1.0, **change: object) -> Message:
+def offer(host: str, scale: float = 1.0, **change: object) -> dict[str, Any]:
     bid = bid_of(host, "kind", KIND, {}, MODEL, CALL)
-    body = Bid(host, "kind", 50.0, bid.stage_s * scale).to_body()
-    return Message("bid", {**body, **change})
+    return {**Bid(host, "kind", 50.0, bid.stage_s * scale).to_body(), **change}
 
 
 def new_sale() -> Sale:
     own = bid_of("h0", "kind", KIND, {}, MODEL, CALL)
-    return Sale(CALL, world_size=3, own=own, expected=lambda bid: own if bid.type_name == "kind" else None)
+    sale = Sale(CALL, expected=lambda bid: own if bid.type_name == "kind" else None)
+    sale.take(0, own.to_body())
+    return sale
 
 
-def test_a_sale_is_over_when_all_have_bid_or_are_gone() -> None:
+def test_the_bids_of_those_who_stay_count() -> None:
     sale = new_sale()
-    ((number, call),) = sale.received(7, hello(2, "h2"))
-    assert (number, call.kind, Call.from_body(call.body)) == (7, "call", CALL)
-    assert not sale.received(7, offer("h2"))
-    assert not sale.over
-    assert sale.silent() == ["rank 1 never appeared"]
-    sale.received(8, hello(1, "h1"))
-    assert sale.silent() == ["rank 1 (on h1) made no bid"]
-    sale.closed(8)
-    assert sale.over
-    assert sale.silent() == ["rank 1 (on h1) is gone"]
-    assert list(sale.bids()) == [0, 2]
-    assert sale.bidders() == {7: 2}
+    sale.take(2, offer("h2"))
+    sale.take(1, offer("h1"))
+    sale.take(1, offer("h1", scale=1 + 1e-9))  # it was lost, and has come again
+    assert [(rank, bid.host) for rank, bid in sale.bids([2, 0, 1]).items()] == [
+        (0, "h0"),
+        (1, "h1"),
+        (2, "h2"),
+    ]
+    assert list(sale.bids({2, 0})) == [0, 2]
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("offers", "said"),
     [
-        ([hello(1, "h0")], "ranks 0 and 1 are both named h0; give each its own"),
-        ([hello(1, "h1", world=4)], "rank 1 on h1 was started with WORLD 4, rank 0 with 3"),
+        ([(1, offer("h0"))], "^ranks 0 and 1 are both named h0; give each its own"),
+        ([(2, offer("h2")), (1, offer("h2"))], "^ranks 1 and 2 are both named h2; give each its own"),
         (
-            [hello(1, "h1"), offer("h1", scale=0.5)],
-            r"contradicts the profile .*: it says 0\.5 s for layers 1-1",
+            [(1, offer("h1", scale=0.5))],
+            r"^the bid of rank 1 \(on h1\) contradicts the profile .*: it says 0\.5 s for layers 1-1",
         ),
-        ([hello(1, "h1"), offer("h1", stage_s=[])], r"rank 1 \(on h1\) is invalid: bids for 0 layers"),
-        ([hello(1, "h1"), offer("h9")], "it is the bid of h9"),
-        ([hello(1, "h1"), Message("bid", {})], "is invalid"),
-        ([hello(1, "h1"), offer("h1"), offer("h1")], "a second bid"),
+        ([(1, offer("h1", stage_s=[]))], r"^the bid of rank 1 \(on h1\) is invalid: bids for 0 layers"),
+        ([(1, {})], "^the bid of rank 1 is invalid"),
         (
-            [hello(1, "h1"), Message("failed", {"line": "no profile\nhere", "exit_code": 2})],
-            r"rank 1 \(on h1\) cannot bid: no profile\\nhere",
+            [(1, no_bid("h1", RequestError("no profile\nhere")))],
+            r"^rank 1 \(on h1\) cannot bid: no profile here$",
         ),
+        ([(1, {"host": "h1", "refusal": "a\nb"})], r"^rank 1 \(on h1\) cannot bid: a\\nb$"),
     ],
 )
-def test_a_mistake_ends_the_sale_with_one_line(messages: list[Message], said: str) -> None:
+def test_a_mistake_ends_the_sale_with_one_line(offers: list[tuple[int, dict[str, Any]]], said: str) -> None:
     sale = new_sale()
-    for message in messages:
-        sale.received(7, message)
-    assert sale.over
+    for rank, body in offers[:-1]:
+        sale.take(rank, body)
     with pytest.raises(RequestError, match=said):
-        raise sale.error  # type: ignore[misc]
+        sale.take(*offers[-1])
 
 
-def test_strangers_change_nothing() -> None:
-    sale = new_sale()
-    for body in ({}, {"rank": -1, "world": 3, "host": "x"}, {"rank": "1", "world": 3, "host": "x"}):
-        ((_, answer),) = sale.received(5, Message("hello", body))
-        assert answer.kind == "verdict"
-    ((_, answer),) = sale.received(6, Message("bid", {}))
-    assert answer.kind == "verdict"
-    ((_, answer),) = sale.received(6, hello(0, "other"))
-    assert "rank 0 is already there" in answer.body["line"]
-    sale.received(7, hello(1, "h1"))
-    for rank, world, said in ((1, 2, "already there, on h1"), (5, 9, "outside the world of 3")):
-        ((_, answer),) = sale.received(8, hello(rank, "other", world=world))
-        assert said in answer.body["line"]
-    assert sale.error is None
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (
+            Failure(FailureKind.ABSENT, "never", 3, "rank 3"),
+            "rank 3 never appeared within 60 s, and is left out",
+        ),
+        (
+            Failure(FailureKind.LATE, "late", 2, "rank 2 (on h2)"),
+            "rank 2 (on h2) made no bid within 60 s, and is",
+        ),
+        (Failure(FailureKind.GONE, "x", 2, "rank 2 (on h2)"), "rank 2 (on h2) is gone: x; it is left out"),
+    ],
+)
+def test_who_is_left_out_is_named_with_the_reason(failure: Failure, said: str) -> None:
+    assert absence_line(failure, 60.0).startswith(said)
 
 
 def test_mutated_messages_are_rejected_or_parsed() -> None:
@@ -302,21 +296,25 @@ def test_mutated_messages_are_rejected_or_parsed() -> None:
     sold = Sold(("h0", "h1"), (0, 1), (1, 2, 3, 4), (0, 1), 0)
     told: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
         (dict(CALL.to_body()), Call.from_body),
-        (dict(offer("h1").body), lambda body: Bid.from_body(body, CALL)),
-        (json.loads(json.dumps(sold.message().body)), lambda body: Sold.from_body(body).runtime_arguments(0)),
+        (offer("h1"), lambda body: Bid.from_body(body, CALL)),
+        (json.loads(json.dumps(sold.to_body())), lambda body: Sold.from_body(body).runtime_arguments(0)),
     ]
     for _ in range(rounds(400)):
         body, read = chance.choice(told)
         with contextlib.suppress(RequestError, *MALFORMED):
             read(mutate_message(body, chance))
-        sale = new_sale()
-        said = (dict(hello(1, "h1").body), dict(offer("h1").body), {"line": "x", "exit_code": 2})
-        for kind, body in zip(("hello", "bid", "failed"), said, strict=True):
-            sale.received(7, Message(kind, mutate_message(body, chance) if chance.random() < 0.5 else body))
-        assert sale.error is None or str(sale.error).isprintable()
+        body = chance.choice([offer("h1"), no_bid("h1", RequestError("x"))])
+        refused = ""
+        try:
+            new_sale().take(1, nested(mutate_message(body, chance)))
+        except RequestError as error:
+            refused = str(error)
+        except MALFORMED:
+            continue  # the hub refuses it
+        assert refused.isprintable()
 
 
-# Real bidders. ----------------------------------------------------------------------------------------------
+# Options. --------------------------------------------------------------------------------------------------
 
 
 def test_the_batch_size_of_a_run_goes_after_run() -> None:
