@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeedge.base.errors import ScheduleError
+from pipeedge.base.fields import Count, Name
 from pipeedge.base.wording import count, plural
 
 __all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
@@ -30,8 +31,8 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 class LayerRange:
     """Layers ``[start, stop)``, counted from 0."""
 
-    start: int
-    stop: int
+    start: Count
+    stop: Count
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -93,11 +94,11 @@ class StagePlan:
     """One stage of a schedule."""
 
     layers: LayerRange
-    rank: int
-    host: str | None = None
-    quant_bits: int = 0
+    rank: Count
+    host: Name | None = None
+    quant_bits: Count = 0
     """Bits a value on the link to the next stage, or 0 to send values uncompressed."""
-    dtype: str = "float32"
+    dtype: Name = "float32"
     """Number type of weights and computation, one of ``DTYPES``."""
 
     def __post_init__(self) -> None:

@@ -19,10 +19,10 @@ instead of clock rates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from pipeedge.base.fields import record
+from pipeedge.base.fields import Count, Line, Number
 from pipeedge.base.wording import count, figure
 
 __all__ = [
@@ -132,24 +132,15 @@ class State:
 class Decided:
     """A past decision, for the report."""
 
-    microbatch: int
+    microbatch: Count
     """First microbatch that it applies to."""
-    time_s: float
+    time_s: Number
     """Time of the decision in seconds."""
-    bits: int
+    bits: Count
     """Bits of that microbatch; 0 for uncompressed."""
-    bytes_per_s: float | None
+    bytes_per_s: Number | None
     """Measured throughput of the link in bytes a second, or None if not known."""
-    reason: str
-
-    def to_body(self) -> dict[str, Any]:
-        """Return the decision as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Decided:
-        """Parse plain data. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        return record(cls, body)
+    reason: Line
 
 
 class Policy(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, WorkRecord
@@ -106,7 +106,7 @@ def series(
             stage = lane.lane.stages[0]
             link = links.get(LaneId.link(stage))
             columns = _columns(lane.rows, link.transfers if link else (), began_s, window, points)
-            decided = [replace(one, time_s=one.time_s - began_s).to_body() for one in recording.decided]
+            decided = [asdict(replace(one, time_s=one.time_s - began_s)) for one in recording.decided]
             found.append(
                 {
                     "stage": stage,

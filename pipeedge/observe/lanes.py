@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pipeedge.observe.metrics import Tally
 from pipeedge.observe.records import LaneRecord, LinkRecord, Row, Transfer, Work, WorkRecord
@@ -155,8 +156,16 @@ class Lane:
 
     def record(self, hub_clock: Callable[[float], float]) -> LaneRecord:
         """Return the record of this lane, on the hub's clock."""
-        rows = tuple(replace(row, start_s=hub_clock(row.start_s)) for row in self.rows)
-        return LaneRecord(self.lane, self.phases, self.fill_s, rows)
+        rows = tuple(
+            replace(
+                row,
+                bits=round(row.bits, 3),
+                start_s=_rounded(hub_clock(row.start_s)),
+                seconds=tuple(map(_rounded, row.seconds)),
+            )
+            for row in self.rows
+        )
+        return LaneRecord(self.lane, self.phases, _rounded(self.fill_s), rows)
 
     def _keep(self, row: Row) -> None:
         if self._pending is not None:
@@ -215,7 +224,7 @@ class LinkLane:
     def record(self, hub_clock: Callable[[float], float]) -> LinkRecord:
         """Return the record of this link, on the hub's clock."""
         transfers = tuple(
-            replace(one, start_s=hub_clock(one.start_s), end_s=hub_clock(one.end_s))
+            replace(one, start_s=_rounded(hub_clock(one.start_s)), end_s=_rounded(hub_clock(one.end_s)))
             for one in self._transfers
         )
         return LinkRecord(self.lane, self._destination, transfers)
@@ -272,7 +281,8 @@ class WorkLane:
             hub_clock: converts times to the hub's clock.
         """
         works = (
-            replace(one, start_s=hub_clock(one.start_s), end_s=hub_clock(one.end_s)) for one in self._works
+            replace(one, start_s=_rounded(hub_clock(one.start_s)), end_s=_rounded(hub_clock(one.end_s)))
+            for one in self._works
         )
         return WorkRecord(
             lane,
@@ -286,3 +296,8 @@ class WorkLane:
     def _note(self, work: Work) -> None:
         self._works.append(work)
         self._noted += 1
+
+
+def _rounded(seconds: float) -> float:
+    """Return ``seconds`` to the microsecond, which also keeps messages short."""
+    return round(seconds, 6)

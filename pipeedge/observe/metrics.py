@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeedge.base.fields import record, text
+from pipeedge.base.fields import Count, Line, Name, Number
 
 __all__ = [
     "CSV_COLUMNS",
@@ -47,46 +47,37 @@ class Tally:
 class StageStats:
     """What one stage did in a run."""
 
-    stage: int
-    rank: int
-    microbatches: int
-    compute_s_mean: float
+    stage: Count
+    rank: Count
+    microbatches: Count
+    compute_s_mean: Number
     """Seconds of computing a microbatch."""
-    send_s_mean: float
+    send_s_mean: Number
     """Seconds that a microbatch occupied the outgoing link, waiting for the next stage to take it
     included; 0 where the next stage is on this rank."""
-    send_s_best: float
+    send_s_best: Number
     """The same, had every microbatch gone at the pace of the fastest: the link without the waiting."""
-    recv_wait_s_mean: float
+    recv_wait_s_mean: Number
     """Seconds that the stage waited for a microbatch to come."""
-    bytes_out_mean: float
+    bytes_out_mean: Number
     """Bytes of a microbatch on the outgoing link; 0 where there is none."""
-    busy_fraction: float
+    busy_fraction: Number
     """Part of the run that was spent computing."""
-    rss_peak_mb: float
+    rss_peak_mb: Number
     """Peak resident memory of the rank, in MB of 2^20 bytes."""
-    parameters: int
+    parameters: Count
     """Weights of the shard, in values."""
-    compute_cpu_s_mean: float = 0.0
+    compute_cpu_s_mean: Number = 0.0
     """Of the computing, the seconds that the computing thread had a processor."""
-    threads: int = 1
-    """That compute."""
-    encode_s_mean: float = 0.0
+    threads: Count = 1
+    """Number of compute threads."""
+    encode_s_mean: Number = 0.0
     """Seconds of encoding a microbatch for a compressed link; 0 where it is not."""
-    decode_s_mean: float = 0.0
+    decode_s_mean: Number = 0.0
     """The same of decoding what came."""
-    link_s: float | None = None
+    link_s: Number | None = None
     """Median time of a microbatch on the outgoing link as the receiving end saw it, in seconds, or None if
     that was not measured. When a send has ended says little of the network, which buffers megabytes."""
-
-    def to_body(self) -> dict[str, Any]:
-        """Return the statistics as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> StageStats:
-        """Parse plain data. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        return record(cls, body)
 
 
 @dataclass(frozen=True)
@@ -117,27 +108,18 @@ class Latency:
 class EnergyUse:
     """What a machine used while a rank ran."""
 
-    source: str | None
-    """What measured it; None: nothing did."""
-    joules: float | None
-    seconds: float | None
-    """Of the measurement."""
-    why_not: tuple[str, ...] = ()
-    """Of the sources that would have gone before it."""
+    source: Name | None
+    """Name of the source that measured it, or None if none did."""
+    joules: Number | None
+    seconds: Number | None
+    """Duration of the measurement."""
+    why_not: tuple[Line, ...] = ()
+    """Reasons why the sources that are preferred to it were not used."""
 
     @property
     def mean_watts(self) -> float | None:
         """Mean power in watts, or None if nothing is measured."""
         return self.joules / self.seconds if self.joules is not None and self.seconds else None
-
-    def to_body(self) -> dict[str, Any]:
-        """Return the energy use as plain data."""
-        return {**asdict(self), "why_not": list(self.why_not)}
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> EnergyUse:
-        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        return record(cls, body, why_not=tuple(text(line) for line in body["why_not"]))
 
 
 NOT_MEASURED = EnergyUse(None, None, None)
@@ -160,7 +142,13 @@ def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[s
     joules = sum(use.joules or 0.0 for use in measured) if measured else None
     return {
         "ranks": [
-            {"rank": rank, "host": host, **use.to_body(), "mean_watts": use.mean_watts}
+            {
+                "rank": rank,
+                "host": host,
+                **asdict(use),
+                "why_not": list(use.why_not),
+                "mean_watts": use.mean_watts,
+            }
             for rank, (host, use) in sorted(uses.items())
         ],
         "joules": joules,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pipeedge.base.fields import whole_number
+from pipeedge.base.fields import Count
 
 __all__ = ["Doing", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
 
@@ -70,9 +70,9 @@ class LaneId:
     """
 
     kind: LaneKind
-    stages: tuple[int, ...] = ()
+    stages: tuple[Count, ...] = ()
     """Stages that the thread computes, or the one that sends on the link; none for a link of the feeder."""
-    thread: int | None = None
+    thread: Count | None = None
     """Number of the thread, for kinds that have several."""
 
     def __post_init__(self) -> None:
@@ -100,20 +100,6 @@ class LaneId:
         if self.kind is LaneKind.LINK:
             return f"{stages_label(self.stages) if self.stages else LaneKind.FEED.value} link"
         return self.kind.value if self.thread is None else f"{self.kind.value} {self.thread}"
-
-    def to_body(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"kind": self.kind.value, "stages": list(self.stages), "thread": self.thread}
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> LaneId:
-        """Parse what ``to_body`` made. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        thread = body["thread"]
-        return cls(
-            LaneKind(body["kind"]),
-            tuple(whole_number(stage) for stage in body["stages"]),
-            None if thread is None else whole_number(thread),
-        )
 
 
 def stages_label(stages: Sequence[int]) -> str:

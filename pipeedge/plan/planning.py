@@ -18,9 +18,9 @@ import torch
 
 import pipeedge
 from pipeedge.base.errors import ScheduleError
-from pipeedge.base.fields import record, text, whole_number
+from pipeedge.base.fields import Count, Port, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec, specs_bytes
-from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import BIT_WIDTHS, Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
@@ -38,7 +38,7 @@ from pipeedge.transport.frame import frame_capacity
 __all__ = [
     "Plan",
     "PlannedSchedule",
-    "checked_table",
+    "InputFacts",
     "disagreement",
     "disagreements",
     "plan_schedule",
@@ -283,9 +283,24 @@ def rank_facts(
     }
 
 
-def checked_table(said: object) -> str | None:
-    """Return a table of pixels, in the form of a message, if it is one. Raises ValueError if it is not."""
-    return None if said is None else PixelTable.from_text(str(said)).to_text()
+def _check_table(text: str | None) -> None:
+    """Raise ValueError unless ``text`` is a table of pixels as ``PixelTable.to_text`` writes it, or None."""
+    if text is not None:
+        PixelTable.from_text(text)
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """The facts of the data rank about its input."""
+
+    items: Count
+    record_rows: Count
+    max_tokens: Count | None
+    """Tokens of the longest sentence, or None for images."""
+    pixel_table: Text | None
+
+    def __post_init__(self) -> None:
+        _check_table(self.pixel_table)
 
 
 def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
@@ -355,61 +370,26 @@ class Plan:
     """What rank 0 announces: all that a rank needs to take its place."""
 
     schedule: Schedule
-    data_rank: int
-    items: int
-    ubatch_size: int
-    max_tokens: int | None
-    store_port: int | None
+    data_rank: Count
+    items: Count
+    ubatch_size: Positive
+    max_tokens: Count | None
+    store_port: Port | None
     """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
     prediction: Prediction | None
     compression: CompressionRequest = field(default_factory=CompressionRequest)
-    pixel_table: str | None = None
+    pixel_table: Text | None = None
     """What the bytes of pictures stand for, as ``PixelTable.to_text`` has it; None where none are sent."""
-    record_rows: int = DEFAULT_ROWS
-    """That each thread keeps of what it was at."""
+    record_rows: Count = DEFAULT_ROWS
+    """Number of rows that each thread keeps of its activities."""
 
     @property
     def participants(self) -> tuple[int, ...]:
         """Ranks that have something to do, in order."""
         return tuple(sorted({*self.schedule.ranks, self.data_rank}))
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the plan as a message body."""
-        body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        body["schedule"] = [
-            [plan.layers.start, plan.layers.stop, plan.rank, plan.host, plan.quant_bits, plan.dtype]
-            for plan in self.schedule.stages
-        ]
-        body["prediction"] = None if self.prediction is None else self.prediction.to_body()
-        body["compression"] = dataclasses.asdict(self.compression)
-        return body
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Plan:
-        """Parse a message. Raises one of ``fields.MALFORMED`` or RequestError if it is malformed."""
-        stages = tuple(
-            StagePlan(
-                LayerRange(whole_number(start), whole_number(stop)),
-                whole_number(rank),
-                None if host is None else text(host),
-                whole_number(bits),
-                text(dtype),
-            )
-            for start, stop, rank, host, bits, dtype in body["schedule"]
-        )
-        prediction = None if body["prediction"] is None else Prediction.from_body(body["prediction"])
-        compression = record(CompressionRequest, body["compression"])
-        plan = record(
-            cls,
-            body,
-            schedule=Schedule(stages),
-            prediction=prediction,
-            compression=compression,
-            pixel_table=checked_table(body["pixel_table"]),
-        )
-        if plan.ubatch_size < 1:
-            raise ValueError("microbatches without items")
-        return plan
+    def __post_init__(self) -> None:
+        _check_table(self.pixel_table)
 
     def links(self, model: Model) -> list[Link]:
         """All links, in order: from the data rank to stage 0, from stage to stage, and back.

@@ -13,11 +13,10 @@ Handling is what a stage spends beside its layers: taking a microbatch from a li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from pipeedge.base.fields import record, whole_number
+from pipeedge.base.fields import Count, Number
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.observe.metrics import StageStats
@@ -34,16 +33,16 @@ OWN_PROCESSOR = 0.9
 class StagePrediction:
     """One stage, seconds a microbatch."""
 
-    busy_s: float
+    busy_s: Number
     """Of its layers, of taking a microbatch from one link and passing it on to the next, and on the data rank
     of reading and collecting."""
-    link_s: float
+    link_s: Number
     """Of its outgoing link; 0 where nothing is counted."""
-    threads: int | None
+    threads: Count | None
     """Threads its device was profiled with, or None if the profile does not say."""
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[Count, ...] = ()
     """Sentence lengths its device was profiled with; empty for images, and where the profile does not say."""
-    data_s: float = 0.0
+    data_s: Number = 0.0
     """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
 
     def fits_tokens(self, tokens: int | None) -> bool:
@@ -56,14 +55,14 @@ class Prediction:
     """A schedule's promise."""
 
     stages: tuple[StagePrediction, ...]
-    ubatch_size: int
-    tokens: int | None = None
+    ubatch_size: Count
+    tokens: Count | None = None
     """Tokens of the longest sentence; None for images."""
-    input_link_s: float = 0.0
+    input_link_s: Number = 0.0
     """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
-    feed_s: float = 0.0
+    feed_s: Number = 0.0
     """Seconds in which the data rank reads and feeds a microbatch."""
-    collect_s: float = 0.0
+    collect_s: Number = 0.0
     """Seconds in which it collects the results of one."""
 
     @property
@@ -105,19 +104,6 @@ class Prediction:
         microbatches = items / self.ubatch_size
         elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
         return items / elapsed_s if elapsed_s else None
-
-    def to_body(self) -> dict[str, Any]:
-        """Return the prediction as a message body."""
-        return asdict(self)
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Prediction:
-        """Parse a message. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        stages = tuple(
-            record(StagePrediction, stage, tokens=tuple(map(whole_number, stage["tokens"])))
-            for stage in body["stages"]
-        )
-        return record(cls, body, stages=stages)
 
 
 @dataclass(frozen=True)

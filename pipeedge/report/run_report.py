@@ -111,7 +111,7 @@ class RunReport:
                 else None
             ),
             "check": self.check.to_body() if self.check is not None else None,
-            "stages": [stats.to_body() for stats in self.stages],
+            "stages": [asdict(stats) for stats in self.stages],
             "skipped": list(self.skipped),
             "predicted": self._predicted(),
             "latencies_s": _thinned(self.latencies_s),

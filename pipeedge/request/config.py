@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.base.errors import InputError, RequestError, ScheduleError
+from pipeedge.base.fields import Count, Name, Number
 from pipeedge.base.schedule import BIT_WIDTHS, check_bits, check_dtype
 from pipeedge.base.wording import count, figure
 
@@ -404,17 +405,17 @@ class ScheduleRequest:
 class CompressionRequest:
     """Compression of the values on links."""
 
-    clamp: str = DEFAULT_CLAMP
+    clamp: Name = DEFAULT_CLAMP
     """Method that chooses the range that quantised values cover, one of ``CLAMPS``."""
-    adaptive: str | None = None
+    adaptive: Name | None = None
     """Policy by which the bits of links between stages follow the bandwidth, one of ``ADAPTIVE``; None keeps
     them fixed.
     """
-    window_size: int = DEFAULT_WINDOW_SIZE
+    window_size: Count = DEFAULT_WINDOW_SIZE
     """Number of microbatches between decisions of the policy, and between choices of the clamp."""
-    send_constraint: float | None = None
+    send_constraint: Number | None = None
     """Target of the policy in items a second."""
-    min_bits: int | None = None
+    min_bits: Count | None = None
     """Fewest bits that the policy may choose; None means 2."""
 
     def __post_init__(self) -> None:

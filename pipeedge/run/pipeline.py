@@ -42,7 +42,7 @@ from pipeedge.base.errors import (
     WeightsError,
     one_line,
 )
-from pipeedge.base.fields import decoding, plain, whole_number
+from pipeedge.base.fields import convert, decoding, plain, to_plain
 from pipeedge.base.files import OutputFile, check_writable, write_whole
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count, figure, plural
@@ -79,7 +79,7 @@ from pipeedge.observe.monitoring import (
 from pipeedge.observe.records import Recording, Row
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.observe.trace import trace_events
-from pipeedge.plan.planning import Plan, checked_table, disagreement, plan_schedule, rank_facts
+from pipeedge.plan.planning import InputFacts, Plan, disagreement, plan_schedule, rank_facts
 from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
 from pipeedge.report.run_report import RunReport, print_report, save_report
 from pipeedge.request.config import DEFAULT_WORKER_THREADS, RunRequest
@@ -159,7 +159,10 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
 _Session: TypeAlias = Session[Mapping[str, Any], Plan]
 
 _FORMS: Forms[Mapping[str, Any], Plan] = Forms(
-    write_facts=dict, read_facts=plain, write_plan=Plan.to_body, read_plan=Plan.from_body
+    write_facts=dict,
+    read_facts=plain,
+    write_plan=to_plain,
+    read_plan=functools.partial(convert, kind=Plan),
 )
 """The facts of a run are an open list of options to compare, and stay a mapping."""
 
@@ -242,7 +245,7 @@ class _Rank:
             member.complete()
         unclosed = self._close_links(transport)
         member.record(self._recording(member, loops, data_end, monitor.use()).to_text())
-        member.done(loops.stats(self._rank).to_body() if loops is not None else {})
+        member.done(to_plain(loops.stats(self._rank)) if loops is not None else {})
         summary = self._summary(session, whole=data_end is not None)
         if unclosed is not None:
             self._warn(f"{one_line(unclosed)}; the results are complete")
@@ -422,24 +425,23 @@ class _Rank:
             return Refusal(mismatch)
         data = facts[self._request.schedule.data_rank]
         with decoding(f"what rank {self._request.schedule.data_rank} says of its input"):
-            items, rows = whole_number(data["items"]), whole_number(data["record_rows"])
-            max_tokens = None if data["max_tokens"] is None else whole_number(data["max_tokens"])
-            pixel_table = checked_table(data["pixel_table"])
+            known: InputFacts = convert(data, InputFacts)
+        eight_bit = known.pixel_table is not None
         with self.activity.busy("scheduling"):
-            planned = plan_schedule(self._request, self._model, max_tokens, eight_bit=pixel_table is not None)
+            planned = plan_schedule(self._request, self._model, known.max_tokens, eight_bit=eight_bit)
         for note in planned.notes:
             self._warn(note)
         plan = Plan(
             schedule=planned.schedule,
             data_rank=self._request.schedule.data_rank,
-            items=items,
+            items=known.items,
             ubatch_size=self._request.ubatch_size,
-            max_tokens=max_tokens,
-            pixel_table=pixel_table,
+            max_tokens=known.max_tokens,
+            pixel_table=known.pixel_table,
             store_port=None,
             prediction=planned.prediction,
             compression=self._request.compression,
-            record_rows=rows,
+            record_rows=known.record_rows,
         )
         if len(plan.participants) > 1:
             plan = dataclasses.replace(plan, store_port=self._serve_store())
@@ -888,7 +890,7 @@ class _DataEnd:
         """Build the report from the data collected here and the statistics of the stages."""
         began_s = hub_clock(self._feeder.started_at or 0.0)
         with decoding("what the stages say of the run"):
-            stages = [StageStats.from_body(summary[str(rank)]) for rank in plan.schedule.ranks]
+            stages = [convert(summary[str(rank)], StageStats) for rank in plan.schedule.ranks]
         return RunReport(
             model=self._model.name,
             schedule=plan.schedule,

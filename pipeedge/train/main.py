@@ -7,19 +7,19 @@ environment. It forwards their output, and shows a line that several of them pri
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec import Struct
+
 from pipeedge.base.errors import EXIT_PEER, PeerFailedError, one_line
-from pipeedge.base.fields import MALFORMED, parse, text
+from pipeedge.base.fields import MALFORMED, Line, decode, encode
 from pipeedge.base.machine import processors
 from pipeedge.base.program import guard, module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
@@ -106,18 +106,17 @@ def _work(command: TrainCommand) -> None:
             raise SystemExit(EXIT_PEER) from None
 
 
-@dataclass(frozen=True)
-class SecondHand:
+class SecondHand(Struct, frozen=True):
     """A worker's report of the failure of another one."""
 
-    cause: str
+    cause: Line
     """What the other worker reported itself."""
-    line: str
+    line: Line
     """The line for the user, which names the other worker."""
 
     def to_text(self) -> str:
         """Write the report as one line for the launcher."""
-        return f"{_RECORD}{json.dumps(vars(self))}\n"
+        return f"{_RECORD}{encode(self).decode()}\n"
 
     @classmethod
     def from_text(cls, line: str) -> SecondHand | None:
@@ -125,10 +124,10 @@ class SecondHand:
         if not line.startswith(_RECORD):
             return None
         try:
-            body = parse(line.removeprefix(_RECORD))
-            return cls(text(body["cause"]), text(body["line"]))
+            report: SecondHand = decode(line.removeprefix(_RECORD), cls)
         except MALFORMED:
             return None
+        return report
 
 
 def _report(report: SecondHand) -> None:

@@ -2,67 +2,70 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+
+from msgspec import Struct
 
 from pipeedge.base import fields
+from pipeedge.base.fields import Amount, Count, Number, Positive
 from pipeedge.observe.assembly import assemble
 from pipeedge.observe.records import Recording, WorkRecord
 from pipeedge.observe.timeline import Timeline
 
-__all__ = ["BatchResult", "WorkerRecord", "to_timeline"]
+__all__ = ["BatchResult", "WorkerFigures", "WorkerRecord", "to_timeline"]
 
 
-@dataclass(frozen=True)
-class BatchResult:
+class BatchResult(Struct, frozen=True, array_like=True):
     """What the last stage knows of a batch."""
 
-    step: int
-    loss: float
-    """Mean over the batch."""
-    end_s: float
+    step: Count
+    loss: float | None
+    """Mean over the batch, or None if it is not finite."""
+    end_s: Number
     """Time at which its last microbatch was done."""
 
 
-@dataclass(frozen=True)
-class WorkerRecord:
+class WorkerFigures(Struct, frozen=True):
+    """Figures of one worker for the report."""
+
+    peak_rss_mb: Amount = 0.0
+    """Peak memory in MB of 2^20 bytes."""
+    rss_before_mb: Amount = 0.0
+    """Memory before the first batch, in MB of 2^20 bytes."""
+    steps: Count | None = None
+    """Number of batches, or None if the worker did not finish them."""
+    accuracy: tuple[Count, Positive] | None = None
+    """Number of held-out items classified correctly and of all of them, on the worker with the last stage."""
+
+
+class WorkerRecord(Struct, frozen=True):
     """The run of one worker. Times are the hub's."""
 
     recording: Recording
     """Operations of the computing thread, as one ``WorkRecord``."""
-    batches: Sequence[BatchResult] = ()
+    batches: tuple[BatchResult, ...] = ()
     """Results of batches, on the worker with the last stage."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """``peak_rss_mb``, ``correct``, ..."""
+    figures: WorkerFigures = WorkerFigures()
 
     @property
     def work(self) -> WorkRecord:
         """Operations of the computing thread."""
         return self.recording.works[0]
 
+    def __post_init__(self) -> None:
+        if len(self.recording.works) != 1:
+            raise ValueError(f"{len(self.recording.works)} computing threads of a worker")
+
     def to_text(self) -> str:
-        """Return the record as a message; a loss that is not finite becomes null."""
-        batches = [
-            (one.step, one.loss if math.isfinite(one.loss) else None, one.end_s) for one in self.batches
-        ]
-        body = {"recording": self.recording.to_body(), "batches": batches, "extra": dict(self.extra)}
-        return json.dumps(body, allow_nan=False)
+        """Return the record as a message."""
+        return fields.encode(self).decode()
 
     @classmethod
     def from_text(cls, rank: int, text: str) -> WorkerRecord:
         """Parse the message of ``rank``. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        body = fields.parse(text)
-        batches = []
-        for step, said, end in body["batches"]:
-            loss = math.nan if said is None else fields.number(said)
-            batches.append(BatchResult(fields.whole_number(step), loss, fields.number(end)))
-        recording = Recording.from_body(rank, body["recording"])
-        if len(recording.works) != 1:
-            raise ValueError(f"{len(recording.works)} computing threads of a worker")
-        return cls(recording, tuple(batches), fields.plain(body["extra"]))
+        found: WorkerRecord = fields.decode(text, cls)
+        found.recording.check_sender(rank)
+        return found
 
 
 def to_timeline(records: Mapping[int, WorkerRecord]) -> Timeline:

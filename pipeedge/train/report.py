@@ -7,7 +7,6 @@ The JSON has the form of an inference run's (``schedule``, ``stages``, ``timelin
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +74,8 @@ class TrainingReport:
 
     @property
     def _steps(self) -> int:
-        return int(self.records[self.placement[-1]].extra.get("steps", len(self.batches)))
+        steps = self.records[self.placement[-1]].figures.steps
+        return len(self.batches) if steps is None else steps
 
     @property
     def begun_s(self) -> float:
@@ -96,8 +96,7 @@ class TrainingReport:
     @property
     def accuracy(self) -> tuple[int, int] | None:
         """Number of held-out items classified correctly, and number of all of them, or None."""
-        extra = self.records[self.placement[-1]].extra
-        return (int(extra["correct"]), int(extra["held_out"])) if "correct" in extra else None
+        return self.records[self.placement[-1]].figures.accuracy
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Return the stages on ``worker``, in order."""
@@ -105,11 +104,11 @@ class TrainingReport:
 
     def peak_mb(self, worker: int) -> float:
         """Return the peak memory of a worker, in MB of 2^20 bytes."""
-        return float(self.records[worker].extra.get("peak_rss_mb", 0.0))
+        return self.records[worker].figures.peak_rss_mb
 
     def before_mb(self, worker: int) -> float:
         """Return the memory of a worker before its first batch, in MB of 2^20 bytes."""
-        return float(self.records[worker].extra.get("rss_before_mb", 0.0))
+        return self.records[worker].figures.rss_before_mb
 
     @property
     def timeline(self) -> Timeline:
@@ -149,10 +148,7 @@ class TrainingReport:
                 "workers": self.workers,
                 "threads": self.threads,
                 "batch_size": self.batch_size,
-                "batches": [
-                    {"batch": one.step, "loss": one.loss if math.isfinite(one.loss) else None}
-                    for one in self.batches
-                ],
+                "batches": [{"batch": one.step, "loss": one.loss} for one in self.batches],
                 "batch_s": list(self.batch_seconds),
                 "bubble": self.bubble,
                 "bubble_in_theory": self.bubble_in_theory,

@@ -10,8 +10,6 @@ thread of their own, so that a worker that waits for gloo can still be told that
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 import math
 import platform
@@ -27,12 +25,13 @@ from typing import Any, TypeAlias
 import psutil
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from rich.console import Console
 
 import pipeedge
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, RequestError, one_line
-from pipeedge.base.fields import decoding, plain, whole_number
+from pipeedge.base.fields import Port, convert, decoding, plain, to_plain
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.schedule import LayerRange
@@ -54,7 +53,7 @@ from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.networks import Network, Transformer, find_network
 from pipeedge.train.orders import Order, bubble, make_order
 from pipeedge.train.partition import check_partition, check_stages, find_partition
-from pipeedge.train.recording import BatchResult, WorkerRecord
+from pipeedge.train.recording import BatchResult, WorkerFigures, WorkerRecord
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import DIGITS, RANDOM, TrainingRequest
 from pipeedge.train.samples import Samples, open_samples
@@ -65,7 +64,6 @@ __all__ = ["show", "train"]
 
 _MB = 1 << 20
 _FLOAT_BYTES = 4
-_PORTS = 1 << 16
 _START = "batches done"
 _KEPT_BATCHES = 20_000
 """Among the facts: where a worker would go on from."""
@@ -109,23 +107,16 @@ class _Plan:
 
     layers: tuple[LayerRange, ...]
     """Layers of each stage."""
-    store_port: int
+    store_port: Port
     """Port of the rendezvous store on worker 0."""
 
-    def to_body(self) -> dict[str, Any]:
-        """Write the plan as a message."""
-        return {"layers": [(part.start, part.stop) for part in self.layers], "store_port": self.store_port}
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any], *, stages: int, n_layers: int) -> _Plan:
-        """Parse a message. Raises ValueError, TypeError or KeyError if it is malformed."""
-        layers = tuple(
-            LayerRange(whole_number(start), whole_number(stop, below=n_layers + 1))
-            for start, stop in body["layers"]
-        )
-        if len(layers) != stages:
-            raise ValueError(f"{len(layers)} of {stages} stages")
-        return cls(layers, whole_number(body["store_port"], below=_PORTS))
+    def check(self, *, stages: int, n_layers: int) -> _Plan:
+        """Return self, or raise ValueError if it does not fit the stages and the model of this worker."""
+        if len(self.layers) != stages:
+            raise ValueError(f"{len(self.layers)} of {stages} stages")
+        if any(part.stop > n_layers for part in self.layers):
+            raise ValueError(f"layers beyond {n_layers}")
+        return self
 
 
 _Session: TypeAlias = Session[Mapping[str, Any], _Plan]
@@ -239,16 +230,17 @@ class _Worker:
         self._lane = WorkLane(time.perf_counter)
         self._watch = _Watch(self._lane, self.activity)
         self._batches: deque[BatchResult] = deque(maxlen=_KEPT_BATCHES)
-        self._extra: dict[str, Any] = {}
+        self._figures = WorkerFigures()
         self._store: Any = None
 
     @property
     def forms(self) -> Forms[Mapping[str, Any], _Plan]:
         """Form of the facts, an open list of options to compare, and of the plan."""
-        read_plan = functools.partial(
-            _Plan.from_body, stages=self._order.stages, n_layers=self._network.n_layers
-        )
-        return Forms(write_facts=dict, read_facts=plain, write_plan=_Plan.to_body, read_plan=read_plan)
+        return Forms(write_facts=dict, read_facts=plain, write_plan=to_plain, read_plan=self._read_plan)
+
+    def _read_plan(self, body: Mapping[str, Any]) -> _Plan:
+        plan: _Plan = convert(body, _Plan)
+        return plan.check(stages=self._order.stages, n_layers=self._network.n_layers)
 
     def run(self, session: _Session) -> TrainingReport | None:
         """Take part in the session, from facts to report."""
@@ -264,14 +256,12 @@ class _Worker:
         startup_s = time.time() - psutil.Process().create_time()
         self._crew.start("train", training.run)
         self._crew.wait()
-        self._extra |= {"peak_rss_mb": peak_rss_mb()}
+        self.tell(peak_rss_mb=peak_rss_mb())
         lane = LaneId.stage(*self._order.stages_of(self._rank))
         works = (self._lane.record(lane, member.hub_clock),)
-        batches = tuple(
-            dataclasses.replace(batch, end_s=member.hub_clock(batch.end_s)) for batch in self._batches
-        )
+        batches = tuple(replace(batch, end_s=member.hub_clock(batch.end_s)) for batch in self._batches)
         recording = Recording(self._rank, socket.gethostname(), works=works)
-        member.record(WorkerRecord(recording, batches, self._extra).to_text())
+        member.record(WorkerRecord(recording, batches, self._figures).to_text())
         session.finish({})
         if not session.serves_hub:
             return None
@@ -331,9 +321,9 @@ class _Worker:
         """Told of what is done."""
         return self._watch
 
-    def tell(self, **extra: Any) -> None:
-        """Something for the report."""
-        self._extra |= extra
+    def tell(self, **figures: Any) -> None:
+        """Set figures for the report, by their names in ``WorkerFigures``."""
+        self._figures = replace(self._figures, **figures)
 
     def print(self, line: str) -> None:
         """Print a line of progress."""
@@ -468,11 +458,11 @@ class _Training:
         for step in range(self._start, request.batches):
             loss = self._batch(step)
             if loss is not None:
-                result = BatchResult(step, loss, time.perf_counter())
+                result = BatchResult(step, loss if math.isfinite(loss) else None, time.perf_counter())
                 self._worker.keep(result)
                 self._worker.print(f"batch {step + 1}: loss {loss:.6f}, {result.end_s - began:.2f} s")
                 began = result.end_s
-                if not math.isfinite(loss) and not told:
+                if result.loss is None and not told:
                     told = True
                     self._worker.warn(f"the loss of batch {step + 1} is no number: try a smaller --lr")
             due = (step + 1) % request.checkpoint_every == 0 or step + 1 == request.batches
@@ -521,7 +511,7 @@ class _Training:
             with self._worker.activity.busy("measuring the accuracy"):
                 correct = self._engine.correct(held_out.images, held_out.labels)
             if self._engine.has_last:
-                self._worker.tell(correct=correct, held_out=len(held_out.labels))
+                self._worker.tell(accuracy=(correct, len(held_out.labels)))
 
 
 def worker_stage(order: Order, worker: int) -> int:

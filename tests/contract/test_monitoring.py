@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.fields import decode, encode
 from pipeedge.observe.energy import EnergyMeter, Source
 from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, MeasuredSample, energy_body
@@ -182,4 +183,4 @@ def test_ranks_on_one_host_measure_one_machine() -> None:
     assert body["ranks"][2]["mean_watts"] == pytest.approx(3)
     assert energy_body({3: uses[3]}, 50)["joules"] is None
     for _, use in uses.values():
-        assert EnergyUse.from_body(use.to_body()) == use
+        assert decode(encode(use), EnergyUse) == use

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge.base.fields import decode, encode
 from pipeedge.base.payload import TensorSpec
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
 from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
@@ -216,7 +216,7 @@ def test_bits_follow_the_bandwidth_at_the_ends_of_windows_and_back() -> None:
     assert changes[-1] == 0
     assert {0, 8, 4} == set(changes)
     assert [one.time_s for one in bits.decided] == sorted(one.time_s for one in bits.decided)
-    assert all(Decided.from_body(json.loads(json.dumps(one.to_body()))) == one for one in bits.decided)
+    assert all(decode(encode(one), Decided) == one for one in bits.decided)
 
 
 @settings(deadline=None)

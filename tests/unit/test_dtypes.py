@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from shipped_model import CPU, DIGITS, heldout, through
 
 from pipeedge.base.errors import RequestError, ScheduleError, SpecError, WeightsError
+from pipeedge.base.fields import decode, encode
 from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.data import open_input
 from pipeedge.models import find_model
@@ -362,7 +362,7 @@ def test_a_schedule_file_keeps_the_types(
     path.write_text(format_schedule(Schedule(stages)))
     assert load_schedule(path) == Schedule(stages)
     plan = Plan(Schedule(stages), 0, 8, 8, None, None, None)
-    assert Plan.from_body(json.loads(json.dumps(plan.to_body()))) == plan
+    assert decode(encode(plan), Plan) == plan
 
 
 def test_a_schedule_file_with_an_unknown_type_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge.base.fields import decode, encode
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 
@@ -73,7 +73,7 @@ def test_a_run_is_predicted_as_a_simulated_pipeline_does_it(
 @settings(deadline=None, max_examples=30)
 @given(prediction=predictions)
 def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
-    assert Prediction.from_body(json.loads(json.dumps(prediction.to_body()))) == prediction
+    assert decode(encode(prediction), Prediction) == prediction
 
 
 @pytest.mark.parametrize(
