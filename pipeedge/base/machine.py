@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["ControlGroups", "MemoryBudget", "available_bytes", "processors", "resident_bytes"]
+__all__ = [
+    "ControlGroups",
+    "MemoryBudget",
+    "available_bytes",
+    "processor_vendor",
+    "processors",
+    "resident_bytes",
+]
 
 SYSTEM_RESERVE_BYTES = 256 << 20
 """Memory left to the system and to other programs, in bytes."""
@@ -126,6 +134,22 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_vendor(cpuinfo: Path = Path("/proc/cpuinfo"), described: str | None = None) -> str | None:
+    """Return the vendor of an x86 processor as it names itself (``AuthenticAMD``), or None if unknown.
+
+    Args:
+        cpuinfo: File in which Linux describes the processors.
+        described: Description of the processor used without that file, which on Windows ends with the vendor;
+            by default that of this machine.
+    """
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        _, comma, vendor = (platform.processor() if described is None else described).rpartition(", ")
+        return vendor if comma else None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), None)
 
 
 def resident_bytes() -> int:

@@ -9,22 +9,26 @@ token with large values does not cost the others precision. Both are symmetric a
 correction. It is exact, because it always fits 32 bits.
 
 Three of torch's kernels compute this sum. They give the same result, so the choice among those that a machine
-supports only affects speed (``choose_product``):
+supports (``int8_kernels``) only affects speed:
 
-    onednn::qlinear_pointwise   weights packed once; t applied to the sums in registers; needs AVX512-VNNI
-    _int_mm                     the plain sum, on any device whose kernel proves to be exact
-    linear                      in float32, everywhere; weights still take one byte each
+    onednn      onednn::qlinear_pointwise   weights packed once; t applied to the sums in registers; needs
+                                            AVX512-VNNI
+    torch       _int_mm                     the plain sum, on any device whose kernel proves to be exact
+    emulated    linear                      in float32, everywhere; weights still take one byte each
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["Int8Linear", "Product", "choose_product", "quantize_rows", "quantize_tokens"]
+from pipeedge.models.linear import Linear, PackedLinear, finish
+
+__all__ = ["Int8Linear", "Product", "int8_kernels", "product_for", "quantize_rows", "quantize_tokens"]
 
 _LARGEST = 127
 _OFFSET = 128
@@ -155,15 +159,24 @@ class FloatProduct:
         return F.linear(codes.float().sub_(_OFFSET), packed.float()).mul_(scale).to(dtype)
 
 
-def choose_product(device: torch.device, inputs: int, outputs: int) -> Product:
-    """Return the fastest kernel that computes the exact sum for a layer of this size on ``device``."""
+def int8_kernels(device: torch.device) -> tuple[str, ...]:
+    """Return the names of the kernels that compute the exact sum on ``device``, fastest first."""
+    if device.type == "cuda":
+        return ("torch", "emulated")
+    if device.type != "cpu" or not _int_mm_is_exact():
+        return ("emulated",)
+    return ("onednn", "torch", "emulated") if _has_vnni() else ("torch", "emulated")
+
+
+def product_for(kernels: str, device: torch.device, inputs: int, outputs: int) -> Product:
+    """Return the product called ``kernels``, or the emulated one if the layer's sizes do not suit it."""
     if device.type == "cuda":
         fits = inputs % _CUDA_MULTIPLE == 0 and outputs % _CUDA_MULTIPLE == 0
-        return IntProduct() if fits else FloatProduct()
-    # _int_mm misreads the strides of a matrix that has a single row or column.
-    if device.type != "cpu" or min(inputs, outputs) < _LEAST_SIDE or not _int_mm_is_exact():
-        return FloatProduct()
-    return OnednnProduct() if _has_vnni() else IntProduct()
+    else:
+        # _int_mm misreads the strides of a matrix that has a single row or column.
+        fits = min(inputs, outputs) >= _LEAST_SIDE
+    products: Mapping[str, type[Product]] = {"onednn": OnednnProduct, "torch": IntProduct}
+    return products.get(kernels, FloatProduct)() if fits else FloatProduct()
 
 
 def _int_mm_is_exact() -> bool:
@@ -183,49 +196,46 @@ def _has_vnni() -> bool:
     return ask is not None and bool(ask().get("avx512_vnni"))
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with 8-bit weights, on ``meta`` until ``set_weight`` is called.
+class Int8Linear(PackedLinear):
+    """A linear layer with 8-bit weights.
 
     Args:
-        inputs: Number of input features K.
-        outputs: Number of output features N.
-        bias: Whether the layer has a bias.
+        layer: Layer with the sizes, bias and activation to use.
         dtype: Number type of input, bias and output.
+        kernels: Name of the product, one of ``int8_kernels``.
     """
 
-    weight: torch.Tensor
-    """Weights, int8: [N, K] while on ``meta``, then in the kernel's own order."""
     scale: torch.Tensor
     """Scales of the weights, float32 [N]."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.inputs = inputs
-        self.outputs = outputs
-        self._dtype = dtype
+    def __init__(self, layer: Linear, dtype: torch.dtype, kernels: str) -> None:
+        super().__init__(layer, dtype, torch.int8)
+        self._kernels = kernels
         self._product: Product = FloatProduct()
-        self.register_buffer("weight", torch.empty(outputs, inputs, dtype=torch.int8, device="meta"))
-        self.register_buffer("scale", torch.empty(outputs, device="meta"))
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device="meta"), False) if bias else None
+        self.register_buffer("scale", torch.empty(self.outputs, device="meta"))
 
     def set_weight(self, weight: torch.Tensor, scale: torch.Tensor, device: torch.device) -> None:
-        """Set the weights and choose a kernel for them.
+        """Pack the weights.
 
         Args:
             weight: Weights, int8 [N, K].
             scale: Scales, float32 [N].
             device: Device to compute on.
         """
-        self._product = choose_product(device, self.inputs, self.outputs)
+        self._product = product_for(self._kernels, device, self.inputs, self.outputs)
         self.weight = self._product.pack(weight.to(device))
         self.scale = scale.to(device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer: [..., K] -> [..., N]."""
+    def forward(
+        self, x: torch.Tensor, *, norm: nn.LayerNorm | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply ``norm``, the layer and its activation, and add ``residual``: [..., K] -> [..., N]."""
+        if norm is not None:
+            x = norm(x)
         codes, scale = quantize_tokens(x.reshape(-1, self.inputs))
-        sums = self._product(codes, self.weight, self.scale, self._dtype)
+        sums = self._product(codes, self.weight, self.scale, self.dtype)
         if self.bias is None:
             sums.mul_(scale)
         else:
             torch.addcmul(self.bias, sums, scale, out=sums)
-        return sums.view(*x.shape[:-1], self.outputs)
+        return finish(sums.view(*x.shape[:-1], self.outputs), self.activation, residual)

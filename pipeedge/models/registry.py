@@ -22,6 +22,7 @@ from pipeedge.models.dtypes import dtype_name, find_dtype, stream_dtype
 from pipeedge.models.families.bert import BERT
 from pipeedge.models.families.deit import DEIT
 from pipeedge.models.families.vit import VIT
+from pipeedge.models.kernels import choose
 from pipeedge.models.shard import Family, Shard, payload_specs
 from pipeedge.models.weights.fill import check_sizes, fill, hub_tensors, plan
 from pipeedge.models.weights.names import find_pooler
@@ -199,20 +200,24 @@ class Model:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         progress: Callable[[int], object] = lambda _: None,
+        kernels: str = "auto",
     ) -> Shard:
         """Load the shard of ``layers`` (by default all) with weights from a file, ready to compute.
 
         Only the shard's own tensors are read, one at a time, after all their names and shapes have been
         compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
-        ``progress`` is called with the bytes of each tensor that is loaded.
+        ``progress`` is called with the bytes of each tensor that is loaded. ``kernels`` is ``auto`` or a name
+        from ``models.kernels``; only with ``torch`` are all weights parameters that can be looked at.
 
         Raises:
+            RequestError: This machine does not have those kernels.
             ScheduleError: The layers go beyond the model.
             WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
+        chosen = choose(kernels, dtype, torch.device(device))
         with self._open(weights, dtype) as file:
             self._compare(file, layers)
-            shard = self.shard_for(file, layers, dtype)
+            shard = self.shard_for(file, layers, dtype, chosen)
             return fill(shard, self.config, file, device=device, progress=progress)
 
     def check_weights(
@@ -249,14 +254,18 @@ class Model:
             check_sizes(self.shard_for(file, part), self.config, file)
 
     def shard_for(
-        self, file: WeightsFile, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32
+        self,
+        file: WeightsFile,
+        layers: LayerRange | None = None,
+        dtype: torch.dtype = torch.float32,
+        kernels: str = "torch",
     ) -> Shard:
         """Build the shard as ``build`` does, with a pooler if an open weights file has one.
 
         A model without a classifier outputs the result of the pooler if the file has one, else the first
         token. Google's image classifiers may have a pooler in front of the classifier.
         """
-        return self._build(_with_pooler_of(self.config, file), layers, dtype)
+        return self._build(_with_pooler_of(self.config, file), layers, dtype, kernels)
 
     def random(
         self,
@@ -264,9 +273,13 @@ class Model:
         seed: int = 0,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        kernels: str = "auto",
     ) -> Shard:
-        """Return the shard of ``layers`` (by default all) with random weights, the same for every cut."""
-        shard = self.build(layers, dtype)
+        """Return the shard of ``layers`` (by default all) with random weights, the same for every cut.
+
+        ``kernels`` is as for ``load``.
+        """
+        shard = self._build(self.config, layers, dtype, choose(kernels, dtype, torch.device(device)))
         source = RandomWeights(hub_tensors(shard, self.config), seed)
         return fill(shard, self.config, source, device=device)
 
@@ -291,13 +304,15 @@ class Model:
     def _open(self, weights: str | os.PathLike[str] | None, dtype: torch.dtype | None = None) -> WeightsFile:
         return open_weights(self.find_weights(dtype) if weights is None else weights)
 
-    def _build(self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype) -> Shard:
+    def _build(
+        self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype, kernels: str = "torch"
+    ) -> Shard:
         layers = layers if layers is not None else LayerRange(0, self.n_layers)
         if layers.stop > self.n_layers:
             raise ScheduleError(
                 f"the range {layers} goes beyond {self.name}: its layers are 1 to {self.n_layers}"
             )
-        return Shard(_FAMILIES[self.family], config, layers, dtype)
+        return Shard(_FAMILIES[self.family], config, layers, dtype, kernels)
 
 
 def _with_pooler_of(config: Architecture, file: WeightsFile) -> Architecture:

@@ -30,6 +30,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.models.int8 import Int8Linear
+from pipeedge.models.linear import Linear, OnednnLinear, PackedLinear
 
 __all__ = [
     "MASK_DTYPE",
@@ -38,7 +39,6 @@ __all__ = [
     "attend",
     "attends",
     "carries_mask",
-    "linear",
     "norm",
     "payload_specs",
 ]
@@ -70,6 +70,13 @@ class Shard(nn.Module):
 
     Every tensor that leaves a layer is contiguous and newly allocated, whether a cut follows or not. Kernels
     therefore see the same strides, and every cut gives the same bits. Inputs are never modified.
+
+    Args:
+        family: Parts of the model's family.
+        architecture: Dimensions of the model.
+        layers: Layers to compute.
+        dtype: Number type of the weights.
+        kernels: Kernels of the linear layers of blocks, one of ``models.kernels.available``.
     """
 
     def __init__(
@@ -78,12 +85,15 @@ class Shard(nn.Module):
         architecture: Architecture,
         layers: LayerRange,
         dtype: torch.dtype = torch.float32,
+        kernels: str = "torch",
     ) -> None:
         super().__init__()
         self.layers = layers
         """Layers that this shard computes."""
         self.stream_dtype = stream_dtype(dtype)
         """Number type of payloads in and out, except tokens, masks and final outputs."""
+        self.kernels = kernels
+        """Kernels of the linear layers of blocks."""
         first, last = layers.start == 0, layers.stop == architecture.n_layers
         self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
         self._mask_out = family.masked and carries_mask(architecture, layers.stop)
@@ -96,24 +106,24 @@ class Shard(nn.Module):
         )
         self.head = family.head(architecture) if last else None
         self.to(self.stream_dtype)
-        if dtype is torch.int8:
-            for part in self.parts.values():
-                _quantize(part, self.stream_dtype)
+        for part in self.parts.values():
+            _choose_layers(part, dtype, kernels)
         self.eval().requires_grad_(False)
 
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors to read from a file by name: parameters and 8-bit weights, not yet filled."""
-        return {**dict(self.named_parameters()), **{f"{n}.weight": m.weight for n, m in self.int8_layers()}}
+        """Return the tensors to read from a file by name: parameters and packed weights, not yet filled."""
+        packed = {f"{name}.weight": layer.weight for name, layer in self.packed_layers()}
+        return {**dict(self.named_parameters()), **packed}
 
-    def int8_layers(self) -> list[tuple[str, Int8Linear]]:
-        """Return the linear layers with 8-bit weights, by name."""
-        return [(name, module) for name, module in self.named_modules() if isinstance(module, Int8Linear)]
+    def packed_layers(self) -> list[tuple[str, PackedLinear]]:
+        """Return the linear layers that pack their weights, by name."""
+        return [(name, module) for name, module in self.named_modules() if isinstance(module, PackedLinear)]
 
     @property
     def parameter_count(self) -> int:
         """Number of weights."""
-        quantized = sum(layer.inputs * layer.outputs for _, layer in self.int8_layers())
-        return quantized + sum(parameter.numel() for parameter in self.parameters())
+        packed = sum(layer.inputs * layer.outputs for _, layer in self.packed_layers())
+        return packed + sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, payload: Payload) -> Payload:
         """Compute the payload of the cut after this shard from the payload of the cut before it.
@@ -184,17 +194,15 @@ def payload_specs(
     return (*state, TensorSpec(shape, MASK_DTYPE)) if mask else state
 
 
-def _quantize(part: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the linear layers of ``part``, which is on ``meta``, with 8-bit ones."""
+def _choose_layers(part: nn.Module, dtype: torch.dtype, kernels: str) -> None:
+    """Replace the linear layers of ``part``, which is on ``meta``, with those that ``kernels`` compute."""
     for name, child in list(part.named_children()):
-        if isinstance(child, nn.Linear):
-            bias = child.bias is not None
-            setattr(part, name, Int8Linear(child.in_features, child.out_features, bias=bias, dtype=dtype))
-
-
-def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear layer without storage, to be filled later."""
-    return nn.Linear(inputs, outputs, bias=bias, device="meta")
+        if not isinstance(child, Linear):
+            continue
+        if dtype is torch.int8:
+            setattr(part, name, Int8Linear(child, stream_dtype(dtype), kernels))
+        elif kernels == "onednn":
+            setattr(part, name, OnednnLinear(child, dtype))
 
 
 def norm(architecture: Architecture) -> nn.LayerNorm:

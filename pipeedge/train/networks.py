@@ -219,7 +219,7 @@ class Transformer:
 
     def build(self, layers: LayerRange) -> StageModule:
         """Build these layers in training mode, with their initial or pretrained values."""
-        shard = self.model.load(layers) if self.pretrained else self.model.build(layers)
+        shard = self.model.load(layers, kernels="torch") if self.pretrained else self.model.build(layers)
         stage = _ShardStage(shard.requires_grad_(True))
         if not self.pretrained:
             _fill(stage, self.seed)

@@ -26,11 +26,11 @@ from pipeedge.models.int8 import (
     FloatProduct,
     Int8Linear,
     IntProduct,
-    OnednnProduct,
-    Product,
-    choose_product,
+    int8_kernels,
+    product_for,
     quantize_rows,
 )
+from pipeedge.models.linear import Linear
 from pipeedge.models.weights.download import convert, save_weights
 from pipeedge.plan.planning import Plan, plan_schedule
 from pipeedge.plan.scheduler import format_schedule, load_schedule
@@ -43,12 +43,10 @@ REDUCED = (torch.bfloat16, torch.float16, torch.int8)
 BF16_STEP = 2.0**-8
 
 
-def layer(weight: torch.Tensor, bias: torch.Tensor | None, product: Product | None = None) -> Int8Linear:
-    built = Int8Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=torch.bfloat16)
+def layer(weight: torch.Tensor, bias: torch.Tensor | None, kernels: str | None = None) -> Int8Linear:
+    plain = Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    built = Int8Linear(plain, torch.bfloat16, kernels or int8_kernels(CPU)[0])
     built.set_weight(*quantize_rows(weight.clone()), CPU)
-    if product is not None:
-        built._product = product
-        built.weight = product.pack(quantize_rows(weight.clone())[0])
     if bias is not None:
         built.bias = torch.nn.Parameter(bias.bfloat16(), requires_grad=False)
     return built
@@ -67,16 +65,16 @@ def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor 
     return torch.from_numpy(x).bfloat16(), torch.from_numpy(w).float(), bias
 
 
-@pytest.mark.parametrize("product", [None, FloatProduct()], ids=["chosen", "plain"])
+@pytest.mark.parametrize("kernels", [int8_kernels(CPU)[0], "emulated"], ids=["chosen", "plain"])
 @settings(deadline=None, max_examples=40)
 @given(case=products())
 def test_8_bit_product_error_is_within_its_steps(
-    product: Product | None, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+    kernels: str, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 ) -> None:
     x, w, bias = case
     exact = x.double() @ w.double().t()
     with torch.inference_mode():
-        found = layer(w, bias, product)(x).double()
+        found = layer(w, bias, kernels)(x).double()
     # Half a step of each factor, where the step of a row is its largest value over 127.
     x_step = x.double().abs().amax(1, keepdim=True) / 127 * (1 + BF16_STEP)
     w_step = w.double().abs().amax(1)[None, :] / 127
@@ -91,20 +89,19 @@ def test_8_bit_product_error_is_within_its_steps(
     assert bool((found - exact).abs().le(bound).all())
 
 
-@pytest.mark.parametrize("kernel", [IntProduct, OnednnProduct])
+@pytest.mark.parametrize("kernels", ["torch", "onednn"])
 @settings(deadline=None, max_examples=40)
 @given(case=products())
 def test_every_kernel_gives_the_same_bits(
-    kernel: type[Product], case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+    kernels: str, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 ) -> None:
-    chosen = type(choose_product(CPU, 64, 64))
-    if kernel not in {OnednnProduct: (IntProduct, OnednnProduct)}.get(chosen, (chosen,)):
-        pytest.skip(f"this processor has no exact {kernel.__name__}")
+    if kernels not in int8_kernels(CPU):
+        pytest.skip(f"this processor has no exact {kernels}")
     x, w, bias = case
-    assume(type(choose_product(CPU, w.shape[1], w.shape[0])) is chosen)  # a small layer gets the plain one
+    chosen = layer(w, bias, kernels)
+    assume(type(chosen._product) is not FloatProduct)  # a small layer is emulated
     with torch.inference_mode():
-        plain, found = (layer(w, bias, product)(x) for product in (FloatProduct(), kernel()))
-    assert torch.equal(found, plain)
+        assert torch.equal(chosen(x), layer(w, bias, "emulated")(x))
 
 
 @settings(deadline=None, max_examples=40)
@@ -131,16 +128,35 @@ def test_nan_stays_nan() -> None:
 
 def test_overflowing_processor_gets_a_safe_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.float() @ b.float()).clamp(max=2**15).int())
-    assert type(choose_product(CPU, 8, 8)) is FloatProduct
+    assert int8_kernels(CPU) == ("emulated",)
 
 
-@pytest.mark.parametrize(("vnni", "kernel"), [(False, IntProduct), (True, OnednnProduct)])
+@pytest.mark.parametrize(
+    ("vnni", "names"), [(False, ("torch", "emulated")), (True, ("onednn", "torch", "emulated"))]
+)
 def test_only_a_processor_with_vnni_gets_the_kernel_that_needs_it(
-    vnni: bool, kernel: type[Product], monkeypatch: pytest.MonkeyPatch
+    vnni: bool, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_vnni": vnni})
-    assert type(choose_product(CPU, 8, 8)) is kernel
+    assert int8_kernels(CPU) == names
+
+
+@pytest.mark.parametrize(
+    ("device", "inputs", "outputs", "product"),
+    [
+        ("cpu", 8, 8, IntProduct),
+        ("cpu", 7, 8, FloatProduct),
+        ("cpu", 8, 1, FloatProduct),
+        ("cuda", 16, 24, IntProduct),
+        ("cuda", 16, 20, FloatProduct),
+    ],
+)
+def test_layers_that_do_not_suit_a_kernel_are_emulated(
+    device: str, inputs: int, outputs: int, product: type
+) -> None:
+    assert type(product_for("torch", torch.device(device), inputs, outputs)) is product
+    assert type(product_for("emulated", torch.device(device), inputs, outputs)) is FloatProduct
 
 
 # --- shards ---------------------------------------------------------------------------------------------

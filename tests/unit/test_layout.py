@@ -17,7 +17,7 @@ PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            program console
 request    config options
-models     activations dtypes int8 progress weights.reading architecture weights.random_weights
+models     activations dtypes linear int8 kernels progress weights.reading architecture weights.random_weights
            shard weights.names families.bert families.vit weights.fill families.deit weights.writing
            registry weights.download
 compress   policies clamping adaptation codec wire link

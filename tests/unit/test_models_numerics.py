@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from hypothesis import given, settings
@@ -16,18 +17,22 @@ from models_oracle import Case, image_cases, reference_output, save, text_cases
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, Model, find_model
+from pipeedge.models.kernels import available
 
 TOLERANCE = 1e-5
 
 
-def run_cut(model: Model, cuts: Sequence[int], inputs: Payload) -> Payload:
+KERNELS = available(torch.float32, torch.device("cpu"))
+
+
+def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str = "auto") -> Payload:
     """The model's output through shards that end after each of ``cuts`` layers and at the last."""
     bounds = [0, *cuts, model.n_layers]
     payload = inputs
     with torch.inference_mode():
         for start, stop in pairwise(bounds):
             before = [tensor.clone() for tensor in payload]
-            result = model.load(LayerRange(start, stop))(payload)
+            result = model.load(LayerRange(start, stop), kernels=kernels)(payload)
             assert all(torch.equal(a, b) for a, b in zip(before, payload, strict=True)), "input written to"
             check_specs(model, stop, inputs, result)
             payload = result
@@ -42,17 +47,17 @@ def check_specs(model: Model, after_layer: int, inputs: Payload, payload: Payloa
     assert all(tensor.is_contiguous() for tensor in payload)
 
 
-def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]]) -> None:
+def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]], kernels: str) -> None:
     reference = case.model()
     inputs = case.inputs()
     expected = reference_output(reference, inputs)
     with tempfile.TemporaryDirectory() as directory:
         model = find_model(save(reference, Path(directory)))
         check_specs(model, 0, inputs, inputs)
-        (whole,) = run_cut(model, [], inputs)
+        (whole,) = run_cut(model, [], inputs, kernels)
         torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE)
         for cuts in [[cut] for cut in range(1, model.n_layers)] + [list(cuts) for cuts in multi_cuts]:
-            (output,) = run_cut(model, [cut for cut in cuts if cut < model.n_layers], inputs)
+            (output,) = run_cut(model, [cut for cut in cuts if cut < model.n_layers], inputs, kernels)
             assert torch.equal(output, whole), f"cut after {cuts}"
 
 
@@ -60,31 +65,32 @@ multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted
 
 
 @settings(deadline=None, max_examples=25)
-@given(case=image_cases("vit"), multi_cuts=multi)
-def test_vit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
-    check_every_cut(case, multi_cuts)
+@given(case=image_cases("vit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_vit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
+    check_every_cut(case, multi_cuts, kernels)
 
 
 @settings(deadline=None, max_examples=25)
-@given(case=image_cases("deit"), multi_cuts=multi)
-def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
-    check_every_cut(case, multi_cuts)
+@given(case=image_cases("deit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
+    check_every_cut(case, multi_cuts, kernels)
 
 
 @settings(deadline=None, max_examples=30)
-@given(case=text_cases(), multi_cuts=multi)
-def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]]) -> None:
-    check_every_cut(case, multi_cuts)
+@given(case=text_cases(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
+    check_every_cut(case, multi_cuts, kernels)
 
 
-def test_the_model_in_the_package_equals_transformers_at_every_cut() -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_model_in_the_package_equals_transformers_at_every_cut(kernels: str) -> None:
     model = find_model(DIGITS)
     assert model.n_layers == 16
     reference = transformers.ViTForImageClassification.from_pretrained(model.directory).eval()
     inputs = (torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)),)
     expected = reference_output(reference, inputs)
     for cuts in [[cut] for cut in range(1, 16)]:
-        torch.testing.assert_close(run_cut(model, cuts, inputs)[0], expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(run_cut(model, cuts, inputs, kernels)[0], expected, rtol=0, atol=TOLERANCE)
 
 
 def test_input_strides_make_no_difference() -> None:

@@ -202,12 +202,12 @@ def test_piece_size_does_not_change_the_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, model = saved("ViTForImageClassification")
-    expected = dict(model.load().named_parameters())
+    expected = dict(model.load(kernels="torch").named_parameters())
     monkeypatch.setattr("pipeedge.models.weights.reading._CHUNK_BYTES", chunk)
     for dialect in ("hub", "timm", "google"):
         arrays = DIALECTS["ViTForImageClassification", dialect](case("ViTForImageClassification"), model)
         for write in WRITERS:
-            shard = model.load(weights=write(tmp_path / "w", arrays))
+            shard = model.load(weights=write(tmp_path / "w", arrays), kernels="torch")
             assert all(torch.equal(tensor, expected[name]) for name, tensor in shard.named_parameters())
 
 
@@ -535,7 +535,7 @@ def test_a_damaged_npz_never_gives_other_weights(
     path.write_bytes(content)
     shard, message = None, ""
     try:
-        shard = model.load(weights=path)
+        shard = model.load(weights=path, kernels="torch")
     except WeightsError as error:
         message = str(error)
     if shard is None:
@@ -543,7 +543,7 @@ def test_a_damaged_npz_never_gives_other_weights(
     else:
         # Some bits of a deflated stream carry no data, such as the one that marks its last block.
         assert kind == "write_deflated"
-        pairs = zip(shard.parameters(), model.load().parameters(), strict=True)
+        pairs = zip(shard.parameters(), model.load(kernels="torch").parameters(), strict=True)
         assert all(torch.equal(read, meant) for read, meant in pairs)
 
 
@@ -575,8 +575,10 @@ def test_random_weights_do_not_depend_on_the_cut(cuts: list[int], seed: int) -> 
     model = find_model("facebook/deit-tiny-distilled-patch16-224")
     layer = cuts[0] if cuts else 0
     bounds = [*cuts, 48]
-    alone = dict(model.random(LayerRange(layer, bounds[1 if cuts else 0]), seed).named_parameters())
-    within = dict(model.random(LayerRange(layer, 48), seed).named_parameters())
+    alone = dict(
+        model.random(LayerRange(layer, bounds[1 if cuts else 0]), seed, kernels="torch").named_parameters()
+    )
+    within = dict(model.random(LayerRange(layer, 48), seed, kernels="torch").named_parameters())
     assert alone
     assert all(torch.equal(tensor, within[name]) for name, tensor in alone.items())
 
@@ -597,14 +599,14 @@ GOLDEN = [
 
 
 def test_random_weights_have_the_expected_deviation() -> None:
-    shard = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=1)
+    shard = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=1, kernels="torch")
     for name, tensor in shard.named_parameters():
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         assert abs(tensor.mean().item() - centre) < 0.005
         assert tensor.std().item() == pytest.approx(0.02, rel=0.15)
     drawn = [tensor.flatten()[:8] for tensor in shard.parameters()]
     assert len({tuple(values.tolist()) for values in drawn}) == len(drawn)
-    other = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=2)
+    other = find_model("bert-base-uncased").random(LayerRange(4, 8), seed=2, kernels="torch")
     pairs = zip(shard.parameters(), other.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in pairs)
 
@@ -613,8 +615,10 @@ def test_written_random_weights_are_the_models_own_and_transformers_reads_them(t
     model = find_model("facebook/deit-tiny-distilled-patch16-224")
     file = tmp_path / "DeiT_T_distilled.npz"
     write_random(file, model.build(), model.config, seed=5)
-    read = dict(model.load(weights=file).named_parameters())
-    assert all(torch.equal(t, read[name]) for name, t in model.random(seed=5).named_parameters())
+    read = dict(model.load(weights=file, kernels="torch").named_parameters())
+    assert all(
+        torch.equal(t, read[name]) for name, t in model.random(seed=5, kernels="torch").named_parameters()
+    )
 
     with np.load(file) as arrays:
         save_file({n: torch.from_numpy(arrays[n]) for n in arrays.files}, tmp_path / "model.safetensors")

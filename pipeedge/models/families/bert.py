@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.shard import Family, attend, linear, norm
+from pipeedge.models.linear import Linear
+from pipeedge.models.shard import Family, attend, norm
 
 __all__ = ["BERT"]
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.heads = architecture.heads
-        self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
+        self.qkv = Linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
@@ -51,12 +51,12 @@ class Projection(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.proj = linear(architecture.hidden, architecture.hidden)
+        self.proj = Linear(architecture.hidden, architecture.hidden)
         self.norm1 = norm(architecture)
 
     def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
         """Compute context [N, T, D], skip [N, T, D] -> [N, T, D]."""
-        return (self.norm1(self.proj(context).add_(skip)),)
+        return (self.norm1(self.proj(context, residual=skip)),)
 
 
 class Expansion(nn.Module):
@@ -64,12 +64,11 @@ class Expansion(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.up = linear(architecture.hidden, architecture.intermediate)
-        self.activation = ACTIVATIONS[architecture.activation]
+        self.up = Linear(architecture.hidden, architecture.intermediate, activation=architecture.activation)
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> inner [N, T, I], skip [N, T, D]."""
-        return self.activation(self.up(hidden)), hidden
+        return self.up(hidden), hidden
 
 
 class Contraction(nn.Module):
@@ -77,12 +76,12 @@ class Contraction(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.down = linear(architecture.intermediate, architecture.hidden)
+        self.down = Linear(architecture.intermediate, architecture.hidden)
         self.norm2 = norm(architecture)
 
     def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
         """Compute inner [N, T, I], skip [N, T, D] -> [N, T, D]."""
-        return (self.norm2(self.down(inner).add_(skip)),)
+        return (self.norm2(self.down(inner, residual=skip)),)
 
 
 class PooledHead(nn.Module):
@@ -90,9 +89,9 @@ class PooledHead(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.pooler = linear(architecture.hidden, architecture.hidden) if architecture.pooler else None
+        self.pooler = Linear(architecture.hidden, architecture.hidden) if architecture.pooler else None
         vector = architecture.head == "vector"
-        self.classifier = None if vector else linear(architecture.hidden, architecture.num_labels)
+        self.classifier = None if vector else Linear(architecture.hidden, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""

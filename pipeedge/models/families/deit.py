@@ -11,7 +11,8 @@ from torch import nn
 
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.families.vit import PRE_NORM_PARTS, FirstTokenHead, ImageEmbeddings
-from pipeedge.models.shard import Family, linear, norm
+from pipeedge.models.linear import Linear
+from pipeedge.models.shard import Family, norm
 
 __all__ = ["DEIT"]
 
@@ -34,8 +35,8 @@ class DistilledHead(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.norm = norm(architecture)
-        self.classifier = linear(architecture.hidden, architecture.num_labels)
-        self.distillation_classifier = linear(architecture.hidden, architecture.num_labels)
+        self.classifier = Linear(architecture.hidden, architecture.num_labels)
+        self.distillation_classifier = Linear(architecture.hidden, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute [N, T, D] -> [N, classes]."""

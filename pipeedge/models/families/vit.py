@@ -7,7 +7,8 @@ from torch import nn
 
 from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.shard import Family, attend, linear, norm
+from pipeedge.models.linear import Linear
+from pipeedge.models.shard import Family, attend, norm
 
 __all__ = ["PRE_NORM_PARTS", "VIT", "FirstTokenHead", "ImageEmbeddings"]
 
@@ -41,11 +42,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = architecture.heads
         self.norm1 = norm(architecture)
-        self.qkv = linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
+        self.qkv = Linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
-        return attend(self.qkv(self.norm1(hidden)), self.heads, bias), hidden
+        return attend(self.qkv(hidden, norm=self.norm1), self.heads, bias), hidden
 
 
 class Projection(nn.Module):
@@ -53,11 +54,11 @@ class Projection(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.proj = linear(architecture.hidden, architecture.hidden)
+        self.proj = Linear(architecture.hidden, architecture.hidden)
 
     def forward(self, context: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
         """Compute context [N, T, D], skip [N, T, D] -> [N, T, D]."""
-        return (self.proj(context).add_(skip),)
+        return (self.proj(context, residual=skip),)
 
 
 class Expansion(nn.Module):
@@ -66,12 +67,11 @@ class Expansion(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.norm2 = norm(architecture)
-        self.up = linear(architecture.hidden, architecture.intermediate)
-        self.activation = ACTIVATIONS[architecture.activation]
+        self.up = Linear(architecture.hidden, architecture.intermediate, activation=architecture.activation)
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> inner [N, T, I], skip [N, T, D]."""
-        return self.activation(self.up(self.norm2(hidden))), hidden
+        return self.up(hidden, norm=self.norm2), hidden
 
 
 class Contraction(nn.Module):
@@ -79,11 +79,11 @@ class Contraction(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.down = linear(architecture.intermediate, architecture.hidden)
+        self.down = Linear(architecture.intermediate, architecture.hidden)
 
     def forward(self, inner: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor]:
         """Compute inner [N, T, I], skip [N, T, D] -> [N, T, D]."""
-        return (self.down(inner).add_(skip),)
+        return (self.down(inner, residual=skip),)
 
 
 PRE_NORM_PARTS = (Attention, Projection, Expansion, Contraction)
@@ -95,10 +95,10 @@ class FirstTokenHead(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.norm = norm(architecture)
-        self.pooler = linear(architecture.hidden, architecture.pooler_size) if architecture.pooler else None
+        self.pooler = Linear(architecture.hidden, architecture.pooler_size) if architecture.pooler else None
         self.activation = ACTIVATIONS[architecture.pooler_activation]
         width = architecture.pooler_size if architecture.pooler else architecture.hidden
-        self.classifier = None if architecture.head == "vector" else linear(width, architecture.num_labels)
+        self.classifier = None if architecture.head == "vector" else Linear(width, architecture.num_labels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""

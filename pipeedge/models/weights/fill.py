@@ -12,7 +12,8 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.wording import count, excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import dtype_name
-from pipeedge.models.int8 import quantize_rows
+from pipeedge.models.int8 import Int8Linear, quantize_rows
+from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights.names import (
     Dialect,
@@ -131,24 +132,29 @@ def fill(
 ) -> Shard:
     """Load weights from ``file`` into ``shard``, built on ``meta``, one tensor at a time; return the shard.
 
-    Each tensor is converted to the shard's type while it is read. Weights quantised to 8 bits here pass
-    through float32, one tensor after the other. ``progress`` is called with the bytes stored for each tensor.
+    Each tensor is converted to the shard's type while it is read. Weights that are packed, or quantised to 8
+    bits here, pass through one buffer, one after the other. ``progress`` is called with the bytes stored for
+    each tensor.
 
     Raises:
         WeightsError: As for ``plan``, or the data ends early or is damaged.
     """
     fillings = plan(shard, architecture, file)
     meta = shard.stored_tensors()
-    int8_layers = {f"{name}.weight": layer for name, layer in shard.int8_layers()}
-    # One buffer serves all tensors that pass through float32: freed blocks of different sizes would leave
+    packed = {f"{name}.weight": layer for name, layer in shard.packed_layers()}
+    # One buffer serves all tensors that are packed or quantised: freed blocks of different sizes would leave
     # holes that are not reused.
-    memory = torch.empty(max((meta[name].numel() for name in int8_layers), default=0))
+    memory = torch.empty(max((meta[name].numel() for name in packed), default=0))
     for filling in fillings:
         name, place = filling.parameter, meta[filling.parameter]
-        if name in int8_layers:
+        layer = packed.get(name)
+        if isinstance(layer, Int8Linear):
             weight, scale = read_int8(filling, place.shape, architecture, file, memory)
-            int8_layers[name].set_weight(weight, scale, torch.device(device))
+            layer.set_weight(weight, scale, torch.device(device))
             progress(weight.nbytes + scale.nbytes)
+        elif isinstance(layer, OnednnLinear):
+            layer.set_weight(read(filling, place.shape, place.dtype, architecture, file, memory))
+            progress(place.nbytes)
         else:
             tensor = read(filling, place.shape, place.dtype, architecture, file)
             _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
@@ -169,8 +175,14 @@ def read(
     file: WeightsFile,
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a parameter of ``shape``, converted to ``dtype`` while it is read, in ``memory`` if given."""
-    tensor = torch.empty(shape, dtype=dtype) if memory is None else memory[: shape.numel()].view(shape)
+    """Return a parameter of ``shape``, converted to ``dtype`` while it is read.
+
+    ``memory``, a large enough float32 buffer, holds it if given.
+    """
+    if memory is None:
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        tensor = memory.view(dtype)[: shape.numel()].view(shape)
     for name, view in filling.views(tensor, architecture.heads):
         file.read_into(name, view)
     return tensor
