@@ -97,7 +97,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """An item and its best classes."""
 
     number: int
@@ -111,13 +111,13 @@ class Row:
     """Sentence of the item, or None if it is not text."""
 
 
-def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[Row]:
+def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[ResultRow]:
     """Return the rows for logits ``outputs`` [items, classes]."""
     # float64 makes scores independent of how a processor sums many small float32 values.
     scores, classes = outputs.double().softmax(dim=1).topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
     texts: Sequence[str | None] = items.texts or [None] * len(items.sources)
     return [
-        Row(number, source, label, tuple(best), tuple(values), text)
+        ResultRow(number, source, label, tuple(best), tuple(values), text)
         for number, source, label, best, values, text in zip(
             items.numbers,
             items.sources,

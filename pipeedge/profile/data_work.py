@@ -153,7 +153,7 @@ def _usual_step(moments: Sequence[float]) -> float:
 
 
 @dataclass
-class _Posted:
+class _ArrivedFrame:
     """A frame in memory, which needs no waiting."""
 
     bytes: int
@@ -182,14 +182,14 @@ class _FrameSender:
         """Return the memory of a payload in the frame."""
         return Reserved(self._buffer.place(specs))
 
-    def post(self, packet: Packet) -> _Posted:
+    def post(self, packet: Packet) -> _ArrivedFrame:
         """Complete the frame."""
         message = self._buffer.write(
             kind=Kind.MICROBATCH, number=packet.number, items=packet.items, payload=packet.payload
         )
         self.bytes = message.nbytes
         self.posted_at.append(self.clock())
-        return _Posted(self.bytes)
+        return _ArrivedFrame(self.bytes)
 
     def finish(self) -> None:
         """Do nothing: there is no receiver."""

@@ -15,11 +15,11 @@ from pipeedge.report.bottleneck import find_bottleneck
 from pipeedge.report.charts import si
 from pipeedge.report.saved import SavedRun, SavedStage
 
-__all__ = ["Group", "Row", "compare_lines", "compare_runs", "summary_lines"]
+__all__ = ["ComparedFigure", "FigureGroup", "compare_lines", "compare_runs", "summary_lines"]
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedFigure:
     """One figure of both runs."""
 
     name: str
@@ -32,11 +32,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
+class FigureGroup:
     """Rows that belong together."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
 
 
 _HAIR = 0.01
@@ -45,16 +45,16 @@ _TIMES = 9.0
 NONE = "–"
 
 
-def compare_runs(a: SavedRun, b: SavedRun) -> list[Group]:
+def compare_runs(a: SavedRun, b: SavedRun) -> list[FigureGroup]:
     """Compare throughput and latency, each stage, and the requests."""
-    groups = [Group("Whole run", tuple(_whole(a, b)))]
+    groups = [FigureGroup("Whole run", tuple(_whole(a, b)))]
     for number, (left, right) in enumerate(zip_longest(a.stages, b.stages)):
-        groups.append(Group(f"Stage {number}", tuple(_stage(left, right))))
-    groups.append(Group("Asked differently", tuple(_asked(a, b))))
+        groups.append(FigureGroup(f"Stage {number}", tuple(_stage(left, right))))
+    groups.append(FigureGroup("Asked differently", tuple(_asked(a, b))))
     return [group for group in groups if group.rows]
 
 
-def _whole(a: SavedRun, b: SavedRun) -> Iterator[Row]:
+def _whole(a: SavedRun, b: SavedRun) -> Iterator[ComparedFigure]:
     for key, name, unit, more in (
         ("throughput_items_per_s", "throughput", "items/s", True),
         ("elapsed_s", "length", "s", None),
@@ -77,14 +77,14 @@ def _top1(run: SavedRun) -> float | None:
     return run.accuracy[0] / run.accuracy[1] if run.accuracy and run.accuracy[1] else None
 
 
-def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[Row]:
+def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigure]:
     def both(of: Callable[[SavedStage], str]) -> tuple[str, str]:
         return (NONE if a is None else of(a)), (NONE if b is None else of(b))
 
-    yield Row("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
-    yield Row("on", *both(lambda stage: stage.place))
-    yield Row("computes in", *both(lambda stage: stage.dtype))
-    yield Row("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
+    yield ComparedFigure("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
+    yield ComparedFigure("on", *both(lambda stage: stage.place))
+    yield ComparedFigure("computes in", *both(lambda stage: stage.dtype))
+    yield ComparedFigure("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
     for key, name, unit, more in (
         ("compute_s_mean", "computing a microbatch", "s", False),
         ("recv_wait_s_mean", "waiting for one", "s", None),
@@ -98,7 +98,7 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[Row]:
         parts = [_part(stage, key) for stage in (a, b)]
         if any(parts):
             left, right = (NONE if part is None else f"{part:.1%}" for part in parts)
-            yield Row(f"{key}, of its time", left, right)
+            yield ComparedFigure(f"{key}, of its time", left, right)
 
 
 def _part(stage: SavedStage | None, key: str) -> float | None:
@@ -108,7 +108,9 @@ def _part(stage: SavedStage | None, key: str) -> float | None:
     return stage.seconds.get(key, 0.0) / total if total else None
 
 
-def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool | None) -> Iterator[Row]:
+def _figures(
+    name: str, a: float | None, b: float | None, unit: str, more: bool | None
+) -> Iterator[ComparedFigure]:
     """Yield a row, unless neither run has the figure.
 
     Args:
@@ -127,7 +129,7 @@ def _figures(name: str, a: float | None, b: float | None, unit: str, more: bool 
         if more is not None and abs(part) > _HAIR:
             better = (part > 0) == more
     left, right = (NONE if value is None else _figure(value, unit) for value in (a, b))
-    yield Row(name, left, right, change, better)
+    yield ComparedFigure(name, left, right, change, better)
 
 
 def _figure(value: float, unit: str) -> str:
@@ -136,7 +138,7 @@ def _figure(value: float, unit: str) -> str:
     return f"{si(value)}{unit}"
 
 
-def _asked(a: SavedRun, b: SavedRun) -> Iterator[Row]:
+def _asked(a: SavedRun, b: SavedRun) -> Iterator[ComparedFigure]:
     """Yield the differences in what was requested, rather than in results."""
     for name, left, right in (
         ("model", a.model, b.model),
@@ -145,14 +147,14 @@ def _asked(a: SavedRun, b: SavedRun) -> Iterator[Row]:
         ("items", _count(a, "items"), _count(b, "items")),
     ):
         if left != right:
-            yield Row(name, left, right)
+            yield ComparedFigure(name, left, right)
     for name in dict.fromkeys([*a.versions, *b.versions]):
         left, right = a.versions.get(name, NONE), b.versions.get(name, NONE)
         if left != right:
-            yield Row(f"version of {name}", left, right)
+            yield ComparedFigure(f"version of {name}", left, right)
     left_words, right_words = (_words(run.command) for run in (a, b))
     if left_words != right_words and a.command and b.command:
-        yield Row(
+        yield ComparedFigure(
             "command",
             " ".join(word for word in left_words if word not in right_words) or NONE,
             " ".join(word for word in right_words if word not in left_words) or NONE,

@@ -29,7 +29,7 @@ from pipeedge.plan.specs import (
     short_dtype,
 )
 
-__all__ = ["Cluster", "StageMemory", "Workload"]
+__all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
 BUFFERS = 2
 """Number of microbatches that a stage buffers at its input, and as many at its output."""
@@ -115,7 +115,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SimulatedCluster:
     """Hosts and links as the scheduler's files describe them."""
 
     types: Mapping[str, DeviceType]

@@ -27,7 +27,7 @@ from pipeedge.plan.specs import (
     load_neighbors,
 )
 from pipeedge.report.run_report import RunReport, print_report, save_body
-from pipeedge.simulate.cluster import Cluster, StageMemory, Workload, host_of
+from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
 
 __all__ = ["Simulated", "run", "simulate_request"]
@@ -40,7 +40,7 @@ _SERIES, _POINTS = 16, 100
 class Simulated:
     """A finished simulation."""
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     load: Workload
     schedule: Schedule
     data_rank: int
@@ -154,7 +154,7 @@ def simulate_request(request: SimulationRequest) -> Simulated:
         InfeasibleError: no schedule is feasible.
     """
     neighbors = request.dev_neighbors_file
-    cluster = Cluster(
+    cluster = SimulatedCluster(
         load_device_types(request.dev_types_file),
         load_devices(request.dev_file),
         {} if neighbors is None else load_neighbors(neighbors),
@@ -208,7 +208,7 @@ def _input_bytes(name: str, tokens: int | None) -> int | None:
 
 
 def _schedule(
-    request: SimulationRequest, cluster: Cluster, load: Workload
+    request: SimulationRequest, cluster: SimulatedCluster, load: Workload
 ) -> tuple[Schedule, tuple[str, ...]]:
     """Return the schedule of the file, or one from ``sched-pipeline`` with its warnings."""
     known = cluster.hosts
@@ -238,7 +238,7 @@ def _schedule(
     return found.schedule, found.warnings
 
 
-def _rank_of(host: str, schedule: Schedule, cluster: Cluster, hosts: tuple[str, ...] | None) -> int:
+def _rank_of(host: str, schedule: Schedule, cluster: SimulatedCluster, hosts: tuple[str, ...] | None) -> int:
     for stage in schedule.stages:
         if host_of(stage) == host:
             return stage.rank

@@ -40,10 +40,10 @@ from types import MappingProxyType
 from pipeedge.base.errors import ScheduleError
 from pipeedge.base.wording import count
 
-__all__ = ["SCHEDULES", "Action", "Kind", "Order", "Timed", "bubble", "make_order", "simulate"]
+__all__ = ["SCHEDULES", "Action", "Operation", "Order", "Timed", "bubble", "make_order", "simulate"]
 
 
-class Kind(str, Enum):
+class Operation(str, Enum):
     """An operation on a microbatch, with the letter that ``torch.distributed.pipelining`` uses for it."""
 
     FORWARD = "F"
@@ -57,7 +57,7 @@ class Action:
     """An operation on one microbatch in one stage."""
 
     stage: int
-    kind: Kind
+    kind: Operation
     microbatch: int
 
     def __str__(self) -> str:
@@ -95,7 +95,9 @@ class Order:
             for action in self.actions[worker]:
                 if action.stage != stage:
                     continue
-                now += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRADIENTS: -1}.get(action.kind, 0)
+                now += {Operation.FORWARD: 1, Operation.BACKWARD: -1, Operation.WEIGHT_GRADIENTS: -1}.get(
+                    action.kind, 0
+                )
                 most = max(most, now)
         return most
 
@@ -136,9 +138,9 @@ class _Block:
     stages: tuple[int, ...]
 
     def forward(self, microbatch: int) -> Iterator[Action]:
-        return (Action(stage, Kind.FORWARD, microbatch) for stage in self.stages)
+        return (Action(stage, Operation.FORWARD, microbatch) for stage in self.stages)
 
-    def back(self, microbatch: int, kind: Kind = Kind.BACKWARD) -> Iterator[Action]:
+    def back(self, microbatch: int, kind: Operation = Operation.BACKWARD) -> Iterator[Action]:
         return (Action(stage, kind, microbatch) for stage in reversed(self.stages))
 
 
@@ -201,10 +203,10 @@ def _zero_bubble(blocks: Sequence[_Block], microbatches: int) -> _Steps:
                 order[worker] += blocks[worker].forward(forward[worker])
                 forward[worker] += 1
             elif choice == "I":
-                order[worker] += blocks[worker].back(inputs[worker], Kind.INPUT_GRADIENTS)
+                order[worker] += blocks[worker].back(inputs[worker], Operation.INPUT_GRADIENTS)
                 inputs[worker] += 1
             elif choice == "W":
-                order[worker] += blocks[worker].back(weights[worker], Kind.WEIGHT_GRADIENTS)
+                order[worker] += blocks[worker].back(weights[worker], Operation.WEIGHT_GRADIENTS)
                 weights[worker] += 1
     return order
 
@@ -236,10 +238,10 @@ def _interleaved(stages: int, workers: int, microbatches: int) -> Order:
         for number in range(total + ahead):
             if number < total:
                 which, microbatch = unit(number)
-                steps.append(Action(which * workers + worker, Kind.FORWARD, microbatch))
+                steps.append(Action(which * workers + worker, Operation.FORWARD, microbatch))
             if number >= ahead:
                 which, microbatch = unit(number - ahead)
-                steps.append(Action((rounds - 1 - which) * workers + worker, Kind.BACKWARD, microbatch))
+                steps.append(Action((rounds - 1 - which) * workers + worker, Operation.BACKWARD, microbatch))
         actions.append(tuple(steps))
     return Order(tuple(stage % workers for stage in range(stages)), tuple(actions))
 
@@ -301,11 +303,11 @@ def simulate(order: Order, seconds: Callable[[Action], float]) -> tuple[tuple[Ti
 def _needs(action: Action, stages: int) -> list[Action]:
     """Return the actions that must be done before ``action``."""
     stage, microbatch = action.stage, action.microbatch
-    if action.kind is Kind.FORWARD:
-        return [Action(stage - 1, Kind.FORWARD, microbatch)] if stage else []
-    if action.kind is Kind.WEIGHT_GRADIENTS:
-        return [Action(stage, Kind.INPUT_GRADIENTS, microbatch)]
-    own = Action(stage, Kind.FORWARD, microbatch)
+    if action.kind is Operation.FORWARD:
+        return [Action(stage - 1, Operation.FORWARD, microbatch)] if stage else []
+    if action.kind is Operation.WEIGHT_GRADIENTS:
+        return [Action(stage, Operation.INPUT_GRADIENTS, microbatch)]
+    own = Action(stage, Operation.FORWARD, microbatch)
     return [own] if stage == stages - 1 else [own, Action(stage + 1, action.kind, microbatch)]
 
 
@@ -318,7 +320,7 @@ def bubble(order: Order) -> float:
 
     def seconds(action: Action) -> float:
         share = 1.0 / len(order.stages_of(order.placement[action.stage]))
-        return share * (2.0 if action.kind is Kind.BACKWARD else 1.0)
+        return share * (2.0 if action.kind is Operation.BACKWARD else 1.0)
 
     timed = simulate(order, seconds)
     length = max(worker[-1].end_s for worker in timed)

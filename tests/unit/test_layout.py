@@ -147,6 +147,9 @@ MODULE_STATE = {"transport.rpc._serving"}
 """A remote call names a function, which has no other way to the transport of its process. torch keeps its RPC
 agent in a module too, so there is one of each in a process."""
 
+SAME_NAMES = {"Lease", "Link", "Order", "Plan", "_Plan"}
+"""Classes that two modules may each have."""
+
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that change a container in place."""
@@ -383,6 +386,16 @@ def test_no_function_changes_module_state() -> None:
 )
 def test_changes_of_module_state_are_seen(source: str, found: set[str]) -> None:
     assert mutations(ast.parse(source)) == found
+
+
+def test_no_two_modules_have_a_class_of_one_name() -> None:
+    homes: dict[str, set[str]] = {}
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, set()).add(module)
+    shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
+    assert shared.keys() <= SAME_NAMES, f"give each a name of its own: {shared}"
 
 
 def test_every_module_says_what_it_is_for() -> None:

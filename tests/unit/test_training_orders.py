@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.base.errors import ScheduleError
-from pipeedge.train.orders import SCHEDULES, Action, Kind, Order, bubble, make_order, simulate
+from pipeedge.train.orders import SCHEDULES, Action, Operation, Order, bubble, make_order, simulate
 
 DRAWN = {
     "gpipe": (
@@ -34,7 +34,7 @@ DRAWN = {
 def drawing(order: Order) -> tuple[str, ...]:
     def row(worker: int) -> str:
         cells: list[str] = []
-        for timed in simulate(order, lambda action: 2 if action.kind is Kind.BACKWARD else 1)[worker]:
+        for timed in simulate(order, lambda action: 2 if action.kind is Operation.BACKWARD else 1)[worker]:
             cells += [".."] * (int(timed.start_s) - len(cells))
             name = f"{timed.action.kind.value}{timed.action.microbatch}"
             cells += [name] * int(timed.end_s - timed.start_s)
@@ -93,7 +93,7 @@ def test_any_order_does_everything_once_without_deadlock(case: tuple[str, int, i
     run_in_turns(order)
     kinds = "FIW" if schedule == "zero-bubble" else "FB"
     wanted = {
-        Action(stage, Kind(kind), number)
+        Action(stage, Operation(kind), number)
         for stage in range(stages)
         for kind in kinds
         for number in range(microbatches)

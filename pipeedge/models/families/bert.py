@@ -33,7 +33,7 @@ class TextEmbeddings(nn.Module):
         return normed
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Part 0: queries, keys and values in one product, then attention."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         return attend(self.qkv(hidden), self.heads, bias), hidden
 
 
-class Projection(nn.Module):
+class BertProjection(nn.Module):
     """Part 1: projection of the heads' outputs, residual, norm."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -59,7 +59,7 @@ class Projection(nn.Module):
         return (self.norm1(self.proj(context, residual=skip)),)
 
 
-class Expansion(nn.Module):
+class BertExpansion(nn.Module):
     """Part 2: the upper half of the MLP."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -71,7 +71,7 @@ class Expansion(nn.Module):
         return self.up(hidden), hidden
 
 
-class Contraction(nn.Module):
+class BertContraction(nn.Module):
     """Part 3: the lower half of the MLP, residual, norm."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -107,6 +107,6 @@ BERT = Family(
     inputs=("input_ids", "attention_mask", "token_type_ids"),
     masked=True,
     embeddings=TextEmbeddings,
-    parts=(Attention, Projection, Expansion, Contraction),
+    parts=(BertAttention, BertProjection, BertExpansion, BertContraction),
     head=PooledHead,
 )

@@ -35,7 +35,7 @@ class ImageEmbeddings(nn.Module):
         return torch.cat([*prefix, patches], dim=1).add_(self.position)
 
 
-class Attention(nn.Module):
+class ViTAttention(nn.Module):
     """Part 0: norm, queries, keys and values in one product, then attention."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         return attend(self.qkv(hidden, norm=self.norm1), self.heads, bias), hidden
 
 
-class Projection(nn.Module):
+class ViTProjection(nn.Module):
     """Part 1: projection of the heads' outputs, and the residual."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -61,7 +61,7 @@ class Projection(nn.Module):
         return (self.proj(context, residual=skip),)
 
 
-class Expansion(nn.Module):
+class ViTExpansion(nn.Module):
     """Part 2: norm, then the upper half of the MLP."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -74,7 +74,7 @@ class Expansion(nn.Module):
         return self.up(hidden, norm=self.norm2), hidden
 
 
-class Contraction(nn.Module):
+class ViTContraction(nn.Module):
     """Part 3: the lower half of the MLP, and the residual."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -86,7 +86,7 @@ class Contraction(nn.Module):
         return (self.down(inner, residual=skip),)
 
 
-PRE_NORM_PARTS = (Attention, Projection, Expansion, Contraction)
+PRE_NORM_PARTS = (ViTAttention, ViTProjection, ViTExpansion, ViTContraction)
 
 
 class FirstTokenHead(nn.Module):
