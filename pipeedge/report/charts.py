@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from pipeedge.base.wording import count, figure
 
-__all__ = ["Chart", "Line", "histogram", "lines", "si"]
+__all__ = ["Chart", "Curve", "histogram", "lines", "si"]
 
 _WIDTH, _HEIGHT = 1000.0, 300.0
 _BINS = 40
@@ -22,7 +22,7 @@ _TICKS = 4
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One series. A value of None is a gap."""
 
     name: str
@@ -92,7 +92,7 @@ def histogram(title: str, values: Sequence[float], marks: Sequence[tuple[str, fl
     )
 
 
-def lines(title: str, series: Sequence[Line], unit: str) -> Chart | None:
+def lines(title: str, series: Sequence[Curve], unit: str) -> Chart | None:
     """Return a chart of series over time in seconds, from 0, or None if there is nothing to draw.
 
     Args:
@@ -128,7 +128,7 @@ def lines(title: str, series: Sequence[Line], unit: str) -> Chart | None:
     )
 
 
-def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
+def _pieces(line: Curve) -> Iterator[list[tuple[float, float]]]:
     """Yield the pieces of a line between gaps; a single point becomes a short line."""
     piece: list[tuple[float, float]] = []
     for x, y in [*zip(line.x, line.y, strict=True), (None, None)]:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pipeedge.base.wording import count, figure
 from pipeedge.observe.timeline import Doing, Timeline
 from pipeedge.report.bottleneck import Part, find_bottleneck
-from pipeedge.report.charts import Chart, Line, histogram, lines, si
+from pipeedge.report.charts import Chart, Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
 from pipeedge.report.gantt import Shade, coarsened, legend, shade, to_data
 from pipeedge.report.saved import SavedRun, SavedStage
@@ -313,7 +313,7 @@ def _over_time(run: SavedRun) -> list[Chart]:
         ("bits", "Bits of a value on each link", "bits"),
     ):
         series = [
-            Line(f"stage {one.stage}", one.t_s, one.columns[key]) for one in shown if key in one.columns
+            Curve(f"stage {one.stage}", one.t_s, one.columns[key]) for one in shown if key in one.columns
         ]
         if key != "items_per_s":
             series = [line for line in series if any(line.y)]

@@ -29,7 +29,7 @@ from pipeedge.report import (
     summary_lines,
 )
 from pipeedge.report.bottleneck import Part
-from pipeedge.report.charts import Line, histogram, lines, si
+from pipeedge.report.charts import Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
 from pipeedge.report.gantt import coarsened, to_data
 from pipeedge.report.main import ReportRequest, make_report, parse_report
@@ -308,11 +308,11 @@ def test_every_value_is_in_the_histogram_once(values: list[float]) -> None:
 
 
 def test_a_series_with_gaps() -> None:
-    chart = lines("pace", [Line("stage 0", [1.0, 2.0, 3.0, 4.0], [5.0, None, 6.0, 7.0])], "items/s")
+    chart = lines("pace", [Curve("stage 0", [1.0, 2.0, 3.0, 4.0], [5.0, None, 6.0, 7.0])], "items/s")
     assert chart is not None
     assert chart.svg.count("<polyline") == 2
     assert chart.y_ticks == ("10 items/s", "5 items/s", "0 items/s")
-    assert lines("nothing", [Line("stage 0", [1.0], [None])], "s") is None
+    assert lines("nothing", [Curve("stage 0", [1.0], [None])], "s") is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeedge.base.wording import count, excerpt, figure, hint, percent, plural, printable, shortened
-from pipeedge.report.charts import Line, lines, si
+from pipeedge.report.charts import Curve, lines, si
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_figure_is_close_to_its_value(value: float) -> None:
 
 
 def test_axes_of_charts_have_no_exponents() -> None:
-    chart = lines("pace", [Line("stage 0", [1.0, 2.0], [9000.0, 9500.0])], "items/s")
+    chart = lines("pace", [Curve("stage 0", [1.0, 2.0], [9000.0, 9500.0])], "items/s")
     assert chart is not None
     assert chart.y_ticks == ("10,000 items/s", "5,000 items/s", "0 items/s")
 
