@@ -22,9 +22,21 @@ namespace {
 
 enum ExitCode { kDone = 0, kFault = 1, kWrongRequest = 2, kInfeasible = 3 };
 
-void say(const std::string& line) {
-  std::fprintf(stderr, "sched-pipeline: %s\n", line.c_str());
-}
+// Prints lines on standard error, each behind the name by which the user knows this program.
+class Messages {
+ public:
+  // `called`: argv[0], a path or, from `pipeedge schedule`, these words.
+  explicit Messages(const std::string& called) : program_(called.substr(called.rfind('/') + 1)) {
+    if (program_.empty()) program_ = "sched-pipeline";
+  }
+  const std::string& program() const { return program_; }
+  void say(const std::string& line) const {
+    std::fprintf(stderr, "%s: %s\n", program_.c_str(), line.c_str());
+  }
+
+ private:
+  std::string program_;
+};
 
 // Throws std::runtime_error where standard output does not take it (a full disk, a closed pipe).
 void print(const std::string& text) {
@@ -115,7 +127,7 @@ WhatIf answer(const Scenario& scenario, const CommandLine& line) {
   return result;
 }
 
-int run(const CommandLine& line) {
+int run(const CommandLine& line, const Messages& messages) {
   const NamedProblem named = read_request(line);
   const yaml::Assembly& assembly = named.assembly;
   validate(assembly.problem);
@@ -124,7 +136,7 @@ int run(const CommandLine& line) {
     return kDone;
   }
   const std::vector<Scenario> questions = scenarios(assembly.problem, line.changes);
-  for (const std::string& warning : assembly.warnings) say("warning: " + warning);
+  for (const std::string& warning : assembly.warnings) messages.say("warning: " + warning);
 
   const auto [problem, solution] = solved(assembly.problem, line);
   const bool feasible = !solution.stages.empty();
@@ -133,14 +145,14 @@ int run(const CommandLine& line) {
   if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
   if (feasible && solution.status != Status::kOptimal) {
-    say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()) +
+    messages.say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()) +
         ", the optimum is not below " + seconds_text(solution.lower_bound));
   }
 
   std::vector<WhatIf> answers;
   for (const Scenario& question : questions) {
     answers.push_back(answer(question, line));
-    say(what_if_line(answers.back(), line.solver.objective, feasible, solution,
+    messages.say(what_if_line(answers.back(), line.solver.objective, feasible, solution,
                      feasible ? report->items_per_s() : 0));
   }
   if (feasible) {
@@ -149,20 +161,20 @@ int run(const CommandLine& line) {
   }
   if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(solution));
   if (solution.status == Status::kInfeasible) {
-    say("error: no feasible schedule: " + why_infeasible(problem));
+    messages.say("error: no feasible schedule: " + why_infeasible(problem));
   } else {
-    say("error: no schedule was found within the time limit of " + seconds_text(line.solver.time_limit_s) +
+    messages.say("error: no schedule was found within the time limit of " + seconds_text(line.solver.time_limit_s) +
         ", and none could be excluded; raise --time-limit");
   }
   return kInfeasible;
 }
 
-int main_with_faults(const std::vector<std::string>& arguments) {
+int main_with_faults(const std::vector<std::string>& arguments, const Messages& messages) {
   const CommandLine line = parse_command_line(arguments);
   switch (line.action) {
-    case Action::kHelp: print(help_text()); return kDone;
+    case Action::kHelp: print(help_text(messages.program())); return kDone;
     case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
-    case Action::kSchedule: return run(line);
+    case Action::kSchedule: return run(line, messages);
   }
   return kFault;
 }
@@ -172,19 +184,20 @@ int main_with_faults(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   using namespace pipeedge;
+  const cli::Messages messages(argc > 0 ? argv[0] : "");
   try {
-    return cli::main_with_faults({argv + std::min(argc, 1), argv + argc});
+    return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, messages);
   } catch (const cli::UsageError& error) {
-    cli::say(std::string("error: ") + error.what());
+    messages.say(std::string("error: ") + error.what());
     return cli::kWrongRequest;
   } catch (const yaml::SpecError& error) {
-    cli::say(std::string("error: ") + error.what());
+    messages.say(std::string("error: ") + error.what());
     return cli::kWrongRequest;
   } catch (const std::bad_alloc&) {
-    cli::say("error: out of memory");
+    messages.say("error: out of memory");
     return cli::kFault;
   } catch (const std::exception& error) {
-    cli::say(std::string("error: ") + error.what());
+    messages.say(std::string("error: ") + error.what());
     return cli::kFault;
   }
 }

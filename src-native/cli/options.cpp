@@ -372,10 +372,10 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   return line;
 }
 
-std::string help_text() {
+std::string help_text(const std::string& program) {
   constexpr std::size_t kColumn = 26;  // where the explanations begin
   std::string text =
-      "Usage: sched-pipeline [OPTION]...\n"
+      "Usage: " + program + " [OPTION]...\n"
       "\n"
       "Cut a model into pipeline stages, one a host, so that the most items pass in a\n"
       "second. The schedule goes to standard output as YAML, in stage order, layers\n"
@@ -400,10 +400,12 @@ std::string help_text() {
       "Exit status: 0 done; 2 the options or the files are wrong; 3 no schedule is\n"
       "feasible; 1 a fault of the program. One line on standard error says why.\n"
       "\n"
-      "Examples\n"
-      "  sched-pipeline -m google/vit-large-patch16-224 --explain\n"
-      "  sched-pipeline -sm m.yml -sdt types.yml -sd devices.yml > schedule.yml\n"
-      "  sched-pipeline --add-host Minnowboard-E3845=2 --scale-bandwidth 0.1\n";
+      "Examples\n";
+  for (const char* arguments : {"-m google/vit-large-patch16-224 --explain",
+                                "-sm m.yml -sdt types.yml -sd devices.yml > schedule.yml",
+                                "--add-host Minnowboard-E3845=2 --scale-bandwidth 0.1"}) {
+    text += "  " + program + " " + arguments + "\n";
+  }
   return text;
 }
 

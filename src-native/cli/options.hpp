@@ -49,6 +49,7 @@ struct CommandLine {
 // Throws UsageError. `arguments` without the program's name.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
-std::string help_text();
+// `program`: what the user calls this program.
+std::string help_text(const std::string& program);
 
 }  // namespace pipeedge::cli

@@ -117,19 +117,15 @@ void Instance::measure_links(const LinkTable& links) {
 }
 
 void Instance::measure_handling() {
-  const int data = problem_.data_host;
   for (int cls = 0; cls < classes(); ++cls) {
-    const DeviceType& kind = type(cls);
-    const bool free_end = data == -1 || hosts(cls).front() == data;
+    const int host = hosts(cls).front();
     double through = 0;
     for (int cut = 0; cut <= layers_; ++cut) {
-      const bool receives = !kind.receive_s.empty() && cut < layers_ && !(cut == 0 && free_end);
-      const bool sends = !kind.send_s.empty() && cut > 0 && !(cut == layers_ && free_end);
-      receive_.push_back(receives ? kind.receive_s[index(cut)] : 0);
-      send_.push_back(sends ? kind.send_s[index(cut - 1)] : 0);
+      receive_.push_back(receive_seconds(problem_, host, cut));
+      send_.push_back(send_seconds(problem_, host, cut));
       through_.push_back(through);
-      if (cut < layers_) through += kind.time_s[index(cut)];
-      handles_ = handles_ || receives;
+      if (cut < layers_) through += type(cls).time_s[index(cut)];
+      handles_ = handles_ || receive_.back() > 0;
     }
   }
 }

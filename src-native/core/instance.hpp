@@ -6,8 +6,10 @@
 // ("separable"); with one that says otherwise the host of the stage before matters ("pairwise").
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
+#include "costs.hpp"
 #include "links.hpp"
 #include "problem.hpp"
 
@@ -26,6 +28,8 @@ class Instance {
   int layers() const { return layers_; }
   int classes() const { return static_cast<int>(hosts_.size()); }
   bool pairwise() const { return pairwise_; }
+  // No schedule has more stages.
+  int max_stages() const { return std::min(layers_, static_cast<int>(problem_.hosts.size())); }
 
   // Hosts of a class, in the order of the devices file.
   const std::vector<int>& hosts(int cls) const { return hosts_[index(cls)]; }
@@ -33,19 +37,21 @@ class Instance {
   const DeviceType& type(int cls) const { return *types_[index(cls)]; }
   double bytes(int cut) const { return bytes_[index(cut)]; }   // on a link
 
-  // `held_bytes`: of weights and activations.
-  bool fits(int cls, double held_bytes, int first, int last) const {
-    return type(cls).bids() || held_bytes + (buffer_in_[index(first)] + buffer_out_[index(last)]) <= memory_[index(cls)];
+  // Whether a stage that is grown on a class fits into its memory, buffers included.
+  bool fits(int cls, const GrowingStage& stage) const {
+    const double buffers = buffer_in_[index(stage.first())] + buffer_out_[index(stage.last())];
+    return type(cls).bids() || stage.held_bytes() + buffers <= memory_[index(cls)];
   }
-  // A stage whose layers take `layers_s`, or what the host bids for it. Always added up here, so that equal stages cost the same to the
-  // last bit: the search compares costs with each other.
-  double stage_seconds(int cls, int first, int last, double layers_s) const {
-    if (type(cls).bids()) return type(cls).bid(first, last);
-    return receive(cls, first) + layers_s + send(cls, last);
+  // Whether weights and activations alone exceed the memory, so that no longer stage fits either.
+  bool overfull(int cls, const GrowingStage& stage) const { return stage.held_bytes() > memory_[index(cls)]; }
+  // A stage of a class that begins at a layer; to be grown.
+  GrowingStage stage_from(int cls, int first) const { return {problem_, type(cls), first}; }
+  // Seconds of a stage that is grown on a class, without and with the data rank's own work.
+  double stage_seconds(int cls, const GrowingStage& stage) const {
+    return stage.seconds(receive(cls, stage.first()), send(cls, stage.last()));
   }
-  // The same, with the data rank's own work where the class is its host.
-  double busy_seconds(int cls, int first, int last, double layers_s) const {
-    return data_s_[index(cls)] + stage_seconds(cls, first, last, layers_s);
+  double busy_seconds(int cls, const GrowingStage& stage) const {
+    return stage_seconds(cls, stage) + data_s_[index(cls)];
   }
   // The data rank's own work where the class is its host, else 0.
   double data_work(int cls) const { return data_s_[index(cls)]; }
@@ -56,10 +62,6 @@ class Instance {
   // Beside the layers: taking a microbatch from the link at a cut, passing it on there.
   double receive(int cls, int cut) const { return receive_[row(cls) + index(cut)]; }
   double send(int cls, int cut) const { return send_[row(cls) + index(cut)]; }
-  double activation(int cls, int layer) const {
-    const std::vector<double>& known = types_[index(cls)]->activation_bytes;
-    return known.empty() ? 0 : known[index(layer)];
-  }
   // Whether a schedule that goes on from `cut` could be worse off going on from `later`, layers between
   // left to the stage before: more bytes are carried or held there, or some host needs longer to take
   // them than the layers between would have cost it.

@@ -77,8 +77,7 @@ AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
   const std::vector<StageCost> costs = evaluate(best.problem, best.solution.stages);
   Solution& solution = best.solution;
   solution.bottleneck_s = bottleneck_seconds(best.problem, costs);
-  solution.latency_s = costs.front().link_in_s;
-  for (const StageCost& cost : costs) solution.latency_s += cost.compute_s + cost.link_out_s;
+  solution.latency_s = latency_seconds(costs);
   solution.objective = solution.bottleneck_s;
   solution.status = narrowest.status;
   solution.lower_bound = narrowest.status == Status::kOptimal ? solution.objective : narrowest.lower_bound;

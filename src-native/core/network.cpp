@@ -31,10 +31,6 @@ Network::Network(const Instance& instance, double bottleneck, Purpose purpose, d
 
 Network::ClassStages Network::collect(int cls) {
   const int layers = instance_.layers();
-  const DeviceType& type = instance_.type(cls);
-  const std::vector<double>& layer_mem = weights_on(instance_.problem(), type);
-  const double mem_limit = loosened(type.mem_bytes);
-
   std::vector<char> may_end(at(layers) + 1, 0);
   for (int cut = 1; cut <= layers; ++cut) {
     const double out = instance_.link_out(cls, cut);
@@ -48,25 +44,21 @@ Network::ClassStages Network::collect(int cls) {
     note(in);
     if (in > limit_) continue;
     const std::size_t row = ends.size();
-    double layers_s = 0;
-    double mem = 0;
-    double activation = 0;
+    GrowingStage stage = instance_.stage_from(cls, first);
     for (int last = first + 1; last <= layers; ++last) {
-      layers_s += type.time_s[at(last - 1)];
-      mem += layer_mem[at(last - 1)];
-      activation = std::max(activation, instance_.activation(cls, last - 1));
-      if (mem + activation > mem_limit) break;
+      stage.add_layer();
+      if (instance_.overfull(cls, stage)) break;
       // Of this stage and all longer ones.
-      const double least = instance_.data_work(cls) + (instance_.receive(cls, first) + layers_s);
+      const double least = instance_.data_work(cls) + (instance_.receive(cls, first) + stage.layers_s());
       if (least > limit_) {
         note(least);
         break;
       }
-      const double compute = instance_.stage_seconds(cls, first, last, layers_s);
-      const double busy = instance_.busy_seconds(cls, first, last, layers_s);
+      const double compute = instance_.stage_seconds(cls, stage);
+      const double busy = instance_.busy_seconds(cls, stage);
       note(busy);
       if (busy > limit_) continue;
-      if (may_end[at(last)] == 0 || !instance_.fits(cls, mem + activation, first, last)) continue;
+      if (may_end[at(last)] == 0 || !instance_.fits(cls, stage)) continue;
       if (compute + instance_.fastest(0, first) + instance_.fastest(last, layers) > latency_limit_) continue;
       // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
       while (by_reach() && ends.size() > row) {
@@ -174,19 +166,13 @@ void Network::prepare_min_stages() {
 }
 
 bool Network::allows(int cls, int first, int last) const {
-  const DeviceType& type = instance_.type(cls);
   if (instance_.link_in(cls, first) > limit_ || instance_.link_out(cls, last) > limit_) return false;
-  double layers_s = 0;
-  double mem = 0;
-  double activation = 0;
-  for (int l = first; l < last; ++l) {
-    layers_s += type.time_s[at(l)];
-    mem += weights_on(instance_.problem(), type)[at(l)];
-    activation = std::max(activation, instance_.activation(cls, l));
-    if (layers_s > limit_) return false;
+  GrowingStage stage = instance_.stage_from(cls, first);
+  while (stage.last() < last) {
+    stage.add_layer();
+    if (stage.layers_s() > limit_) return false;
   }
-  return instance_.busy_seconds(cls, first, last, layers_s) <= limit_ &&
-         instance_.fits(cls, mem + activation, first, last);
+  return instance_.busy_seconds(cls, stage) <= limit_ && instance_.fits(cls, stage);
 }
 
 Path Network::path(const std::vector<int>& arcs) const {

@@ -1,12 +1,9 @@
-// Checks and costs of one problem and one schedule: what every other part must agree with.
+// The rules that a problem keeps.
 #include "problem.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
-#include <utility>
-
-#include "links.hpp"
 
 namespace pipeedge {
 namespace {
@@ -36,12 +33,6 @@ void check_count(std::size_t actual, std::size_t expected, const std::string& wh
   }
 }
 
-const DeviceType* data_type(const Problem& problem) {
-  if (problem.data_host == -1) return nullptr;
-  const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
-  return &problem.types[static_cast<std::size_t>(host.type)];
-}
-
 bool in_range(int index, std::size_t count) {
   return index >= 0 && static_cast<std::size_t>(index) < count;
 }
@@ -53,8 +44,6 @@ double Solution::gap() const {
   if (std::isinf(objective)) return 1;
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
 }
-
-double StageCost::worst_s() const { return std::max({busy_s(), link_in_s, link_out_s}); }
 
 void validate(const Problem& problem) {
   const Model& model = problem.model;
@@ -125,95 +114,6 @@ void validate(const Problem& problem) {
     fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
          std::to_string(problem.hosts.size()) + " hosts");
   }
-}
-
-const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type) {
-  return type.weight_bytes.empty() ? problem.model.mem_bytes : type.weight_bytes;
-}
-
-double data_seconds(const Problem& problem) {
-  const DeviceType* type = data_type(problem);
-  return type == nullptr ? 0 : type->feed_s + type->collect_s;
-}
-
-double data_floor_seconds(const Problem& problem) {
-  const DeviceType* type = data_type(problem);
-  return type == nullptr ? 0 : std::max(type->feed_s, type->collect_s);
-}
-
-double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs) {
-  double worst = data_floor_seconds(problem);
-  for (const StageCost& cost : costs) worst = std::max(worst, cost.worst_s());
-  return worst;
-}
-
-double handling_seconds(const Problem& problem, int host, int first, int last) {
-  const DeviceType& type =
-      problem.types[static_cast<std::size_t>(problem.hosts[static_cast<std::size_t>(host)].type)];
-  const bool free_end = problem.data_host == -1 || problem.data_host == host;
-  double seconds = 0;
-  if (!type.receive_s.empty() && !(first == 0 && free_end)) {
-    seconds += type.receive_s[static_cast<std::size_t>(first)];
-  }
-  if (!type.send_s.empty() && !(last == problem.model.layers() && free_end)) {
-    seconds += type.send_s[static_cast<std::size_t>(last - 1)];
-  }
-  return seconds;
-}
-
-double activation_bytes(const DeviceType& type, int first, int last) {
-  if (type.activation_bytes.empty()) return 0;
-  return *std::max_element(type.activation_bytes.begin() + first, type.activation_bytes.begin() + last);
-}
-
-std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages) {
-  const int layers = problem.model.layers();
-  std::vector<char> taken(problem.hosts.size(), 0);
-  int expected = 0;
-  for (const Stage& stage : stages) {
-    if (!in_range(stage.host, problem.hosts.size())) {
-      fail("a stage runs on host number " + std::to_string(stage.host) + ", there are " +
-           std::to_string(problem.hosts.size()));
-    }
-    if (stage.first != expected || stage.last <= stage.first || stage.last > layers) {
-      fail("stages must follow one another: layer " + std::to_string(expected + 1) +
-           " should come next, not [" + std::to_string(stage.first + 1) + ", " +
-           std::to_string(stage.last) + "]");
-    }
-    if (std::exchange(taken[static_cast<std::size_t>(stage.host)], 1) != 0) {
-      fail("host " +
-           quoted(problem.hosts[static_cast<std::size_t>(stage.host)].name,
-                  static_cast<std::size_t>(stage.host)) +
-           " serves more than one stage");
-    }
-    expected = stage.last;
-  }
-  if (expected != layers) fail("layer " + std::to_string(expected + 1) + " is in no stage");
-
-  const LinkTable links(problem);
-  std::vector<StageCost> costs;
-  costs.reserve(stages.size());
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    const Stage& stage = stages[s];
-    const DeviceType& type = links.type_of(stage.host);
-    StageCost cost;
-    for (int l = stage.first; l < stage.last; ++l) {
-      cost.compute_s += type.time_s[static_cast<std::size_t>(l)];
-      cost.mem_bytes += weights_on(problem, type)[static_cast<std::size_t>(l)];
-    }
-    cost.compute_s += handling_seconds(problem, stage.host, stage.first, stage.last);
-    if (type.bids()) cost.compute_s = type.bid(stage.first, stage.last);
-    if (stage.host == problem.data_host) cost.data_s = data_seconds(problem);
-    cost.mem_bytes += activation_bytes(type, stage.first, stage.last);
-    cost.mem_bytes += buffer_bytes(problem, stage.first, stage.last);
-    cost.mem_available_bytes = type.mem_bytes;
-    const int before = s > 0 ? stages[s - 1].host : problem.data_host;
-    const int after = s + 1 < stages.size() ? stages[s + 1].host : problem.data_host;
-    if (before != -1) cost.link_in_s = links.seconds(before, stage.host, link_bytes(problem, stage.first));
-    if (after != -1) cost.link_out_s = links.seconds(stage.host, after, link_bytes(problem, stage.last));
-    costs.push_back(cost);
-  }
-  return costs;
 }
 
 }  // namespace pipeedge

@@ -133,7 +133,7 @@ struct Solution {
   double gap() const;                   // (objective - lower_bound) / objective; 0 when proven, 1 when unknown
 };
 
-// Costs of one schedule, for tables and tests. Cheap; written once, used by the solver too.
+// Costs of one stage of a schedule; the solver judges schedules by them too (costs.hpp).
 struct StageCost {
   double compute_s = 0;                 // receiving and sending included
   double data_s = 0;                    // of the data rank's own work beside it
@@ -159,10 +159,9 @@ const std::vector<double>& weights_on(const Problem& problem, const DeviceType& 
 double data_seconds(const Problem& problem);
 // What it costs any schedule, wherever the stages are.
 double data_floor_seconds(const Problem& problem);
-// Cost of a schedule whose stages cost this.
+// The two objectives, for a schedule whose stages cost this.
 double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs);
-// What layers [first, last) take on a host beside the time of the layers.
-double handling_seconds(const Problem& problem, int host, int first, int last);
+double latency_seconds(const std::vector<StageCost>& costs);
 // The largest activation of layers [first, last) on a type.
 double activation_bytes(const DeviceType& type, int first, int last);
 
