@@ -22,19 +22,9 @@ from rich.table import Table
 
 from pipeedge.auction.house import attend
 from pipeedge.auction.market import bid_of
-from pipeedge.plan.specs import (
-    BYTES_PER_MB,
-    DeviceType,
-    Link,
-    ModelProfile,
-    ModelSpec,
-    load_device_types,
-    load_models,
-    load_neighbors,
-    save_device_types,
-    save_models,
-    save_neighbors,
-)
+from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
+from pipeedge.plan.spec_writing import save_device_types, save_models, save_neighbors
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec
 from pipeedge.request.config import WorldRequest
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from pipeedge.report import read_run
 from pipeedge.simulate.options import SimulationRequest
 from pipeedge.simulate.session import simulate_request
 from pipeedge.testbed.bed import TestBed, TestBeds
-from pipeedge.testbed.cluster import load_cluster
+from pipeedge.testbed.cluster_file import load_cluster
 
 __all__ = [
     "Bed",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipeedge.profile import session
+from pipeedge.profile import layer_work
 
 LIMIT_S = 900
 POLL_S = 0.05
@@ -28,7 +28,7 @@ def main() -> None:
     """Arguments: the directory where hosts meet, how many there are, this one, then those of profiler.py."""
     directory, hosts, host = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     deadline = time.monotonic() + LIMIT_S
-    time_layers = session.time_layers
+    time_layers = layer_work.time_layers
 
     def all_have(stage: str) -> bool:
         if time.monotonic() > deadline:
@@ -46,7 +46,7 @@ def main() -> None:
                 shard(payload)
         return found
 
-    session.time_layers = together
+    layer_work.time_layers = together
     script = Path(__file__).resolve().parents[1] / "profiler.py"
     sys.argv = [str(script), *sys.argv[4:]]
     runpy.run_path(str(script), run_name="__main__")

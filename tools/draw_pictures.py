@@ -17,7 +17,8 @@ from html import escape
 from pathlib import Path
 
 from pipeedge.observe.timeline import Span
-from pipeedge.plan.specs import BYTES_PER_MB, load_device_types, load_models
+from pipeedge.plan.spec_files import load_device_types, load_models
+from pipeedge.plan.specs import BYTES_PER_MB
 from pipeedge.report.gantt import shade
 from pipeedge.simulate.options import SimulationRequest
 from pipeedge.simulate.session import Simulated, simulate_request

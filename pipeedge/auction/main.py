@@ -18,13 +18,15 @@ from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered
 from pipeedge.auction.sale import Sale, Sold
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, named_output
-from pipeedge.base.program import guard, module_words, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import module_words, program_name
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import count, figure
 from pipeedge.control.session import report_early_failure
-from pipeedge.plan.scheduler import format_schedule, save_schedule
-from pipeedge.plan.specs import DeviceType, ModelSpec, load_device_types, load_models, load_neighbors
+from pipeedge.plan.schedule_files import format_schedule, save_schedule
+from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
+from pipeedge.plan.specs import DeviceType, ModelSpec
 
 __all__ = ["main"]
 

@@ -26,7 +26,7 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
         PipeEdgeError: no schedule was found in time.
     """
     try:
-        found = scheduler.plan(_problem(market, time_limit_s), hosts=[bid.host for bid in market.bids])
+        found = scheduler.solve(_problem(market, time_limit_s), hosts=[bid.host for bid in market.bids])
     except scheduler.UndecidedError:
         raise PipeEdgeError(
             f"no schedule found within {figure(time_limit_s)} s; raise --time-limit"

@@ -7,16 +7,8 @@ of them may not have the other, so messages and usage name programs in the way t
 from __future__ import annotations
 
 import sys
-import traceback
-from collections.abc import Callable
 
-from pipeedge.base.errors import EXIT_OK, PipeEdgeError, exit_code, one_line
-from pipeedge.base.streams import open_standard_streams, say
-
-__all__ = ["COMMAND", "COMMANDS", "INTERRUPTED", "guard", "module_words", "program_name"]
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
+__all__ = ["COMMAND", "COMMANDS", "module_words", "program_name"]
 
 COMMAND = "pipeedge"
 COMMANDS = {
@@ -56,29 +48,3 @@ def module_words(script: str, module: str) -> tuple[str, ...]:
 def _is_command() -> bool:
     # pipeedge.cli.main leaves the two words here, as scripts leave their path.
     return bool(sys.argv) and sys.argv[0].startswith(f"{COMMAND} ")
-
-
-def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
-    """Run ``main`` and return the exit status; a failure is one line on standard error.
-
-    Args:
-        program: what the line begins with.
-        main: raises to fail.
-        verbose: print the traceback too.
-    """
-    open_standard_streams()
-    try:
-        main()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else EXIT_OK
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        line = one_line(error)
-        if not isinstance(error, PipeEdgeError) and not verbose:
-            line = f"internal error: {line} (run again with --verbose to see where)"
-        say(program, line)
-        return exit_code(error)
-    return 0

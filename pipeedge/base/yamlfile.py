@@ -22,7 +22,7 @@ from pipeedge.base.errors import SpecError
 from pipeedge.base.files import replace_file
 from pipeedge.base.wording import excerpt, figure
 
-__all__ = ["Field", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
+__all__ = ["Field", "dump", "parse_document", "read_document", "write_document", "write_text", "yaml_name"]
 
 MAX_FILE_BYTES = 64 << 20
 MAX_VALUES = 4_000_000
@@ -281,8 +281,14 @@ def write_document(path: str | os.PathLike[str], data: Any) -> None:
     Raises:
         SpecError: The file cannot be written. An existing file is then unchanged.
     """
+    write_text(path, dump(data))
+
+
+def dump(data: Any) -> str:
+    """Return ``data`` as YAML, with lists of scalars on one line."""
     # In PyYAML, default_flow_style=None means "write collections of scalars inline".
-    write_text(path, yaml.dump(data, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=100))
+    text: str = yaml.dump(data, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=100)
+    return text
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeedge.base.errors import RequestError
-from pipeedge.base.program import COMMAND, guard
+from pipeedge.base.guard import guard
+from pipeedge.base.program import COMMAND
 from pipeedge.base.streams import end, print_result
 from pipeedge.cli.commands import COMMANDS
 from pipeedge.request.options import OneLineParser, add_common, path

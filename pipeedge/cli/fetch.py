@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype

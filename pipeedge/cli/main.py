@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from pipeedge import __version__
 from pipeedge.base.errors import RequestError
-from pipeedge.base.program import COMMAND, INTERRUPTED, guard
+from pipeedge.base.guard import INTERRUPTED, guard
+from pipeedge.base.program import COMMAND
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import hint, printable
 from pipeedge.cli.commands import COMMANDS

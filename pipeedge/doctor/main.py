@@ -7,7 +7,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import printable
 from pipeedge.doctor.examine import examine

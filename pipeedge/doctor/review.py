@@ -8,14 +8,16 @@ from typing import Any
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import specs_bytes
-from pipeedge.doctor import checks
-from pipeedge.doctor.checks import Need, SchedulerFiles
+from pipeedge.doctor.file_checks import SchedulerFiles, check_files
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
+from pipeedge.doctor.rank_checks import Need, check_agreement, check_memory, check_weights
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.plan.planning import Plan, disagreements, plan_schedule
+from pipeedge.plan.facts import disagreements
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
-from pipeedge.plan.specs import load_device_types, load_devices, load_models
+from pipeedge.plan.spec_files import load_device_types, load_devices, load_models
 from pipeedge.request.config import RunRequest, ScheduleRequest
 from pipeedge.transport.frame import frame_capacity
 
@@ -47,14 +49,14 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
         model: model of rank 0.
         facts: facts that each rank reports about itself.
     """
-    found = checks.check_agreement(disagreements(facts), request.world.size)
+    found = check_agreement(disagreements(facts), request.world.size)
     files = None
     try:
         files = _read_files(request.schedule)
     except PipeEdgeError as error:
         found.append(problem_from("files", error))
     if files is not None:
-        found += checks.check_files(
+        found += check_files(
             files,
             model_name=model.name,
             n_layers=model.n_layers,
@@ -70,8 +72,8 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
         found.append(problem_from("schedule", error))
     if plan is not None:
         layers = {stage.rank: str(stage.layers) for stage in plan.schedule.stages}
-        found += checks.check_weights(facts, layers)
-        found += checks.check_memory(facts, planned_needs(plan, model))
+        found += check_weights(facts, layers)
+        found += check_memory(facts, planned_needs(plan, model))
     return Review(tuple(found), plan, files)
 
 

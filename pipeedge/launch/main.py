@@ -15,8 +15,9 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.guard import guard
 from pipeedge.base.machine import processors
-from pipeedge.base.program import guard, module_words, program_name
+from pipeedge.base.program import module_words, program_name
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.streams import end, pass_on, print_result, say
 from pipeedge.launch.commands import (
@@ -30,7 +31,7 @@ from pipeedge.launch.commands import (
     remote_commands,
 )
 from pipeedge.launch.supervisor import Supervisor
-from pipeedge.plan.specs import load_devices
+from pipeedge.plan.spec_files import load_devices
 from pipeedge.request.config import STANDARD_INPUT, Environment, RunRequest, inherited_environment
 from pipeedge.request.options import OneLineParser, add_common, parse_doctor, parse_runtime
 

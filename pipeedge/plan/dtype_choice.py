@@ -17,14 +17,8 @@ from pipeedge.base.schedule import DTYPES
 from pipeedge.base.wording import figure
 from pipeedge.plan import scheduler
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.specs import (
-    DeviceType,
-    ModelProfile,
-    find_named,
-    load_device_types,
-    load_devices,
-    short_dtype,
-)
+from pipeedge.plan.spec_files import find_named, load_device_types, load_devices
+from pipeedge.plan.specs import DeviceType, ModelProfile, short_dtype
 
 __all__ = ["Mixture", "choose_dtype", "mixtures", "permitted"]
 
@@ -51,7 +45,7 @@ def choose_dtype(
     request: scheduler.SchedulerRequest,
     min_agreement: float | None,
     hosts: Sequence[str] | None,
-) -> tuple[scheduler.Plan, str]:
+) -> tuple[scheduler.Solution, str]:
     """Find the fastest schedule in any profiled number type that agrees well enough with float32.
 
     Returns:
@@ -60,7 +54,7 @@ def choose_dtype(
     Raises:
         ScheduleError: no type is permitted; the line says what is known of each.
         InfeasibleError: no schedule is feasible in any of them.
-        PipeEdgeError: as ``scheduler.plan``.
+        PipeEdgeError: as ``scheduler.solve``.
     """
     kinds, devices = load_device_types(request.dev_types_file), load_devices(request.dev_file)
     profiles = {
@@ -78,12 +72,12 @@ def choose_dtype(
             f"--dtype auto: no number type has a profile with an agreement{wanted}: {known} "
             f"({request.dev_types_file})"
         )
-    plans: dict[str, scheduler.Plan] = {}
+    plans: dict[str, scheduler.Solution] = {}
     refusal: InfeasibleError | None = None
     for mixture in mixtures(allowed, request.tokens):
         try:
             asked = replace(request, dtype=f"torch.{mixture.widest}", dtype_of=mixture.by_type)
-            plans[str(mixture)] = scheduler.plan(scheduler.read_problem(asked), hosts=hosts)
+            plans[str(mixture)] = scheduler.solve(scheduler.read_problem(asked), hosts=hosts)
         except InfeasibleError as error:
             refusal = refusal or error
     if not plans:
@@ -148,6 +142,6 @@ def _known(profiles: Mapping[str, Mapping[str, ModelProfile]]) -> str:
     )
 
 
-def _rate(plan: scheduler.Plan) -> str:
+def _rate(plan: scheduler.Solution) -> str:
     rate = plan.throughput_items_per_s
     return "no time at all" if rate is None else f"{figure(rate, 3)} items/s"

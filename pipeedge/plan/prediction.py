@@ -1,4 +1,4 @@
-"""What the scheduler promised, beside what a run measured. Pure.
+"""Compare what the scheduler predicted with what a run measured. Pure.
 
     stage 0   |handling| layers      |handling|
     link 0-1                                  |--------|
@@ -31,17 +31,17 @@ OWN_PROCESSOR = 0.9
 
 @dataclass(frozen=True)
 class StagePrediction:
-    """One stage, seconds a microbatch."""
+    """Prediction for one stage."""
 
     busy_s: Number
-    """Of its layers, of taking a microbatch from one link and passing it on to the next, and on the data rank
-    of reading and collecting."""
+    """Seconds per microbatch for its layers, receiving and sending, on the data rank also for reading and
+    collecting."""
     link_s: Number
-    """Of its outgoing link; 0 where nothing is counted."""
+    """Seconds per microbatch of its outgoing link; 0 where nothing is counted."""
     threads: Count | None
     """Threads its device was profiled with, or None if the profile does not say."""
     tokens: tuple[Count, ...] = ()
-    """Sentence lengths its device was profiled with; empty for images, and where the profile does not say."""
+    """Sentence lengths its device was profiled with; empty for images or if the profile does not say."""
     data_s: Number = 0.0
     """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
 
@@ -52,22 +52,23 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A schedule's promise."""
+    """Prediction for a schedule."""
 
     stages: tuple[StagePrediction, ...]
     ubatch_size: Count
+    """Number of items in a microbatch."""
     tokens: Count | None = None
-    """Tokens of the longest sentence; None for images."""
+    """Tokens of the longest sentence, or None for images."""
     input_link_s: Number = 0.0
     """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
     feed_s: Number = 0.0
-    """Seconds in which the data rank reads and feeds a microbatch."""
+    """Seconds that the data rank takes to read and feed a microbatch."""
     collect_s: Number = 0.0
-    """Seconds in which it collects the results of one."""
+    """Seconds that the data rank takes to collect the results of a microbatch."""
 
     @property
     def scaled(self) -> bool:
-        """Whether the times of all stages are those of the sentences of the run."""
+        """Whether the profiles of all stages cover the sentence length of the run."""
         return all(stage.fits_tokens(self.tokens) for stage in self.stages)
 
     @property
@@ -81,7 +82,7 @@ class Prediction:
         return max(self._costs(), key=lambda cost: cost[0])[1]
 
     def _costs(self) -> Iterator[tuple[float, str]]:
-        """Seconds of everything that takes one microbatch at a time; stages first, which win ties."""
+        """Yield what takes one microbatch at a time, in seconds and words; stages first, which win ties."""
         last = len(self.stages) - 1
         for number, stage in enumerate(self.stages):
             yield stage.busy_s, f"stage {number}"
@@ -108,7 +109,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure that was predicted, beside the one that was measured."""
+    """A predicted figure and the measured one."""
 
     predicted: float
     measured: float
@@ -119,7 +120,7 @@ class Beside:
         return self.measured / self.predicted - 1 if self.predicted else None
 
     def to_body(self, name: str) -> dict[str, float | None]:
-        """Three entries that begin with ``name``."""
+        """Return three entries of a report, whose keys begin with ``name``."""
         error = self.error
         return {
             name: self.predicted,
@@ -130,25 +131,25 @@ class Beside:
 
 @dataclass(frozen=True)
 class StageComparison:
-    """One stage."""
+    """Comparison of one stage."""
 
     stage: int
     rank: int
     compute: Beside
     link: Beside | None
-    """None where no link leaves the stage, none was counted, or it was not measured."""
+    """Seconds of the outgoing link, or None if there is none, or it was not predicted or not measured."""
     remark: str | None
-    """Why it may be off, where it is."""
+    """Likely cause of a large difference, or None."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its promise."""
+    """Comparison of a run with its prediction."""
 
     steady: Beside | None
-    """Items a second once the pipeline is full; None where it never was."""
+    """Items per second once the pipeline is full, or None if it never was."""
     run: Beside | None
-    """Items a second of the whole run."""
+    """Items per second of the whole run."""
     stages: tuple[StageComparison, ...]
     bottleneck: str = ""
     """Part of the pipeline that was predicted to limit it."""
@@ -170,11 +171,11 @@ def compare(
     """Compare a run of ``items`` with its prediction.
 
     Args:
-        prediction: what was promised.
-        stages: what each of them measured, in order.
-        items: of the run.
-        run_items_per_s: measured, from the beginning of reading to the last result out.
-        steady_items_per_s: measured, from the first result to the last; None of one microbatch.
+        prediction: prediction for the schedule of the run.
+        stages: measurements of the stages, in order.
+        items: number of items of the run.
+        run_items_per_s: measured from the beginning of reading to the last result.
+        steady_items_per_s: measured from the first result to the last, or None for a single microbatch.
     """
     promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)
     return Comparison(
@@ -221,9 +222,8 @@ def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, s
         )
     if predicted.threads is not None and predicted.threads != stats.threads:
         return (
-            f"it computes with {count(stats.threads, 'thread')} and was profiled with "
-            f"{predicted.threads}; set "
-            f"OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
+            f"it computes with {count(stats.threads, 'thread')} and was profiled with {predicted.threads}; "
+            f"set OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
         )
     if not slower and tokens is not None:
         return (

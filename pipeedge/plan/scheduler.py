@@ -1,25 +1,12 @@
-"""The one door to the scheduler, the program ``sched-pipeline``; and schedules in files.
+"""The one door to the scheduler, the program ``sched-pipeline``.
 
-    SchedulerRequest ──sched-pipeline --format=problem──> Problem      (it alone reads the user's YAML files)
-    Problem ──sched-pipeline --problem=-──> Plan(schedule, what it promises)
-
-A schedule names hosts, the runtime counts ranks. ``hosts`` (the runtime's ``-H``) joins the two: the
-host at index r is rank r. Without it the hosts must be called by their ranks: ``0``, ``1``, ...
-
-A schedule file is what ``sched-pipeline`` prints. A stage whose link is compressed, or which computes in
-another number type than float32, says so in further keys of its entry; without them the file is the
-original's, byte for byte:
-
-    - mb-0: [1, 24]
-      quant_bits: 8
-      dtype: int8
-    - rcc-0: [25, 48]
+SchedulerRequest ──sched-pipeline --format=problem──> Problem      (it alone reads the user's YAML files)
+Problem ──sched-pipeline --problem=-──> Solution
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -28,37 +15,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
-from pipeedge.base.wording import count
-from pipeedge.base.yamlfile import Field, read_document, write_text, yaml_name
+from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError
+from pipeedge.base.program import program_name
+from pipeedge.base.schedule import Schedule
 from pipeedge.plan.problem import Problem, SolverOptions
-from pipeedge.plan.specs import short_dtype
+from pipeedge.plan.schedule_files import schedule_on
 
 __all__ = [
-    "Plan",
+    "PROGRAM",
+    "Solution",
     "PromisedStage",
     "SchedulerRequest",
     "UndecidedError",
     "find_executable",
-    "format_schedule",
-    "load_schedule",
-    "plan",
+    "solve",
     "read_problem",
-    "save_schedule",
 ]
 
 PROGRAM = "sched-pipeline"
 _GRACE_S = 60.0
-"""Beyond its time limit, for reading the files and saying why nothing is feasible."""
+"""Seconds beyond its time limit, for reading the files and finding out why nothing is feasible."""
 
 
 @dataclass(frozen=True)
 class SchedulerRequest:
-    """A question about the user's YAML files. Validated on creation.
+    """A scheduling request over the user's YAML files. Validated on creation.
 
     Raises:
-        RequestError: a number or name outside its range.
+        RequestError: a number or name is outside its range.
     """
 
     models_file: Path
@@ -66,23 +50,25 @@ class SchedulerRequest:
     dev_file: Path
     model_name: str
     batch_size: int = 8
-    """Items of a microbatch, as the device types were profiled."""
+    """Number of items in a microbatch, as the device types were profiled."""
     dtype: str = "torch.float32"
+    """Number type of the stages."""
     dtype_of: Mapping[str, str] = field(default_factory=dict)
-    """Number type of each device type; unless it is empty, types that it does not name take no part."""
+    """Number type of each device type; unless empty, device types that it does not name take no part."""
     buffers_in: int = 2
-    """Microbatches a stage holds before it computes."""
+    """Number of microbatches that a stage holds before it computes."""
     buffers_out: int = 2
-    """Microbatches a stage holds until they are sent."""
+    """Number of microbatches that a stage holds until they are sent."""
     data_host: str | None = None
-    """Reads the inputs and collects the outputs; its links and its own work count."""
+    """Host that reads the inputs and collects the outputs; its links and its own work count."""
     input_bytes: int | None = None
-    """Bytes of one item of input; None: elements of the models file in the number type of the stages."""
+    """Bytes of one item of input, or None to count the models file's elements in the stages' number type."""
     hosts: tuple[str, ...] = ()
-    """Hosts of the devices file to schedule on; empty: all."""
+    """Hosts of the devices file to schedule on; empty for all."""
     dev_neighbors_file: Path | None = None
+    """File with the bandwidths of pairs of hosts."""
     link_bits: str = "0"
-    """Bits a value on links between stages, or ``auto``."""
+    """Bits per value on links between stages, or ``auto``."""
     tokens: int | None = None
     """Tokens of the longest sentence, to which times and sizes are scaled; None: as profiled."""
     objective: str = "throughput"
@@ -98,7 +84,7 @@ class SchedulerRequest:
 
     @property
     def solver_options(self) -> SolverOptions:
-        """Solver options."""
+        """Objective, link bits and time limit."""
         return SolverOptions(self.objective, self.link_bits, self.time_limit_s)
 
     def arguments(self) -> list[str]:
@@ -126,54 +112,54 @@ class SchedulerRequest:
 
 @dataclass(frozen=True)
 class PromisedStage:
-    """What one stage of a schedule is to take, for one microbatch."""
+    """Predicted costs of one stage, per microbatch."""
 
     compute_s: float
-    """Of its layers, of taking a microbatch from a link and passing it on, and on the data host of the data
-    rank's own work, where the profile says it."""
+    """Seconds for its layers, receiving and sending, on the data host also for the data rank's own work
+    if the profile has it."""
     link_out_s: float
-    """Of its outgoing link; 0 where nothing is counted."""
+    """Seconds of its outgoing link; 0 where nothing is counted."""
     threads: int | None = None
-    """Threads its device was profiled with, where the profile says it."""
+    """Threads its device was profiled with, or None if the profile does not say."""
     tokens: tuple[int, ...] = ()
-    """Sentence lengths its device was profiled with, shortest first, where the profile says it."""
+    """Sentence lengths its device was profiled with, shortest first; empty if unknown."""
     data_s: float = 0.0
     """Seconds of ``compute_s`` that are the data rank's own work."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A schedule and what it promises."""
+class Solution:
+    """A schedule and its predicted costs."""
 
     schedule: Schedule
     bottleneck_s: float
-    """Time of the slowest stage or link, for one microbatch."""
+    """Seconds of the slowest stage or link for one microbatch."""
     throughput_items_per_s: float | None
-    """None where nothing takes time."""
+    """Items per second once the pipeline is full, or None if nothing takes time."""
     latency_s: float
-    """Of one microbatch through the idle pipeline."""
+    """Seconds of one microbatch through the idle pipeline."""
     lower_bound_s: float
-    """Of the objective: no schedule is better than that."""
+    """Seconds of the objective below which no schedule lies."""
     gap: float
-    """Distance from the optimum at most, as a fraction; 0: proven optimal."""
+    """Largest possible distance from the optimum, as a fraction; 0 if proven optimal."""
     bottleneck: str
-    """In words: ``stage 3 on rcc-0 computes 1.549 s``."""
+    """Description of the bottleneck: ``stage 3 on rcc-0 computes 1.549 s``."""
     warnings: tuple[str, ...]
-    """Device types that could not take part, one line each."""
+    """Warnings, such as device types that cannot take part, one line each."""
     unused_hosts: tuple[tuple[str, str], ...]
-    """Host and why it is not used."""
+    """Hosts that are not used, each with the reason."""
     stages: tuple[PromisedStage, ...] = ()
-    """In the order of the schedule."""
+    """Predicted costs of the stages, in the order of the schedule."""
     input_link_s: float = 0.0
-    """Of the link from the data host to the first stage; 0 where nothing is counted."""
+    """Seconds of the link from the data host to the first stage; 0 where nothing is counted."""
     feed_s: float = 0.0
-    """Seconds in which the data rank reads and feeds a microbatch, where the profile says it."""
+    """Seconds that the data rank takes to read and feed a microbatch; 0 if unknown."""
     collect_s: float = 0.0
-    """Seconds in which it collects the results of one, where the profile says it."""
+    """Seconds that the data rank takes to collect the results of a microbatch; 0 if unknown."""
 
 
 def find_executable() -> Path:
-    """``sched-pipeline`` beside this interpreter, else on the ``PATH``.
+    """Return the path of ``sched-pipeline``, beside this interpreter or else on the ``PATH``.
 
     Raises:
         RequestError: it is in neither place.
@@ -209,7 +195,9 @@ def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -
         raise _not_understood(error) from error
 
 
-def plan(problem: Problem, *, hosts: Sequence[str] | None = None, executable: Path | None = None) -> Plan:
+def solve(
+    problem: Problem, *, hosts: Sequence[str] | None = None, executable: Path | None = None
+) -> Solution:
     """Find the best schedule.
 
     Args:
@@ -237,7 +225,8 @@ def _run(arguments: Sequence[str], text: str, timeout_s: float, executable: Path
     program = executable or find_executable()
     try:
         done = subprocess.run(
-            [str(program), *arguments],
+            [program_name(PROGRAM), *arguments],
+            executable=program,
             input=text,
             capture_output=True,
             encoding="utf-8",
@@ -248,43 +237,45 @@ def _run(arguments: Sequence[str], text: str, timeout_s: float, executable: Path
     except OSError as error:
         raise RequestError(f"{program} does not start: {error.strerror}") from error
     except ValueError as error:  # a zero byte in a name
-        raise RequestError(f"a name cannot be passed to {PROGRAM}: {error}") from error
+        raise RequestError(f"a name cannot be passed to {program_name(PROGRAM)}: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise PipeEdgeError(f"{PROGRAM} did not answer within {error.timeout:.0f} s") from error
+        raise PipeEdgeError(f"{program_name(PROGRAM)} did not answer within {error.timeout:.0f} s") from error
     if done.returncode != 0:
         raise _failure(done.returncode, done.stdout, done.stderr)
     return done.stdout
 
 
 def _failure(code: int, stdout: str, stderr: str) -> PipeEdgeError:
+    called = program_name(PROGRAM)
     lines = stderr.strip().splitlines()
-    said = lines[-1].replace(f"{PROGRAM}: error: ", f"{PROGRAM}: ", 1) if lines else ""
+    said = lines[-1].replace(f"{called}: error: ", f"{called}: ", 1) if lines else ""
     if code == RequestError.exit_code:
         return RequestError(said)
     if code == InfeasibleError.exit_code:
         return UndecidedError(said) if '"unknown"' in stdout else InfeasibleError(said)
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit status {code}"
-    return PipeEdgeError(f"{PROGRAM} {how}" + (f": {said}" if said else ""))
+    return PipeEdgeError(f"{called} {how}" + (f": {said}" if said else ""))
 
 
 def _not_understood(error: Exception) -> PipeEdgeError:
     return PipeEdgeError(
-        f"{PROGRAM} is of another version: its answer is not understood ({error!r}); install the package anew"
+        f"{program_name(PROGRAM)} is of another version: its answer is not understood ({error!r}); install "
+        "the package anew"
     )
 
 
-def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Plan:
+def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Solution:
     try:
         answer: dict[str, Any] = json.loads(text)
         stages = [
             (str(stage["host"]), tuple(stage["layers"]), int(stage["quant_bits"]), "float32")
             for stage in answer["schedule"]
         ]
-        schedule = _schedule(stages, hosts, PROGRAM)
+        schedule = schedule_on(stages, hosts, program_name(PROGRAM))
         kinds = [problem.kind_of(host) for host, *_ in stages]
         if all(kind.dtype for kind in kinds):
             schedule = schedule.with_dtypes([kind.dtype for kind in kinds])
-        return Plan(
+        return Solution(
             schedule=schedule.check(n_layers=answer["layers"], world_size=max(schedule.ranks) + 1),
             bottleneck_s=answer["bottleneck_s"],
             throughput_items_per_s=answer["throughput_items_per_s"],
@@ -310,116 +301,3 @@ def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Pl
         )
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise _not_understood(error) from error
-
-
-def _schedule(
-    stages: Sequence[tuple[str, Sequence[int], int, str]], hosts: Sequence[str] | None, source: str
-) -> Schedule:
-    """Hosts become ranks: by their place in ``hosts``, or by their names, which are numbers then."""
-    names = [host for host, *_ in stages]
-    for name in names:
-        if names.count(name) > 1:
-            raise ScheduleError(f"{source}: the host {name} is given {names.count(name)} stages; it runs one")
-    if hosts is not None:
-        for host in hosts:
-            if list(hosts).count(host) > 1:
-                raise ScheduleError(f"the list of hosts names {host} twice; each rank needs its own")
-    plans = []
-    for name, layers, quant_bits, dtype in stages:
-        if hosts is None:
-            if not (name.isascii() and name.isdecimal()):
-                raise ScheduleError(
-                    f"{source}: the host {name} is no rank; name the host of each rank with -H, or call the "
-                    "hosts by their ranks"
-                )
-            rank = int(name)
-        elif name not in hosts:
-            raise ScheduleError(
-                f"{source}: the host {name} has no rank; the hosts that have one are {', '.join(hosts)}"
-            )
-        else:
-            rank = list(hosts).index(name)
-        plans.append(
-            StagePlan(
-                layers=LayerRange.inclusive(*layers),
-                rank=rank,
-                host=None if hosts is None else name,
-                quant_bits=quant_bits,
-                dtype=dtype,
-            )
-        )
-    return Schedule(tuple(plans))
-
-
-# --- schedule files ---------------------------------------------------------------------------------
-
-_QUANT_BITS = "quant_bits"
-_DTYPE = "dtype"
-
-
-def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None = None) -> Schedule:
-    """Read a saved schedule.
-
-    Args:
-        path: the file.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
-
-    Raises:
-        SpecError: the file is not a schedule; with file, line and key.
-        ScheduleError: the schedule cannot be: layers uncovered, a host without a rank, a rank twice.
-    """
-    document = read_document(path)
-    stages = [_read_stage(entry) for entry in document.items()]
-    if not stages:
-        document.fail("holds no stage")
-    try:
-        return _schedule(stages, hosts, document.file)
-    except ScheduleError as error:
-        where = "" if str(error).startswith(document.file) else f"{document.file}: "
-        raise ScheduleError(f"{where}{error}") from error
-
-
-def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int, str]:
-    fields = entry.entries()
-    bits, dtype = fields.pop(_QUANT_BITS, None), fields.pop(_DTYPE, None)
-    if len(fields) != 1:
-        entry.fail("must have one host, as in '- host: [first, last]'")
-    ((host, layers),) = fields.items()
-    bounds = [bound.whole_number() for bound in layers.items()]
-    if len(bounds) != 2:
-        layers.fail(f"has {count(len(bounds), 'number')}; the first and the last layer are expected")
-    if not 1 <= bounds[0] <= bounds[1]:
-        layers.fail(f"[{bounds[0]}, {bounds[1]}] is not a range of layers: use 1 <= first <= last")
-    quant_bits = 0 if bits is None else bits.whole_number()
-    if bits is not None and quant_bits and quant_bits not in BIT_WIDTHS:
-        bits.fail(f"is {quant_bits}; a link carries 2 to 8 or 16 bits a value, or 0 for values as they are")
-    name = "float32" if dtype is None else short_dtype(dtype.text())
-    if dtype is not None and name not in DTYPES:
-        dtype.fail(f"is {name!r}; a stage computes in one of {', '.join(DTYPES)}")
-    return host, (bounds[0], bounds[1]), quant_bits, name
-
-
-def format_schedule(schedule: Schedule) -> str:
-    """``schedule`` as ``load_schedule`` reads it; a stage without a host goes by its rank."""
-    lines = []
-    for stage in schedule.stages:
-        name = str(stage.rank) if stage.host is None else yaml_name(stage.host)
-        lines.append(f"- {name}: [{stage.layers.first}, {stage.layers.last}]\n")
-        if stage.quant_bits:
-            lines.append(f"  {_QUANT_BITS}: {stage.quant_bits}\n")
-        if stage.dtype != "float32":
-            lines.append(f"  {_DTYPE}: {stage.dtype}\n")
-    return "".join(lines)
-
-
-def save_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
-    """Write a schedule file, whole or not at all.
-
-    Raises:
-        SpecError: the file cannot be written.
-        ScheduleError: a host is called as a key of the form is, which then cannot be said.
-    """
-    for stage in schedule.stages:
-        if stage.host in (_QUANT_BITS, _DTYPE):
-            raise ScheduleError(f"a host called {stage.host} cannot be written to a schedule file")
-    write_text(path, format_schedule(schedule))

@@ -1,10 +1,10 @@
-"""A run that never takes place: what the runtime's threads would do, to the moment. Pure.
+"""Simulate a run: compute when each thread of the runtime would do what. Pure.
 
     [feed] ──link 0──> [stage 0] ──link 1──> ... [stage S-1] ──link S──> [collect]
     node 0              node 1                    node S                  node S+1
 
-Every node takes a microbatch, works, and hands it on; every link bounds how far one runs ahead of the
-next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
+Every node takes a microbatch, works on it and passes it on; every link bounds how far a node runs ahead of
+the next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
 
     taken(n)   = max(free(n-1), arrived_in(n))                 the node has time, and it is there
     done(n)    = taken(n) + work
@@ -48,18 +48,19 @@ KEPT_MOMENTS = 40_000
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """What one microbatch costs a stage, seconds. Validated on creation.
+    """Seconds that a stage spends on one microbatch. Validated on creation.
 
     Raises:
-        ValueError: negative or not finite.
+        ValueError: a number is negative or not finite.
     """
 
     compute_s: float
     decode_s: float = 0.0
-    """Taking it from the link included."""
+    """Seconds to receive and decode it."""
     encode_s: float = 0.0
+    """Seconds to encode the output."""
     send_s: float = 0.0
-    """Copying it into a frame, once there is room on the link."""
+    """Seconds to copy the output into a frame, once the link has room."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -72,18 +73,18 @@ class SimulatedStage:
 
 @dataclass(frozen=True)
 class SimulatedLink:
-    """What one microbatch costs a link. Validated on creation.
+    """Seconds that one microbatch occupies a link. Validated on creation.
 
     Raises:
-        ValueError: negative or not finite.
+        ValueError: a number is negative or not finite, or a link in memory has a wire.
     """
 
     wire_s: float = 0.0
-    """Bytes over bandwidth: no other frame is on the wire meanwhile."""
+    """Seconds on the wire, bytes / bandwidth, during which no other frame is on it."""
     latency_s: float = 0.0
-    """On top; frames may follow one another within it."""
+    """Further seconds until the frame arrives, in which the next may follow on the wire."""
     in_memory: bool = False
-    """Both ends are on one rank: no wire."""
+    """Whether both ends are on one rank, so that there is no wire."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -100,7 +101,7 @@ def _check(costs: object) -> None:
 
 @dataclass(frozen=True)
 class PipelineModel:
-    """All that decides when what happens. Validated on creation.
+    """Costs of a pipeline's stages and links, and the length of its run. Validated on creation.
 
     Raises:
         ValueError: no stage, another number of links than stages + 1, or no microbatch.
@@ -108,14 +109,15 @@ class PipelineModel:
 
     stages: tuple[SimulatedStage, ...]
     links: tuple[SimulatedLink, ...]
-    """Into each stage, and the last one's back to the data rank."""
+    """Links into each stage, and the one from the last stage back to the data rank."""
     microbatches: int
+    """Number of microbatches."""
     feed_s: float = 0.0
-    """Reading a microbatch of input."""
+    """Seconds to read a microbatch of input."""
     collect_s: float = 0.0
-    """Writing its results."""
+    """Seconds to write the results of a microbatch."""
     last_fraction: float = 1.0
-    """Items of the last microbatch, as a part of those of the others; what it costs shrinks with it."""
+    """Size of the last microbatch as a fraction of the others; its costs shrink by the same factor."""
 
     def __post_init__(self) -> None:
         if not self.stages or len(self.links) != len(self.stages) + 1:
@@ -131,13 +133,16 @@ class PipelineModel:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of some nodes: when what happened, shape (nodes, microbatches)."""
+    """Moments of some nodes in seconds, each array of shape (nodes, microbatches)."""
 
     nodes: tuple[int, ...]
+    """Numbers of the nodes."""
     taken: _Seconds
+    """Moments at which the node took each microbatch."""
     room: _Seconds
+    """Moments at which its output was done and the link had room for it."""
     arrived: _Seconds
-    """At the other end of the outgoing link."""
+    """Moments at which the output arrived at the other end of the link."""
 
     @classmethod
     def empty(cls, nodes: Sequence[int], microbatches: int) -> _Moments:
@@ -147,23 +152,26 @@ class _Moments:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of it. Times are seconds, 0 when reading begins."""
+    """A finished simulation. Times are seconds since reading began."""
 
     model: PipelineModel
     length_s: float
-    """To the last result."""
+    """Seconds until the last result."""
     fed_at: _Seconds
-    """When each microbatch was made, in the frame that is sent: its latency counts from then; shape
+    """Moments at which each microbatch was written into its frame, from which its latency counts; shape
     (microbatches,)."""
     result_at: _Seconds
-    """When its result was there; shape (microbatches,)."""
+    """Moments at which each result was collected; shape (microbatches,)."""
     fill_s: _Seconds
-    """Of each stage, before its first microbatch, reading included; shape (stages,)."""
+    """Seconds of each stage before its first microbatch, reading included; shape (stages,)."""
     drain_s: _Seconds
+    """Seconds of each stage after its last microbatch; shape (stages,)."""
     wait_input_s: _Seconds
+    """Seconds of each stage waiting for input after its first microbatch; shape (stages,)."""
     wait_link_s: _Seconds
+    """Seconds of each stage waiting for room on its outgoing link; shape (stages,)."""
     occupied_s: _Seconds
-    """Of each link, that a microbatch was on it or waited to be taken; shape (stages + 1,)."""
+    """Seconds in which a microbatch was on each link or waited to be taken; shape (stages + 1,)."""
     _moments: _Moments = field(repr=False)
 
     @property
@@ -196,10 +204,10 @@ class SimulatedRun:
         return tuple(node - 1 for node in self._moments.nodes if 1 <= node <= last)
 
     def timeline(self, ranks: Sequence[int]) -> Timeline:
-        """Spans of the stages in ``drawn``, and of their outgoing links.
+        """Return the spans of the stages in ``drawn`` and of their outgoing links.
 
         Args:
-            ranks: of all stages.
+            ranks: rank of each stage.
         """
         recordings = []
         for stage in self.drawn:
@@ -213,8 +221,8 @@ class SimulatedRun:
         The smaller last microbatch counts as a fraction.
 
         Args:
-            stage: its number.
-            points: windows at most.
+            stage: number of the stage.
+            points: maximum number of windows.
         """
         row = self._moments.nodes.index(stage + 1)
         costs, count = self.model.stages[stage], self.model.microbatches
@@ -253,11 +261,11 @@ class SimulatedRun:
 
 
 def simulate(model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS) -> SimulatedRun:
-    """Run ``model``.
+    """Simulate a run of ``model``.
 
     Args:
-        model: stages, links, microbatches.
-        kept_moments: of as many stages as fit this, evenly chosen, every moment is kept.
+        model: costs of the pipeline.
+        kept_moments: maximum of stages times microbatches for which every moment is kept.
     """
     count, stages = model.microbatches, len(model.stages)
     wavefront = _Wavefront(model, _Moments.empty(_kept_nodes(stages, count, kept_moments), count))
@@ -267,14 +275,14 @@ def simulate(model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS) -> Simul
 
 
 def _kept_nodes(stages: int, microbatches: int, moments: int) -> list[int]:
-    """Feeder, collector, and the stages that are kept, the first and the last among them."""
+    """Return the nodes whose moments are kept: feeder, collector, and stages evenly from first to last."""
     lanes = min(stages, max(2, moments // microbatches))
     chosen = {1 + round(lane * (stages - 1) / max(1, lanes - 1)) for lane in range(lanes)}
     return [0, *sorted(chosen), stages + 1]
 
 
 class _Wavefront:
-    """The last moments of all nodes, and what has added up so far."""
+    """State of the simulation: the latest moments of all nodes, and their sums so far."""
 
     def __init__(self, model: PipelineModel, moments: _Moments) -> None:
         self._model = model
@@ -299,7 +307,7 @@ class _Wavefront:
         self._occupied = np.zeros(nodes)
 
     def step(self, diagonal: int) -> None:
-        """Node i takes microbatch ``diagonal`` - i, for all i for which there is one."""
+        """Let each node i take microbatch ``diagonal`` - i, if there is one."""
         low = max(0, diagonal - self._model.microbatches + 1)
         high = min(diagonal, self._nodes - 1) + 1
         here, after = slice(low, high), slice(low + 1, high + 1)

@@ -8,7 +8,7 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.plan.specs import BYTES_PER_MB, BYTES_PER_SECOND_PER_MBPS
 from pipeedge.profile import emitting
 from pipeedge.profile.options import DeviceTypeCommand, EmitRequest, ModelsCommand
-from pipeedge.profile.results import load_results
+from pipeedge.profile.result_files import load_results
 
 __all__ = ["convert_to_device_type", "convert_to_model", "given_figures"]
 

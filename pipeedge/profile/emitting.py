@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.wording import figure
-from pipeedge.plan import specs
+from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import (
     BYTES_PER_MB,
     BYTES_PER_SECOND_PER_MBPS,
@@ -27,14 +27,7 @@ from pipeedge.plan.specs import (
     ModelSpec,
     short_dtype,
 )
-from pipeedge.profile.results import (
-    LayerResult,
-    LengthResult,
-    ProfileResults,
-    Shapes,
-    elements,
-    ranges_text,
-)
+from pipeedge.profile.results import Measurement, ProfileResults, Shapes, elements, ranges_text
 
 __all__ = [
     "Figures",
@@ -69,11 +62,11 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
     """
     layers = results.whole(source).profile_data
     for before, after in pairwise(layers):
-        if before.shape_out != after.shape_in:
+        given, taken = before.measured.shape_out, after.measured.shape_in
+        if given != taken:
             raise SpecError(
-                f"{source}: the output of layer {before.layer} has shapes {_text(before.shape_out)}, but the "
-                f"input of layer {after.layer} has {_text(after.shape_in)}; profile all layers with the same "
-                "-s"
+                f"{source}: the output of layer {before.layer} has shapes {_text(given)}, but the input of "
+                f"layer {after.layer} has {_text(taken)}; profile all layers with the same -s"
             )
     first = layers[0]
     return ModelSpec(
@@ -81,12 +74,14 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
-        elements_in=elements(first.shape_in),
-        elements_out=tuple(elements(layer.shape_out) for layer in layers),
+        elements_in=elements(first.measured.shape_in),
+        elements_out=tuple(elements(layer.measured.shape_out) for layer in layers),
         tokens=results.tokens if first.lengths else None,
-        elements_in_per_token=_per_token(results, first.shape_in, [each.shape_in for each in first.lengths]),
+        elements_in_per_token=_per_token(
+            results, first.measured.shape_in, [each.measured.shape_in for each in first.lengths]
+        ),
         elements_out_per_token=tuple(
-            _per_token(results, layer.shape_out, [each.shape_out for each in layer.lengths])
+            _per_token(results, layer.measured.shape_out, [each.measured.shape_out for each in layer.lengths])
             for layer in layers
             if layer.lengths
         ),
@@ -100,7 +95,7 @@ def _per_token(results: ProfileResults, shapes: Shapes, others: Sequence[Shapes]
     return (elements(shapes) - elements(others[0])) // (results.tokens - results.other_tokens[0])
 
 
-def _text(shapes: tuple[tuple[int, ...], ...]) -> str:
+def _text(shapes: Shapes) -> str:
     return str([list(shape) for shape in shapes])
 
 
@@ -135,22 +130,22 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     return ModelProfile(
         batch_size=results.batch_size,
         dtype=results.dtype,
-        time_s=tuple(layer.time_s for layer in layers),
+        time_s=tuple(layer.measured.time_s for layer in layers),
         tokens=results.tokens,
         lengths=tuple(
             LengthProfile(
                 tokens=tokens,
-                time_s=tuple(layer.lengths[number].time_s for layer in layers),
-                extra=_lists([layer.lengths[number] for layer in layers]),
+                time_s=tuple(layer.lengths[number].measured.time_s for layer in layers),
+                extra=_lists([layer.lengths[number].measured for layer in layers]),
             )
             for number, tokens in enumerate(results.other_tokens)
         ),
-        extra=extra | _lists(layers),
+        extra=extra | _lists([layer.measured for layer in layers]),
     )
 
 
-def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, list[float]]:
-    """Return the further figures that all of ``layers`` have, one number per layer."""
+def _lists(measured: Sequence[Measurement]) -> dict[str, list[float]]:
+    """Return the further figures that all layers have, one number per layer."""
     found = {}
     for key, name, unit in (
         ("spread_s", "time_spread_s", 1),
@@ -158,7 +153,7 @@ def _lists(layers: Sequence[LayerResult] | Sequence[LengthResult]) -> dict[str, 
         ("send_s", "send_s", 1),
         ("activations_MB", "activations_bytes", BYTES_PER_MB),
     ):
-        values = [getattr(layer, name) for layer in layers]
+        values = [getattr(each, name) for each in measured]
         if None not in values:
             found[key] = [value / unit for value in values]
     return found
@@ -204,7 +199,7 @@ def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, leni
     Raises:
         SpecError: the file is not a models file, or has a different model of that name.
     """
-    old = specs.load_models(path).get(name) if path.exists() else None
+    old = spec_files.load_models(path).get(name) if path.exists() else None
     if old is None or overwrite:
         return None
     if spec.tokens is not None:
@@ -232,14 +227,14 @@ def add_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenien
         SpecError: the model may not be added, as in ``check_model``, or the file cannot be written.
     """
     check_model(path, name, spec, overwrite=overwrite, lenient=lenient)
-    old = specs.load_models(path).get(name) if path.exists() else None
+    old = spec_files.load_models(path).get(name) if path.exists() else None
     if old is not None and not overwrite:
         if old.tokens is not None or spec.tokens is None:
             return False
         # The sizes are the same, but the entry now records for which length.
         spec = replace(spec, mem_bytes=old.mem_bytes, extra=old.extra)
         overwrite = True
-    specs.add_model(path, name, spec, overwrite=overwrite)
+    spec_writing.add_model(path, name, spec, overwrite=overwrite)
     return True
 
 
@@ -291,7 +286,7 @@ def check_profile(
     Raises:
         SpecError: the file is not a device types file, or has such a profile or other figures already.
     """
-    old = specs.load_device_types(path).get(type_name) if path.exists() else None
+    old = spec_files.load_device_types(path).get(type_name) if path.exists() else None
     if old is None or overwrite:
         return old
     for model, profile in profiles:
@@ -330,7 +325,7 @@ def add_profiles(
     """
     check_profile(path, type_name, profiles, figures, overwrite=overwrite)
     for model, profile in profiles:
-        specs.add_profile(
+        spec_writing.add_profile(
             path,
             type_name,
             model,

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.profile.options import (
@@ -76,11 +77,14 @@ def _profiler() -> None:
     # torch's profiler, which records allocations, would print a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # torch takes seconds to import, so it waits until the command line has proved valid.
+    if isinstance(command, SyntheticCommand):
+        from pipeedge.profile.synthetic import synthesize
+
+        synthesize(command, _say)
+        return
     from pipeedge.profile import session
 
-    if isinstance(command, SyntheticCommand):
-        session.synthesize(command, _say)
-    elif command.measure is None:
+    if command.measure is None:
         session.use_results(command, _say, _warn)
     else:
         session.profile(command, _say, _warn)

@@ -46,8 +46,6 @@ DEFAULT_MODELS = Path("models.yml")
 DEFAULT_DEVICE_TYPES = Path("device_types.yml")
 OWN_FILES = {DEFAULT_MODELS: Path("my-models.yml"), DEFAULT_DEVICE_TYPES: Path("my-types.yml")}
 """Files to write by default, if the file in this directory is a worked example."""
-EXAMPLE = "# A worked example"
-"""Beginning of the first line of such a file."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +361,8 @@ def _converter(program: str, description: str) -> argparse.ArgumentParser:
 
 def _own_file(default: Path) -> Path:
     """Return ``default``, or a file of the user's own if that is a worked example in this directory."""
+    from pipeedge.plan.spec_writing import EXAMPLE  # takes a while, and --help does without
+
     try:
         with default.open(encoding="utf-8", errors="replace") as file:
             example = file.readline(len(EXAMPLE)) == EXAMPLE

@@ -63,7 +63,7 @@ def _title(results: ProfileResults) -> str:
 def cut_bytes(results: ProfileResults) -> list[float]:
     """Return the bytes of a microbatch at the cut after each layer."""
     size = getattr(torch, short_dtype(results.dtype), torch.float32).itemsize
-    return [elements(layer.shape_out) * results.batch_size * size for layer in results.profile_data]
+    return [elements(layer.measured.shape_out) * results.batch_size * size for layer in results.profile_data]
 
 
 def _drawn(results: ProfileResults, kind: str) -> bytes:
@@ -77,18 +77,18 @@ def _drawn(results: ProfileResults, kind: str) -> bytes:
     drawing = Figure(figsize=(max(8.0, 0.2 * len(layers)), 9.0), layout="constrained")
     drawing.suptitle(_title(results))
     time, memory, cut = drawing.subplots(3, 1, sharex=True)
-    spreads = [1e3 * (layer.time_spread_s or 0.0) / 2 for layer in layers]
+    spreads = [1e3 * (layer.measured.time_spread_s or 0.0) / 2 for layer in layers]
     bars: dict[str, Any] = {"yerr": spreads, "ecolor": "#404040"} if any(spreads) else {}
-    time.bar(numbers, [1e3 * layer.time_s for layer in layers], color=colours, **bars)
-    total = sum(layer.time_s for layer in layers)
+    time.bar(numbers, [1e3 * layer.measured.time_s for layer in layers], color=colours, **bars)
+    total = sum(layer.measured.time_s for layer in layers)
     time.set_ylabel("ms per microbatch")
     time.set_title(
         f"time: {figure(total)} s in total; error bars span the quartiles", loc="left", fontsize=10
     )
     weights = [layer.memory_bytes / BYTES_PER_MB for layer in layers]
     memory.bar(numbers, weights, color=colours)
-    if all(layer.activations_bytes is not None for layer in layers):
-        peaks = [(layer.activations_bytes or 0.0) / BYTES_PER_MB for layer in layers]
+    if all(layer.measured.activations_bytes is not None for layer in layers):
+        peaks = [(layer.measured.activations_bytes or 0.0) / BYTES_PER_MB for layer in layers]
         memory.step(numbers, peaks, where="mid", color="#404040", label="peak of activations")
         memory.legend()
     memory.set_ylabel("MB")
@@ -109,10 +109,10 @@ def _page(results: ProfileResults) -> bytes:
     heads = ("layer", "time, ms", "spread, ms", "weights, MB", "activations, MB", "cut, MB")
     rows = []
     for layer, size in zip(results.profile_data, cut_bytes(results), strict=True):
-        spread, activations = layer.time_spread_s, layer.activations_bytes
+        spread, activations = layer.measured.time_spread_s, layer.measured.activations_bytes
         cells = (
             str(layer.layer),
-            f"{1e3 * layer.time_s:.3f}",
+            f"{1e3 * layer.measured.time_s:.3f}",
             "" if spread is None else f"{1e3 * spread:.3f}",
             f"{layer.memory_bytes / BYTES_PER_MB:.3f}",
             "" if activations is None else f"{activations / BYTES_PER_MB:.3f}",

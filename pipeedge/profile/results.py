@@ -1,33 +1,4 @@
-"""Represent the measurements of each layer as data and as a file, ``profiler_results.yml``.
-
-    model_name: google/vit-base-patch16-224
-    dtype: torch.float32
-    batch_size: 8
-    layers: 48
-    profile_data:
-    - layer: 1                              # from 1
-      memory: 9.3                           # MB of 2**20 bytes: parameters and buffers, exactly
-      shape_in: [[3, 224, 224]]             # without the microbatch dimension
-      shape_out: [[197, 768], [197, 768]]
-      time: 0.079                           # seconds a microbatch, median
-      time_spread: 0.001                    # between the quartiles
-      memory_activations: 23.2              # MB, the peak while the layer runs; peaks do not add up
-      receive: 0.001                        # seconds to receive its input, if a stage begins with it
-      send: 0.003                           # seconds to send its output, if a stage ends with it
-
-Text models have ``tokens`` at the top, the sentence length of these figures, and ``lengths`` in each layer:
-the same figures for shorter sentences, with ``tokens``, shapes, times and activations.
-
-For number types other than float32 there is ``memory_float32`` too, and ``agreement`` at the top if it was
-measured: the fraction of items whose class is that of float32.
-
-At the top, ``feed`` and ``collect`` are the seconds that a data rank on this device takes to read and feed a
-microbatch, and to collect its results.
-
-``time_spread`` and the keys after it, and ``device``, ``threads``, ``memory_process``, ``agreement``,
-``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them can be read. Other
-keys are kept. Missing layers are added to a file; nothing in it is ever replaced.
-"""
+"""Measurements of a model's layers, and how those of several runs are joined. Pure."""
 
 from __future__ import annotations
 
@@ -35,23 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.wording import count
-from pipeedge.base.yamlfile import Field, read_document, write_document
-from pipeedge.plan.specs import BYTES_PER_MB, short_dtype
+from pipeedge.plan.specs import short_dtype
 
 __all__ = [
     "LayerResult",
     "LengthResult",
+    "Measurement",
     "ProfileResults",
     "Shapes",
     "elements",
-    "load_results",
     "ranges_text",
-    "save_results",
 ]
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -63,50 +31,9 @@ def elements(shapes: Shapes) -> int:
 
 
 @dataclass(frozen=True)
-class LengthResult:
-    """Measurements of one layer with sentences of another length."""
+class Measurement:
+    """What one layer takes for a microbatch, with sentences of one length or with images."""
 
-    tokens: int
-    """Tokens of each sentence."""
-    shape_in: Shapes
-    """Shapes of one item of the input."""
-    shape_out: Shapes
-    """Shapes of one item of the output."""
-    time_s: float
-    """Median seconds for one microbatch."""
-    time_spread_s: float | None = None
-    """Seconds between the quartiles of the repetitions."""
-    activations_bytes: float | None = None
-    """Peak memory besides weights and input while the layer runs, in bytes."""
-    receive_s: float | None = None
-    """Seconds to receive the layer's input from a link."""
-    send_s: float | None = None
-    """Seconds to send the layer's output to a link."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise SpecError(f"{self.tokens} tokens: a sentence has at least 1")
-        _check_numbers(self, f"{self.tokens} tokens", _LENGTH_NUMBERS)
-
-
-_LENGTH_NUMBERS = ("time_s", "time_spread_s", "activations_bytes", "receive_s", "send_s")
-
-
-def _check_numbers(owner: object, what: str, names: Sequence[str]) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise SpecError(f"{what}: {name} is {value}; it must be finite and not negative")
-
-
-@dataclass(frozen=True)
-class LayerResult:
-    """Measurements of one layer."""
-
-    layer: int
-    """Number of the layer, from 1."""
-    memory_bytes: float
-    """Bytes of parameters and buffers."""
     shape_in: Shapes
     """Shapes of one item of the input."""
     shape_out: Shapes
@@ -121,6 +48,42 @@ class LayerResult:
     """Seconds to receive the layer's input from a link."""
     send_s: float | None = None
     """Seconds to send the layer's output to a link."""
+
+    def check(self, what: str) -> None:
+        """Raise ``SpecError`` about ``what`` if a number is impossible."""
+        for name in ("time_s", "time_spread_s", "activations_bytes", "receive_s", "send_s"):
+            _check_number(f"{what}: {name}", getattr(self, name))
+
+
+def _check_number(what: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise SpecError(f"{what} is {value}; it must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """Measurement of one layer with sentences of another length."""
+
+    tokens: int
+    """Tokens of each sentence."""
+    measured: Measurement
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise SpecError(f"{self.tokens} tokens: a sentence has at least 1")
+        self.measured.check(f"{self.tokens} tokens")
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """Results of one layer."""
+
+    layer: int
+    """Number of the layer, from 1."""
+    memory_bytes: float
+    """Bytes of parameters and buffers."""
+    measured: Measurement
+    """Measurement with images, or with the longest sentences."""
     float32_bytes: float | None = None
     """Bytes of parameters and buffers in float32, as ``models.yml`` counts them, or None if measured so."""
     lengths: tuple[LengthResult, ...] = ()
@@ -131,8 +94,9 @@ class LayerResult:
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise SpecError(f"layer {self.layer}: layers are counted from 1")
-        numbers = ("memory_bytes", *_LENGTH_NUMBERS, "float32_bytes")
-        _check_numbers(self, f"layer {self.layer}", numbers)
+        self.measured.check(f"layer {self.layer}")
+        for name in ("memory_bytes", "float32_bytes"):
+            _check_number(f"layer {self.layer}: {name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -285,152 +249,3 @@ def ranges_text(layers: Sequence[int]) -> str:
         else:
             parts.append([layer, layer])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
-
-
-_LAYER_KEYS = {
-    "memory": ("memory_bytes", BYTES_PER_MB),
-    "time": ("time_s", 1),
-    "time_spread": ("time_spread_s", 1),
-    "memory_activations": ("activations_bytes", BYTES_PER_MB),
-    "memory_float32": ("float32_bytes", BYTES_PER_MB),
-    "receive": ("receive_s", 1),
-    "send": ("send_s", 1),
-}
-_NEEDED = {"memory", "time"}
-_LENGTH_KEYS = {key: _LAYER_KEYS[key] for key in _LAYER_KEYS if _LAYER_KEYS[key][0] in _LENGTH_NUMBERS}
-_TOP_KEYS = {
-    "model_name",
-    "dtype",
-    "batch_size",
-    "layers",
-    "profile_data",
-    "device",
-    "threads",
-    "memory_process",
-    "agreement",
-    "tokens",
-    "feed",
-    "collect",
-}
-
-
-def load_results(path: Path) -> ProfileResults:
-    """Read a results file.
-
-    Raises:
-        SpecError: it is invalid; the message gives file, line and key.
-    """
-    document = read_document(path)
-    threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
-    agreement, tokens = document.find("agreement"), document.find("tokens")
-    feed, collect = document.find("feed"), document.find("collect")
-    try:
-        return ProfileResults(
-            model_name=document.at("model_name").text(),
-            dtype=document.at("dtype").text(),
-            batch_size=document.at("batch_size").whole_number(least=1),
-            layers=document.at("layers").whole_number(least=1),
-            profile_data=tuple(_read_layer(entry) for entry in document.at("profile_data").items()),
-            device=None if device is None else device.text(),
-            threads=None if threads is None else threads.whole_number(least=1),
-            process_bytes=None if process is None else process.number() * BYTES_PER_MB,
-            agreement=None if agreement is None else agreement.number(),
-            tokens=None if tokens is None else tokens.whole_number(least=1),
-            feed_s=None if feed is None else feed.number(),
-            collect_s=None if collect is None else collect.number(),
-            extra=_rest(document, _TOP_KEYS),
-        )
-    except SpecError as error:
-        where = "" if str(error).startswith(document.file) else f"{document.file}: "
-        raise SpecError(f"{where}{error}") from error
-
-
-def _read_layer(entry: Field) -> LayerResult:
-    lengths = entry.find("lengths")
-    return LayerResult(
-        layer=entry.at("layer").whole_number(least=1),
-        shape_in=_read_shapes(entry.at("shape_in")),
-        shape_out=_read_shapes(entry.at("shape_out")),
-        lengths=() if lengths is None else tuple(_read_length(length) for length in lengths.items()),
-        extra=_rest(entry, {"layer", "shape_in", "shape_out", "lengths", *_LAYER_KEYS}),
-        **_read_numbers(entry, _LAYER_KEYS),
-    )
-
-
-def _read_length(entry: Field) -> LengthResult:
-    return LengthResult(
-        tokens=entry.at("tokens").whole_number(least=1),
-        shape_in=_read_shapes(entry.at("shape_in")),
-        shape_out=_read_shapes(entry.at("shape_out")),
-        **_read_numbers(entry, _LENGTH_KEYS),
-    )
-
-
-def _read_numbers(entry: Field, keys: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
-    numbers = {}
-    for key, (name, unit) in keys.items():
-        value = entry.at(key) if key in _NEEDED else entry.find(key)
-        numbers[name] = None if value is None else value.number() * unit
-    return numbers
-
-
-def _read_shapes(entry: Field) -> Shapes:
-    return tuple(tuple(size.whole_number(least=1) for size in shape.items()) for shape in entry.items())
-
-
-def _rest(entry: Field, known: set[str]) -> dict[str, Any]:
-    return {name: value.plain() for name, value in entry.entries().items() if name not in known}
-
-
-def save_results(path: Path, results: ProfileResults) -> None:
-    """Write a results file, completely or not at all.
-
-    Raises:
-        SpecError: it cannot be written.
-    """
-    top = {
-        "model_name": results.model_name,
-        "dtype": results.dtype,
-        "batch_size": results.batch_size,
-        "layers": results.layers,
-        "device": results.device,
-        "threads": results.threads,
-        "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
-        "agreement": results.agreement,
-        "tokens": results.tokens,
-        "feed": results.feed_s,
-        "collect": results.collect_s,
-    }
-    document = {key: value for key, value in top.items() if value is not None}
-    write_document(
-        path, {**document, **results.extra, "profile_data": [_layer(x) for x in results.profile_data]}
-    )
-
-
-def _layer(result: LayerResult) -> dict[str, Any]:
-    known = _known(result, _LAYER_KEYS)
-    entry = {
-        "layer": result.layer,
-        "memory": known.pop("memory"),
-        **_shapes(result),
-        "time": known.pop("time"),
-        **known,
-    }
-    if result.lengths:
-        entry["lengths"] = [
-            {"tokens": length.tokens, **_shapes(length), **_known(length, _LENGTH_KEYS)}
-            for length in result.lengths
-        ]
-    return {**entry, **result.extra}
-
-
-def _known(result: LayerResult | LengthResult, keys: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
-    numbers = {key: (getattr(result, name), unit) for key, (name, unit) in keys.items()}
-    return {key: value / unit for key, (value, unit) in numbers.items() if value is not None}
-
-
-def _shapes(result: LayerResult | LengthResult) -> dict[str, Any]:
-    return {
-        "shape_in": [list(shape) for shape in result.shape_in],
-        "shape_out": [list(shape) for shape in result.shape_out],
-    }

@@ -19,7 +19,8 @@ from pipeedge.base.files import (
     named_output,
     write_whole,
 )
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
 from pipeedge.request.options import OneLineParser, add_common
 

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, say
 from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_runtime

@@ -79,7 +79,9 @@ from pipeedge.observe.monitoring import (
 from pipeedge.observe.records import Recording, Row
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.observe.trace import trace_events
-from pipeedge.plan.planning import InputFacts, Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.plan.facts import disagreement, rank_facts
+from pipeedge.plan.planning import InputFacts, Plan
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
 from pipeedge.report.run_report import RunReport, print_report, save_report
 from pipeedge.request.config import DEFAULT_WORKER_THREADS, RunRequest

@@ -19,15 +19,7 @@ from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
-from pipeedge.plan.specs import (
-    BYTES_PER_MB,
-    DeviceType,
-    Link,
-    ModelProfile,
-    ModelSpec,
-    find_named,
-    short_dtype,
-)
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
@@ -119,7 +111,7 @@ class SimulatedCluster:
     """Hosts and links as the scheduler's files describe them."""
 
     types: Mapping[str, DeviceType]
-    """Device types by name."""
+    """Device types by name, with the profiles of the workload's model under its name."""
     devices: Mapping[str, Sequence[str]]
     """Hosts of each device type."""
     neighbors: Mapping[str, Mapping[str, Link]]
@@ -154,7 +146,7 @@ class SimulatedCluster:
         """
         host = host_of(stage)
         name, device = self.type_of(host)
-        known = find_named(device.profiles, load.model_name) or ()
+        known = device.profiles.get(load.model_name, ())
         for profile in known:
             if _same_conditions(profile, stage.dtype, load):
                 if len(profile.time_s) != load.model.layers:
@@ -180,7 +172,7 @@ class SimulatedCluster:
             load: the model and input.
         """
         _, device = self.type_of(data_host)
-        for profile in find_named(device.profiles, load.model_name) or ():
+        for profile in device.profiles.get(load.model_name, ()):
             if _same_conditions(profile, dtype, load):
                 return number(profile.extra.get("feed_s")), number(profile.extra.get("collect_s"))
         return 0.0, 0.0

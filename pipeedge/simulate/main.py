@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from pipeedge.base.program import guard, program_name
+from pipeedge.base.guard import guard
+from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, say
 from pipeedge.simulate.options import parse_simulate
 

@@ -17,15 +17,17 @@ from pipeedge.models import find_model
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.plan import scheduler
 from pipeedge.plan.problem import ELEMENT_BYTES
+from pipeedge.plan.schedule_files import load_schedule
 from pipeedge.plan.simulation import PipelineModel, SimulatedRun, simulate
-from pipeedge.plan.specs import (
-    BYTES_PER_MB,
+from pipeedge.plan.spec_files import (
     find_named,
     load_device_types,
     load_devices,
     load_models,
     load_neighbors,
+    rename_profiles,
 )
+from pipeedge.plan.specs import BYTES_PER_MB
 from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
@@ -155,7 +157,7 @@ def simulate_request(request: SimulationRequest) -> Simulated:
     """
     neighbors = request.dev_neighbors_file
     cluster = SimulatedCluster(
-        load_device_types(request.dev_types_file),
+        rename_profiles(load_device_types(request.dev_types_file), request.model_name),
         load_devices(request.dev_file),
         {} if neighbors is None else load_neighbors(neighbors),
     )
@@ -217,7 +219,7 @@ def _schedule(
     if request.data_host is not None:
         cluster.type_of(request.data_host)
     if request.schedule_file is not None:
-        schedule = scheduler.load_schedule(request.schedule_file, hosts=hosts)
+        schedule = load_schedule(request.schedule_file, hosts=hosts)
         return schedule if request.dtypes is None else schedule.with_dtypes(request.dtypes), ()
     problem = scheduler.read_problem(
         scheduler.SchedulerRequest(
@@ -234,7 +236,7 @@ def _schedule(
             hosts=request.hosts or (),
         )
     )
-    found = scheduler.plan(problem, hosts=hosts)
+    found = scheduler.solve(problem, hosts=hosts)
     return found.schedule, found.warnings
 
 

@@ -20,12 +20,12 @@ from typing import NoReturn
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs
-from pipeedge.base.program import guard
+from pipeedge.base.guard import guard
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import count, figure
 from pipeedge.request.options import OneLineParser, add_common
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
-from pipeedge.testbed.cluster import load_cluster
+from pipeedge.testbed.cluster_file import load_cluster
 
 __all__ = ["main", "parse_testbed"]
 

@@ -20,8 +20,9 @@ from msgspec import Struct
 
 from pipeedge.base.errors import EXIT_PEER, PeerFailedError, one_line
 from pipeedge.base.fields import MALFORMED, Line, decode, encode
+from pipeedge.base.guard import guard
 from pipeedge.base.machine import processors
-from pipeedge.base.program import guard, module_words, program_name
+from pipeedge.base.program import module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port

@@ -124,7 +124,7 @@ class _Core:
             options=SolverOptions(time_limit_s=_TIME_LIMIT_S),
         )
         try:
-            found = scheduler.plan(problem).schedule.stages
+            found = scheduler.solve(problem).schedule.stages
         except InfeasibleError:
             least = self._memory[inside].sum() / parts / _MB
             raise InfeasibleError(

@@ -10,7 +10,7 @@ from shipped_model import DIGITS
 
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.schedule import LayerRange
-from pipeedge.plan.planning import plan_schedule
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_runtime
 

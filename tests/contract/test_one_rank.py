@@ -21,7 +21,7 @@ from rich.console import Console
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
 
 from pipeedge.base.errors import RequestError
-from pipeedge.base.program import guard
+from pipeedge.base.guard import guard
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Forms, Session
 from pipeedge.models import find_model

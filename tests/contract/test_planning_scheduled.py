@@ -15,15 +15,9 @@ from shipped_model import DIGITS
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data.defaults import shipped_sentences
 from pipeedge.models import find_model
-from pipeedge.plan.planning import plan_schedule
-from pipeedge.plan.specs import (
-    DeviceType,
-    LengthProfile,
-    ModelProfile,
-    ModelSpec,
-    save_device_types,
-    save_models,
-)
+from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.spec_writing import save_device_types, save_models
+from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
 from pipeedge.run.pipeline import show_schedule
 
 

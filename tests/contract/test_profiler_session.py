@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from profiles import content, write_results
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.plan import specs
-from pipeedge.profile import session
+from pipeedge.plan import spec_files
+from pipeedge.profile import layer_work, session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
+from pipeedge.profile.job import Job
 from pipeedge.profile.options import (
     ProfileCommand,
     SyntheticCommand,
@@ -30,9 +32,8 @@ from pipeedge.profile.options import (
     parse_models,
     parse_profiler,
 )
-from pipeedge.profile.results import (
-    load_results,
-)
+from pipeedge.profile.result_files import load_results
+from pipeedge.profile.synthetic import synthesize
 
 MIB = 2**20
 
@@ -53,7 +54,7 @@ def profiled(*arguments: object) -> list[str]:
     told: list[str] = []
     command = parse_profiler([str(argument) for argument in arguments])
     if isinstance(command, SyntheticCommand):
-        session.synthesize(command, told.append)
+        synthesize(command, told.append)
     else:
         assert isinstance(command, ProfileCommand)
         work = session.profile if command.measure is not None else session.use_results
@@ -87,10 +88,10 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
     assert [entry["layer"] for entry in written["profile_data"]] == list(range(1, 17))
     assert written["profile_data"][0]["shape_out"] == [[17, 64], [17, 64]]
     assert sum(entry["memory"] for entry in written["profile_data"]) * MIB == model.weight_bytes()
-    spec = specs.load_models("models.yml")["vit-digits"]
+    spec = spec_files.load_models("models.yml")["vit-digits"]
     assert spec.elements_in == 64
     assert spec.elements_out[:4] == (2 * 17 * 64, 17 * 64, 17 * (256 + 64), 17 * 64)
-    kind = specs.load_device_types("device_types.yml")["board"]
+    kind = spec_files.load_device_types("device_types.yml")["board"]
     (profile,) = kind.profiles["vit-digits"]
     assert profile.time_s == tuple(entry["time"] for entry in written["profile_data"])
     assert len(profile.extra["receive_s"]) == len(profile.extra["send_s"]) == 16
@@ -126,7 +127,7 @@ def test_only_new_layers_are_added_to_the_file(here: Path) -> None:
     whole = load_results(here / "profiler_results.yml")
     assert whole.missing == ()
     assert whole.profile_data[5:9] == first.profile_data
-    assert specs.load_models(here / "models.yml")["vit-digits"].layers == 16
+    assert spec_files.load_models(here / "models.yml")["vit-digits"].layers == 16
 
 
 def test_block_by_block_gives_the_same_results_except_times(here: Path) -> None:
@@ -134,26 +135,23 @@ def test_block_by_block_gives_the_same_results_except_times(here: Path) -> None:
     profiled(*DIGITS, "-o", "b.yml", "--by-block")
     whole, blocks = load_results(here / "a.yml"), load_results(here / "b.yml")
     for one, other in zip(whole.profile_data, blocks.profile_data, strict=True):
-        assert (one.layer, one.memory_bytes, one.shape_in, one.shape_out) == (
-            other.layer,
-            other.memory_bytes,
-            other.shape_in,
-            other.shape_out,
-        )
+        assert (one.layer, one.memory_bytes) == (other.layer, other.memory_bytes)
+        assert one.measured.shape_in == other.measured.shape_in
+        assert one.measured.shape_out == other.measured.shape_out
 
 
 def test_a_model_too_large_for_memory_is_measured_block_by_block(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[LayerRange] = []
-    load = session._Job._load
+    load = Job.load
 
     def recorded(job: Any, layers: LayerRange) -> Any:
         loaded.append(layers)
         return load(job, layers)
 
-    monkeypatch.setattr(session._Job, "_load", recorded)
-    monkeypatch.setattr(session, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(Job, "load", recorded)
+    monkeypatch.setattr(layer_work, "available_bytes", lambda: 100_000)
     profiled(*DIGITS, "-l", 3, "-L", 10)
     assert loaded == [LayerRange(2, 4), LayerRange(4, 8), LayerRange(8, 10)]
 
@@ -170,7 +168,7 @@ def test_a_worked_example_is_not_written_by_default(here: Path) -> None:
     assert parse_device_types(["mine"]).emit.dev_types_file == Path("my-types.yml")
     # Named, they are extended, and files of one's own under these names need no option.
     told = profiled("--from-results", "-dt", "mine", "--bw-Mbps", "100", "-sm", "models.yml", "--overwrite")
-    assert "vit-digits" in specs.load_models(here / "models.yml")
+    assert "vit-digits" in spec_files.load_models(here / "models.yml")
     assert parse_models([]).models_file == Path("models.yml")
 
 
@@ -179,8 +177,8 @@ def test_text_is_measured_at_the_requested_length(here: Path, model_dirs: dict[s
     profiled("-m", model, "-i", 1, "-s", 7, "-L", 2, "-b", 3)
     profiled("-m", model, "-i", 1, "-s", "7,24", "-l", 3, "-L", 4, "-b", 3)
     data = load_results(here / "profiler_results.yml").profile_data
-    assert data[0].shape_in == ((7,), (7,), (7,))
-    assert data[2].shape_in == ((7, 24), (7,))
+    assert data[0].measured.shape_in == ((7,), (7,), (7,))
+    assert data[2].measured.shape_in == ((7, 24), (7,))
     longest = refused(here, "-m", model, "-s", 999)
     assert "999 tokens" in longest
 
@@ -190,9 +188,9 @@ def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, P
     options = ("-m", model, "-i", 1, "-b", 2)
     told = profiled(*options, "--tokens", "4,16,8", "-dt", "here", "--bw-Mbps", 100)
     assert any(re.search(r"sentences of 16 tokens, .* s for 8, .* s for 4$", line) for line in told)
-    (name,) = specs.load_models(here / "models.yml")
-    spec = specs.load_models(here / "models.yml")[name]
-    (profile,) = specs.load_device_types(here / "device_types.yml")["here"].profiles[name]
+    (name,) = spec_files.load_models(here / "models.yml")
+    spec = spec_files.load_models(here / "models.yml")[name]
+    (profile,) = spec_files.load_device_types(here / "device_types.yml")["here"].profiles[name]
     assert profile.known_tokens == (4, 8, 16)
     assert profile.tokens == 16
     found = find_model(model)
@@ -206,9 +204,9 @@ def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, P
         assert at.extra["activations_MB"] == other.extra["activations_MB"]
     # A slower board, measured at other lengths, shares the same model entry.
     profiled(*options, "--tokens", "3,6", "-dt", "board", "--bw-Mbps", 100, "-o", "board.yml")
-    assert specs.load_models(here / "models.yml") == {name: spec}
+    assert spec_files.load_models(here / "models.yml") == {name: spec}
     profiled("--synthetic", "2", "--from", "here", "-dt", "half")
-    (half,) = specs.load_device_types(here / "device_types.yml")["half"].profiles[name]
+    (half,) = spec_files.load_device_types(here / "device_types.yml")["half"].profiles[name]
     assert half.at_tokens(6).time_s == pytest.approx([2 * time_s for time_s in profile.at_tokens(6).time_s])
     assert "another sentence length: 4, 8, 16 tokens, but now it is 16 tokens" in refused(
         here, *options, "-s", 16
@@ -229,10 +227,10 @@ def test_a_model_of_text_is_profiled_at_three_lengths_by_default(
 def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs: dict[str, Path]) -> None:
     options = ("-m", str(model_dirs["bert"]), "-i", 1, "-dt", "here", "--bw-Mbps", 100)
     profiled(*options, "-s", 16)
-    (before,) = specs.load_models(here / "models.yml").values()
+    (before,) = spec_files.load_models(here / "models.yml").values()
     assert before.tokens is None
     profiled(*options, "--tokens", "16,4", "-o", "new.yml", "--overwrite")
-    (after,) = specs.load_models(here / "models.yml").values()
+    (after,) = spec_files.load_models(here / "models.yml").values()
     assert (after.tokens, after.elements_out) == (16, before.elements_out)
 
 
@@ -317,13 +315,13 @@ def test_entries_are_kept_and_a_conflict_names_the_difference(here: Path) -> Non
     third = (*DIGITS, "-b", 2, "-o", "two.yml", "-dt", "board")
     assert "has bw_Mbps 1,000, but 7 was given" in refused(here, *third, "--bw-Mbps", 7)
     profiled(*third)
-    types = specs.load_device_types(here / "device_types.yml")
+    types = spec_files.load_device_types(here / "device_types.yml")
     assert [profile.batch_size for profile in types["board"].profiles["vit-digits"]] == [8, 2]
     assert types["board"].mem_bytes == 64 * MIB
 
     profiled(*again, "--mem-MB", 65, "--overwrite")
-    assert specs.load_device_types(here / "device_types.yml")["board"].mem_bytes == 65 * MIB
-    assert specs.load_device_types(here / "device_types.yml")["other"] == types["other"]
+    assert spec_files.load_device_types(here / "device_types.yml")["board"].mem_bytes == 65 * MIB
+    assert spec_files.load_device_types(here / "device_types.yml")["other"] == types["other"]
 
 
 def test_a_models_entry_of_another_tool_is_kept_if_only_memory_differs(here: Path) -> None:
@@ -338,14 +336,14 @@ def test_a_models_entry_of_another_tool_is_kept_if_only_memory_differs(here: Pat
     (here / "models.yml").write_text(yaml.safe_dump({"vit-digits": entry}))
     told = profiled(*emit)
     assert any("is kept unchanged: mem_MB of layers 1-16" in line for line in told)
-    assert specs.load_models(here / "models.yml")["vit-digits"].mem_bytes[0] == values[0] * MIB
+    assert spec_files.load_models(here / "models.yml")["vit-digits"].mem_bytes[0] == values[0] * MIB
 
 
 def test_a_synthetic_type_is_a_multiple_of_another(here: Path) -> None:
     profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 1000, "--mem-MB", 64)
     profiled("--synthetic", 2.5, "--from", "board", "-dt", "slow", "--mem-MB", 32)
     profiled("--synthetic", 0.5, "-dt", "fast", "--mem-MB", 128, "--bw-Mbps", 10)
-    types = specs.load_device_types(here / "device_types.yml")
+    types = spec_files.load_device_types(here / "device_types.yml")
     (base,), (slow,), (fast,) = (types[name].profiles["vit-digits"] for name in ("board", "slow", "fast"))
     assert slow.time_s == pytest.approx([2.5 * value for value in base.time_s])
     assert slow.extra["send_s"] == pytest.approx([2.5 * value for value in base.extra["send_s"]])
@@ -398,9 +396,17 @@ def test_without_matplotlib_a_plot_is_rejected_at_once(here: Path, monkeypatch: 
 # --- interruption -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["time_layers", "activation_peaks", "measure_handling", "save_results"])
+@pytest.mark.parametrize(
+    ("module", "moment"),
+    [
+        (layer_work, "time_layers"),
+        (layer_work, "activation_peaks"),
+        (layer_work, "measure_handling"),
+        (session, "save_results"),
+    ],
+)
 def test_an_interruption_leaves_complete_files(
-    here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, moment: str
 ) -> None:
     profiled(*DIGITS, "-L", 4)
     (here / "models.yml").write_text((ROOT / "models.yml").read_text())
@@ -409,7 +415,7 @@ def test_an_interruption_leaves_complete_files(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, moment, interrupted)
+    monkeypatch.setattr(module, moment, interrupted)
     with pytest.raises(KeyboardInterrupt):
         profiled(*DIGITS, "-l", 5, "-dt", "x", "--bw-Mbps", 1)
     assert content(here) == before

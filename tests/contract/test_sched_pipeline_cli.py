@@ -20,7 +20,7 @@ from places import ROOT
 
 from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
-from pipeedge.plan import specs
+from pipeedge.plan import spec_files
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.scheduler import find_executable
 from pipeedge.simulate.cluster import Workload
@@ -453,7 +453,7 @@ def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, si
     assert last["link_out_s"] == pytest.approx(2000 * 8 * 4 / (8 * MIB / 8))  # outputs are float32
     assert data["dtype"] == dtype.removeprefix("torch.")
     stage = StagePlan(LayerRange.inclusive(*first["layers"]), 0, dtype=data["dtype"])
-    spec = specs.load_models(cluster.folder / "models.yml")["m"]
+    spec = spec_files.load_models(cluster.folder / "models.yml")["m"]
     load = Workload("m", spec, 8, 8)
     assert load.sent_bytes(stage) == 2000 * 8 * size
     assert load.cut_bytes(4, data["dtype"]) == 2000 * 8 * 4
@@ -989,6 +989,23 @@ def test_the_version_is_the_package_s() -> None:
     assert run("--version").out == f"sched-pipeline (PipeEdge) {version}\n"
 
 
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [("pipeedge schedule", "pipeedge schedule"), ("/usr/bin/sched", "sched"), ("", "sched-pipeline")],
+)
+def test_it_calls_itself_by_the_name_it_was_started_with(called: str, name: str) -> None:
+    program = find_executable()
+    refused = subprocess.run(
+        [called, "--formt"], executable=program, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.stderr == f"{name}: error: unknown option --formt; did you mean --format?\n"
+    shown = subprocess.run(
+        [called, "--help"], executable=program, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert shown.stdout.startswith(f"Usage: {name} [OPTION]...\n")
+    assert f"  {name} -m google/vit-large-patch16-224 --explain\n" in shown.stdout
+
+
 def test_a_full_disk_is_a_fault_not_a_success() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([find_executable()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
@@ -1099,8 +1116,8 @@ def test_weights_are_counted_in_their_number_type(
     (stage,) = json.loads(cluster.run("--format=json", "-d", dtype, "--objective=latency").out)["schedule"]
     buffers = 2 * (1000 * 8 * ELEMENT_BYTES[dtype] + 2000 * 8 * 4)
     assert stage["mem_bytes"] == pytest.approx(sum(known) + buffers)
-    kind = specs.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"][0]
-    model = specs.load_models(cluster.folder / "models.yml")["m"]
+    kind = spec_files.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"][0]
+    model = spec_files.load_models(cluster.folder / "models.yml")["m"]
     assert kind.weights_of(model) == pytest.approx(known)
 
 

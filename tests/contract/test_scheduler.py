@@ -23,15 +23,8 @@ from pipeedge.base.errors import (
 )
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.plan import scheduler
-from pipeedge.plan.scheduler import (
-    Plan,
-    SchedulerRequest,
-    find_executable,
-    format_schedule,
-    load_schedule,
-    read_problem,
-    save_schedule,
-)
+from pipeedge.plan.schedule_files import format_schedule, load_schedule, save_schedule
+from pipeedge.plan.scheduler import SchedulerRequest, Solution, find_executable, read_problem
 
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"
@@ -47,8 +40,8 @@ def request(model: str = VIT_BASE, **changes: object) -> SchedulerRequest:
     return SchedulerRequest(**{**files, "model_name": model, **changes})  # type: ignore[arg-type]
 
 
-def plan(asked: SchedulerRequest, hosts: list[str] | None = None, executable: Path | None = None) -> Plan:
-    return scheduler.plan(read_problem(asked), hosts=hosts, executable=executable)
+def plan(asked: SchedulerRequest, hosts: list[str] | None = None, executable: Path | None = None) -> Solution:
+    return scheduler.solve(read_problem(asked), hosts=hosts, executable=executable)
 
 
 # --- planning ---------------------------------------------------------------------------------------
@@ -134,6 +127,12 @@ def test_a_wrong_request_is_one_line(changes: dict[str, object], message: str) -
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert exit_code(caught.value) == 2
+
+
+def test_messages_name_the_command_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipeedge run"])
+    with pytest.raises(RequestError, match=r"^pipeedge schedule: none\.yml: no such file"):
+        plan(request(models_file=Path("none.yml")))
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input
 from pipeedge.data.text import open_tokenizer
-from pipeedge.doctor.checks import check_links
+from pipeedge.doctor.link_checks import check_links
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.launch.supervisor import Ending
 from pipeedge.models import find_model
@@ -65,15 +65,16 @@ from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Exporter
+from pipeedge.plan.facts import disagreements, rank_facts
 from pipeedge.plan.link_speed import Estimate
-from pipeedge.plan.planning import disagreements, rank_facts
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.scheduler import find_executable
+from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import Link as LinkSpec
-from pipeedge.plan.specs import load_models
 from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler
+from pipeedge.profile.result_files import load_results
 from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
@@ -1108,9 +1109,13 @@ def results_of_another_size(patch: Patch) -> str:
 )
 def times_vary(patch: Patch) -> str:
     profiled()
-    results = profiling.load_results(Path("profiler_results.yml"))
-    layers = tuple(dataclasses.replace(layer, time_spread_s=0.24) for layer in results.profile_data)
-    patch.setattr(profiling._Job, "measure", lambda *_: dataclasses.replace(results, profile_data=layers))
+    results = load_results(Path("profiler_results.yml"))
+    layers = tuple(
+        dataclasses.replace(layer, measured=dataclasses.replace(layer.measured, time_spread_s=0.24))
+        for layer in results.profile_data
+    )
+    measured = dataclasses.replace(results, profile_data=layers)
+    patch.setattr(profiling, "measure_layers", lambda *_: measured)
     return profile(f"{MEASURE} -b 8 -o others.yml")
 
 

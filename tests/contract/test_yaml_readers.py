@@ -13,7 +13,7 @@ import pytest
 from mutations import mutate_text, refused, rounds
 from places import ROOT
 
-from pipeedge.plan import specs
+from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.scheduler import find_executable
 
 ROUNDS = 20
@@ -77,10 +77,10 @@ f0:
 s0: {}
 """
 FILES: dict[str, tuple[str, Callable[[Path], Any], Callable[[Path, Any], None]]] = {
-    "models.yml": (MODELS, specs.load_models, specs.save_models),
-    "device_types.yml": (TYPES, specs.load_device_types, specs.save_device_types),
-    "devices.yml": (DEVICES, specs.load_devices, specs.save_devices),
-    "neighbors.yml": (NEIGHBORS, specs.load_neighbors, specs.save_neighbors),
+    "models.yml": (MODELS, spec_files.load_models, spec_writing.save_models),
+    "device_types.yml": (TYPES, spec_files.load_device_types, spec_writing.save_device_types),
+    "devices.yml": (DEVICES, spec_files.load_devices, spec_writing.save_devices),
+    "neighbors.yml": (NEIGHBORS, spec_files.load_neighbors, spec_writing.save_neighbors),
 }
 
 
@@ -158,11 +158,11 @@ def test_what_parsers_disagree_on_is_read_alike(text: str, hosts: list[str] | No
     (tmp_path / "neighbors.yml").write_text("{}\n")
     code, answer, message = schedule(tmp_path, "m")
     if hosts is None:
-        assert refused(lambda: specs.load_devices(tmp_path / "devices.yml"))
+        assert refused(lambda: spec_files.load_devices(tmp_path / "devices.yml"))
         assert (code, answer) == (2, "")
         assert message.count("\n") == 1
         return
-    read = specs.load_devices(tmp_path / "devices.yml")
+    read = spec_files.load_devices(tmp_path / "devices.yml")
     assert [host for listed in read.values() for host in listed] == hosts
     known = json.loads(answer)
     assert code == 0

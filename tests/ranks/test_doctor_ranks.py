@@ -14,11 +14,9 @@ from ports import free_port
 from processes import Ended, Programs
 
 from pipeedge.models import DIGITS
-from pipeedge.plan.specs import (
-    Link,
-    load_neighbors,
-    save_neighbors,
-)
+from pipeedge.plan.spec_files import load_neighbors
+from pipeedge.plan.spec_writing import save_neighbors
+from pipeedge.plan.specs import Link
 
 DOCTOR = "pipeedge/doctor/__main__.py"
 

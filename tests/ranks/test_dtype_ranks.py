@@ -15,8 +15,8 @@ from shipped_model import CPU, DIGITS, heldout, through
 from pipeedge.base.schedule import LayerRange
 from pipeedge.data import open_input
 from pipeedge.models.weights.download import convert
-from pipeedge.plan.specs import load_device_types, load_models
-from pipeedge.profile.results import load_results
+from pipeedge.plan.spec_files import load_device_types, load_models
+from pipeedge.profile.result_files import load_results
 from pipeedge.report.agreement import outputs_by_block
 from pipeedge.request.config import InputRequest
 

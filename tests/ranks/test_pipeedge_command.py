@@ -45,6 +45,9 @@ def test_a_program_reads_the_rest_and_names_the_command() -> None:
 def test_schedule_is_the_native_program() -> None:
     done = start("schedule", "--version")
     assert (done.returncode, done.stdout) == (0, f"sched-pipeline (PipeEdge) {pipeedge.__version__}\n")
+    refused = start("schedule", "-b", "none")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("pipeedge schedule: error: -b: 'none' is not a whole number")
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -19,7 +19,8 @@ from waiting import until
 
 from pipeedge.base.errors import RequestError
 from pipeedge.testbed.bed import TestBed, TestBeds
-from pipeedge.testbed.cluster import Cluster, EmulatedHost, load_cluster
+from pipeedge.testbed.cluster import Cluster, EmulatedHost
+from pipeedge.testbed.cluster_file import load_cluster
 from pipeedge.testbed.groups import find_hierarchies
 from pipeedge.testbed.journal import Owner
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeedge.profile.results import (
-    LayerResult,
-    ProfileResults,
-    save_results,
-)
+from pipeedge.profile.result_files import save_results
+from pipeedge.profile.results import LayerResult, Measurement, ProfileResults
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -17,7 +14,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def write_results(path: Path, **changed: Any) -> ProfileResults:
-    layer = LayerResult(1, 1.0, ((1, 8, 8),), ((17, 64), (17, 64)), 0.5)
+    layer = LayerResult(1, 1.0, Measurement(((1, 8, 8),), ((17, 64), (17, 64)), 0.5))
     values = {"model_name": "vit-digits", "dtype": "torch.float32", "batch_size": 8, "layers": 16}
     made = ProfileResults(**{**values, "profile_data": (layer,), **changed})
     save_results(path, made)

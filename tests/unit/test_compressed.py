@@ -19,7 +19,7 @@ from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule
 from pipeedge.compress import LinkEncoder, NonFiniteError, Sample, choose_levels
 from pipeedge.compress.adaptation import FixedBits
 from pipeedge.models import Model, find_model
-from pipeedge.plan.planning import plan_schedule
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run.stage import Decode, Encode

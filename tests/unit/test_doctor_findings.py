@@ -16,21 +16,18 @@ from hypothesis import strategies as st
 
 from pipeedge.base import fields
 from pipeedge.base.schedule import Schedule
-from pipeedge.doctor import checks
-from pipeedge.doctor.checks import Need, SchedulerFiles
+from pipeedge.doctor.file_checks import SchedulerFiles, check_files
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
+from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.links import LinkMeter, answer_link
+from pipeedge.doctor.network_checks import check_addr, check_interface, diagnose_dial
 from pipeedge.doctor.probe import Probe
+from pipeedge.doctor.rank_checks import Need, check_clocks, check_memory, check_weights
 from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
 from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.specs import (
-    BYTES_PER_SECOND_PER_MBPS,
-    DeviceType,
-    ModelProfile,
-    ModelSpec,
-)
+from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec
 from pipeedge.request.config import Environment
 from pipeedge.request.options import parse_doctor
 from pipeedge.transport.loopback import LoopbackTransport
@@ -88,7 +85,7 @@ OWN = ["10.0.0.1", "127.0.0.1", "fe80::1"]
 def test_addr_is_resolved_and_judged(
     addr: str, resolved: str, rank: int, world: int, level: Level, said: str
 ) -> None:
-    finding = checks.check_addr(addr, resolved, rank=rank, world_size=world, own=OWN)
+    finding = check_addr(addr, resolved, rank=rank, world_size=world, own=OWN)
     assert finding.level is level
     assert said in finding.what
     assert "fe80" not in finding.what
@@ -108,15 +105,15 @@ def test_addr_is_resolved_and_judged(
     ],
 )
 def test_a_failed_dial_is_diagnosed(cause: OSError | None, resolved: str, said: str) -> None:
-    finding = checks.diagnose_dial("pi1", 29500, cause, resolved=resolved, timeout_s=6, own=OWN)
+    finding = diagnose_dial("pi1", 29500, cause, resolved=resolved, timeout_s=6, own=OWN)
     assert said in finding.what
     assert (finding.level, finding.code) == (Level.PROBLEM, 4)
     assert ("firewall" in finding.what) == isinstance(cause, TimeoutError)
 
 
 def test_links_off_the_route_are_a_warning() -> None:
-    assert checks.check_interface("eth0", "eth0", "pi1").level is Level.OK
-    finding = checks.check_interface("wlan0", "eth0", "pi1")
+    assert check_interface("eth0", "eth0", "pi1").level is Level.OK
+    finding = check_interface("wlan0", "eth0", "pi1")
     assert finding.level is Level.WARNING
     assert "wlan0" in finding.what
     assert "eth0" in finding.what
@@ -155,7 +152,7 @@ def rank_facts(**changes: Any) -> dict[str, Any]:
 def test_memory_is_compared_with_the_plan(
     facts: Mapping[int, dict[str, Any]], needs: Mapping[int, Need], who: int | None
 ) -> None:
-    found = checks.check_memory(facts, needs)
+    found = check_memory(facts, needs)
     problems = [finding.rank for finding in found if finding.level is Level.PROBLEM]
     assert problems == ([] if who is None else [who])
     assert len(found) == 1
@@ -175,8 +172,8 @@ def test_planned_memory_counts_weights_and_frames_of_the_shard() -> None:
 
 def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
     facts = {0: {"weights_error": "no weights at x"}, 1: {"weights_error": None}}
-    assert checks.check_weights(facts, {1: "1-16"}) == []
-    (finding,) = checks.check_weights(facts, {0: "1-16"})
+    assert check_weights(facts, {1: "1-16"}) == []
+    (finding,) = check_weights(facts, {0: "1-16"})
     assert finding.rank == 0
     assert "no weights at x" in finding.what
 
@@ -185,7 +182,7 @@ def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
     ("clocks", "late"), [({0: 5.0}, []), ({0: 5.0, 1: 5.2}, []), ({0: 5.0, 1: 9.0, 2: 4.0}, [1, 2])]
 )
 def test_clock_offsets_are_reported(clocks: dict[int, float], late: list[int]) -> None:
-    found = checks.check_clocks(clocks)
+    found = check_clocks(clocks)
     assert [finding.rank for finding in found if finding.level is Level.WARNING] == late
     assert exit_status(found) == 0
 
@@ -224,7 +221,7 @@ def files(
 def test_names_and_numbers_of_the_files_are_compared(
     given_files: SchedulerFiles, hosts: list[str] | None, model: str, levels: list[int], said: str
 ) -> None:
-    found = checks.check_files(
+    found = check_files(
         given_files,
         model_name=model,
         n_layers=16,
@@ -277,7 +274,7 @@ def test_only_rounds_that_agree_are_steady(mbps: list[float], median: float, ste
     assert estimate.link.bw_bytes_per_s == pytest.approx(1e6 * median)
     assert estimate.steady == steady
     assert estimate.low_bytes_per_s <= estimate.link.bw_bytes_per_s <= estimate.high_bytes_per_s
-    (finding,) = checks.check_links([(0, 1)], {0: estimate}, None)
+    (finding,) = check_links([(0, 1)], {0: estimate}, None)
     assert finding.level is (Level.OK if steady else Level.WARNING)
     assert f"in {len(mbps)} rounds" in finding.what
 
@@ -309,7 +306,7 @@ def estimated(bytes_per_s: float) -> Estimate:
 
 def test_the_first_unmeasured_link_is_named() -> None:
     pairs = [(0, 1), (1, 2), (2, 0)]
-    found = checks.check_links(pairs, {0: estimated(1e6)}, "it broke")
+    found = check_links(pairs, {0: estimated(1e6)}, "it broke")
     assert [finding.level for finding in found] == [Level.OK, Level.PROBLEM]
     assert "rank 1 -> rank 2" in found[1].what
     assert "it broke" in found[1].what
@@ -320,7 +317,7 @@ def test_a_link_far_below_its_promised_bandwidth_is_a_warning() -> None:
     promised = files({"board": ["a", "b"]})
     pairs = [(0, 1), (1, 0)]
     measured = {number: estimated(mbps * BYTES_PER_SECOND_PER_MBPS) for number, mbps in ((0, 100), (1, 900))}
-    (finding,) = checks.check_promises(pairs, measured, promised, ["a", "b"])
+    (finding,) = check_promises(pairs, measured, promised, ["a", "b"])
     assert finding.level is Level.WARNING
     assert "rank 0 -> rank 1 carries 100 Mbps" in finding.what
     assert "1,000 Mbps" in finding.what

@@ -32,8 +32,9 @@ from pipeedge.models.int8 import (
 )
 from pipeedge.models.linear import Linear
 from pipeedge.models.weights.download import convert, save_weights
-from pipeedge.plan.planning import Plan, plan_schedule
-from pipeedge.plan.scheduler import format_schedule, load_schedule
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_files import format_schedule, load_schedule
 from pipeedge.profile.options import parse_profiler
 from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
 from pipeedge.request.config import Environment, InputRequest

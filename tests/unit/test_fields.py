@@ -19,8 +19,8 @@ from pipeedge.base import fields
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.compress.policies import Decided
-from pipeedge.doctor.checks import check_facts
 from pipeedge.doctor.findings import Finding, exit_status, problem
+from pipeedge.doctor.rank_checks import check_facts
 from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.metrics import EnergyUse, StageStats

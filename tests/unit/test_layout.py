@@ -15,7 +15,7 @@ PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
-           program console
+           yamledit program guard console
 request    config options
 models     activations dtypes linear int8 kernels progress weights.reading architecture weights.random_weights
            shard weights.names families.bert families.vit weights.fill families.deit weights.writing
@@ -24,19 +24,21 @@ compress   policies clamping adaptation codec wire link
 transport  base channel frame interfaces loopback rendezvous p2p rpc
 control    clocks messages failures liveness roster attendance telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       problem specs link_speed prediction simulation scheduler dtype_choice planning
+plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
+           scheduler dtype_choice facts planning schedule_choice
 data       source model_inputs pictures selection tables results reading arrays companions images
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank pipeline main __main__
-profile    options results handling network measuring emitting plotting data_work converting session
-           main
+profile    options results result_files handling network measuring emitting plotting data_work converting
+           products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
 train      batchlinear checkpoint dropout heap sends orders recording request report networks
            options costs engine exporting samples partition session main __main__
-doctor     findings probe checks links review examine main __main__
+doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look
+           links link_work review examine main __main__
 auction    market ordered sale optimal options house main
-testbed    cluster groups network journal bed main
+testbed    cluster cluster_file groups network journal bed main
 simulate   cluster options session main __main__
 cli        commands fetch schedule completion main
 """
@@ -59,6 +61,11 @@ ORDER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in mod
 """Modules in order; ``python -m pipeedge`` is the last."""
 
 PURE = (
+    "doctor.file_checks",
+    "doctor.findings",
+    "doctor.link_checks",
+    "doctor.network_checks",
+    "doctor.rank_checks",
     "auction.market",
     "auction.ordered",
     "auction.sale",
@@ -76,7 +83,10 @@ PURE = (
     "base.fields",
     "launch.commands",
     "observe.metrics",
+    "plan.facts",
+    "plan.problem",
     "plan.prediction",
+    "plan.specs",
     "models.activations",
     "models.architecture",
     "models.weights.names",
@@ -105,13 +115,6 @@ PURE = (
 )
 """Decisions over plain data: values in, values out."""
 
-ALSO_IMPURE = {
-    "base.program": "only its program_name is used, for messages",
-    "base.yamlfile": "only its readers of fields are used, beside those of files",
-    "plan.specs": "only its types are used, which stand beside the files that they are read from",
-}
-"""Modules with effects that pure ones import, and why they may."""
-
 EFFECTS = {
     "asyncio",
     "io",
@@ -132,7 +135,7 @@ EFFECTS = {
 
 READS_ENVIRONMENT = {"request.config"}
 WRITES_ENVIRONMENT = {
-    "doctor.examine",
+    "doctor.run_look",
     "profile.main",
     "run.main",
     "train.main",
@@ -259,8 +262,6 @@ def ways(module: str, trees: Mapping[str, ast.AST]) -> dict[str, str]:
         if name in found:
             continue
         found[name] = way
-        if name in ALSO_IMPURE:
-            continue
         targets = {target for target in map(own, imports(trees[name])) if target is not None}
         waiting += [(target, f"{way} -> {target}") for target in sorted(targets)]
     return found
@@ -269,15 +270,9 @@ def ways(module: str, trees: Mapping[str, ast.AST]) -> dict[str, str]:
 @pytest.mark.parametrize("module", PURE)
 def test_decisions_are_pure(module: str) -> None:
     """Neither the module nor one that it imports, however indirectly, touches the world."""
-    reached = {name: way for name, way in ways(module, MODULES).items() if name not in ALSO_IMPURE}
+    reached = ways(module, MODULES)
     impure = {way: sorted(found) for name, way in reached.items() if (found := effects(MODULES[name]))}
     assert not impure
-
-
-def test_every_exception_from_purity_is_needed() -> None:
-    reached = {name for module in PURE for name in ways(module, MODULES)}
-    needed = {name for name in ALSO_IMPURE if name in reached}
-    assert needed == set(ALSO_IMPURE)
 
 
 def test_an_effect_behind_an_import_is_found() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
-from pipeedge.base.program import guard
+from pipeedge.base.guard import guard
 from pipeedge.request.config import Environment, RunRequest
 from pipeedge.request.options import parse_runtime
 

@@ -21,8 +21,10 @@ from pipeedge.base.payload import PixelTable, specs_bytes
 from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.compress import wire_specs
 from pipeedge.models import MODEL_NAMES, Model, find_model
-from pipeedge.plan.planning import MEASURED_LINK_S, Plan, disagreement, plan_schedule, rank_facts
+from pipeedge.plan.facts import disagreement, rank_facts
+from pipeedge.plan.planning import MEASURED_LINK_S, Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import CLAMPS, CompressionRequest, Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.transport.frame import frame_capacity

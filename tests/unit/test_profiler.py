@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from pipeedge.base.errors import SpecError
+from pipeedge.base.guard import guard
 from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.base.payload import specs_bytes
-from pipeedge.base.program import guard
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.plan import specs
+from pipeedge.plan import spec_files
 from pipeedge.profile.data_work import measure_data_work
 from pipeedge.profile.handling import Wire
 from pipeedge.profile.measuring import (
@@ -30,14 +30,8 @@ from pipeedge.profile.measuring import (
     summaries,
     time_layers,
 )
-from pipeedge.profile.results import (
-    LayerResult,
-    LengthResult,
-    ProfileResults,
-    load_results,
-    ranges_text,
-    save_results,
-)
+from pipeedge.profile.result_files import load_results, save_results
+from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, ranges_text
 from pipeedge.transport.frame import HEADER_BYTES
 
 MIB = 2**20
@@ -52,6 +46,16 @@ shapes = st.lists(
 ).map(tuple)
 amounts = st.floats(0, 1e6)
 maybe = st.none() | amounts
+measurements = st.builds(
+    Measurement,
+    shape_in=shapes,
+    shape_out=shapes,
+    time_s=amounts,
+    time_spread_s=maybe,
+    activations_bytes=st.none() | amounts.map(lambda value: value * MIB),
+    receive_s=maybe,
+    send_s=maybe,
+)
 
 
 @st.composite
@@ -61,20 +65,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
     tokens = draw(st.none() | st.integers(100, 999))
     shorter = () if tokens is None else tuple(draw(st.sets(st.integers(1, 99), max_size=2)))
     lengths = st.tuples(
-        *(
-            st.builds(
-                LengthResult,
-                tokens=st.just(length),
-                shape_in=shapes,
-                shape_out=shapes,
-                time_s=amounts,
-                time_spread_s=maybe,
-                activations_bytes=st.none() | amounts.map(lambda value: value * MIB),
-                receive_s=maybe,
-                send_s=maybe,
-            )
-            for length in shorter
-        )
+        *(st.builds(LengthResult, tokens=st.just(length), measured=measurements) for length in shorter)
     )
     return ProfileResults(
         model_name=draw(st.sampled_from(["google/vit-base-patch16-224", "my model", "yes"])),
@@ -85,13 +76,8 @@ def results(draw: st.DrawFn) -> ProfileResults:
             LayerResult(
                 layer=number,
                 memory_bytes=draw(amounts) * MIB,
-                shape_in=draw(shapes),
-                shape_out=draw(shapes),
-                time_s=draw(amounts),
-                time_spread_s=draw(maybe),
-                activations_bytes=draw(st.none() | amounts.map(lambda value: value * MIB)),
-                receive_s=draw(maybe),
-                send_s=draw(maybe),
+                measured=draw(measurements),
+                float32_bytes=draw(st.none() | amounts.map(lambda value: value * MIB)),
                 lengths=draw(lengths),
                 extra=draw(st.sampled_from([{}, {"note": "kept"}])),
             )
@@ -375,7 +361,7 @@ def test_faults_of_the_program_itself_are_reported(capsys: pytest.CaptureFixture
 
 
 def test_the_examples_include_a_profile_of_this_tool() -> None:
-    types = specs.load_device_types(ROOT / "device_types.yml")
+    types = spec_files.load_device_types(ROOT / "device_types.yml")
     made = {
         name: profile
         for name, kind in types.items()
@@ -385,5 +371,5 @@ def test_the_examples_include_a_profile_of_this_tool() -> None:
     assert len(made) == 1
     (profile,) = made.values()
     assert len(profile.time_s) == len(profile.extra["send_s"]) == 48
-    hosts = specs.load_devices(ROOT / "devices.yml")
+    hosts = spec_files.load_devices(ROOT / "devices.yml")
     assert not set(made) & set(hosts)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.plan.planning import disagreement
+from pipeedge.plan.facts import disagreement
 from pipeedge.request.config import Environment, TransportRequest
 from pipeedge.request.options import parse_runtime
 from pipeedge.transport.base import Link

@@ -15,7 +15,7 @@ from places import ROOT
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import parse_document, yaml_name
-from pipeedge.plan import specs
+from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
 
 MIB = 2**20
@@ -80,8 +80,8 @@ def test_models_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.mktemp("specs") / "models.yml"
-    specs.save_models(path, models)
-    assert specs.load_models(path) == models
+    spec_writing.save_models(path, models)
+    assert spec_files.load_models(path) == models
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,8 +90,8 @@ def test_device_types_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, types: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.mktemp("specs") / "device_types.yml"
-    specs.save_device_types(path, types)
-    assert specs.load_device_types(path) == types
+    spec_writing.save_device_types(path, types)
+    assert spec_files.load_device_types(path) == types
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,14 +101,14 @@ def test_devices_read_back_as_written(
 ) -> None:
     path = tmp_path_factory.mktemp("specs") / "devices.yml"
     devices = {"one": tuple(hosts[:cut]), "other": tuple(hosts[cut:])}
-    specs.save_devices(path, devices)
-    assert specs.load_devices(path) == devices
+    spec_writing.save_devices(path, devices)
+    assert spec_files.load_devices(path) == devices
 
 
 def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
     neighbors = {"a": {"b": Link(12.5 * MIB, 0.25), "10.0.0.1": Link(0.0)}, "b": {}}
-    specs.save_neighbors(tmp_path / "n.yml", neighbors)
-    assert specs.load_neighbors(tmp_path / "n.yml") == neighbors
+    spec_writing.save_neighbors(tmp_path / "n.yml", neighbors)
+    assert spec_files.load_neighbors(tmp_path / "n.yml") == neighbors
     assert yaml.safe_load((tmp_path / "n.yml").read_text())["a"]["b"] == {"bw_Mbps": 100, "latency_s": 0.25}
 
 
@@ -169,13 +169,13 @@ def test_noisy_times_never_leave_what_is_possible() -> None:
 
 
 def test_the_examples_load_with_their_units() -> None:
-    models = specs.load_models(ROOT / "models.yml")
+    models = spec_files.load_models(ROOT / "models.yml")
     base = models["google/vit-base-patch16-224"]
     assert (base.layers, models["DummyModel"].layers) == (48, 0)
     assert base.mem_bytes[0] == 26.808319999999995 * MIB
     assert base.elements_out[:3] == (302592, 151296, 756480)
 
-    types = specs.load_device_types(ROOT / "device_types.yml")
+    types = spec_files.load_device_types(ROOT / "device_types.yml")
     assert types["DummyDeviceType"] == DeviceType(0.0, 0.0)
     board = types["Minnowboard-E3845"]
     assert board.mem_bytes == 2 * 2**30
@@ -183,7 +183,7 @@ def test_the_examples_load_with_their_units() -> None:
     (profile,) = board.profiles["google/vit-large-patch16-224"]
     assert (profile.batch_size, profile.dtype, len(profile.time_s)) == (8, "torch.float32", 96)
 
-    devices = specs.load_devices(ROOT / "devices.yml")
+    devices = spec_files.load_devices(ROOT / "devices.yml")
     assert devices["RCC-VE-C2000"] == ("rcc-0", "rcc-1", "rcc-2", "rcc-3")
     assert devices["DummyDeviceType"] == ()
 
@@ -191,7 +191,7 @@ def test_the_examples_load_with_their_units() -> None:
 def test_a_block_of_output_sizes_repeats(tmp_path: Path) -> None:
     path = tmp_path / "models.yml"
     path.write_text("m: {layers: 4, mem_MB: [1, 1, 1, 1], parameters_in: 1, parameters_out: [2, 3]}\n")
-    assert specs.load_models(path)["m"].elements_out == (2, 3, 2, 3)
+    assert spec_files.load_models(path)["m"].elements_out == (2, 3, 2, 3)
 
 
 # --- adding -----------------------------------------------------------------------------------------
@@ -206,29 +206,29 @@ def test_a_model_is_added_beside_the_others(tmp_path: Path) -> None:
         (ROOT / "models.yml").read_text() + "mine:\n  layers: 0\n  mem_MB: []\n  parameters_in: 1\n"
         "  parameters_out: []\n  note: keep me\n"
     )
-    before = specs.load_models(path)
-    specs.add_model(path, "new", NEW_MODEL)
-    assert specs.load_models(path) == {**before, "new": NEW_MODEL}
+    before = spec_files.load_models(path)
+    spec_writing.add_model(path, "new", NEW_MODEL)
+    assert spec_files.load_models(path) == {**before, "new": NEW_MODEL}
     assert yaml.safe_load(path.read_text())["mine"]["note"] == "keep me"
 
 
 def test_a_model_is_only_replaced_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "models.yml"
-    specs.add_model(path, "m", NEW_MODEL)  # the file need not exist
+    spec_writing.add_model(path, "m", NEW_MODEL)  # the file need not exist
     other = ModelSpec(mem_bytes=(), elements_in=0, elements_out=())
     with pytest.raises(SpecError, match="the model m is there already"):
-        specs.add_model(path, "m", other)
-    assert specs.load_models(path) == {"m": NEW_MODEL}
-    specs.add_model(path, "m", other, overwrite=True)
-    assert specs.load_models(path) == {"m": other}
+        spec_writing.add_model(path, "m", other)
+    assert spec_files.load_models(path) == {"m": NEW_MODEL}
+    spec_writing.add_model(path, "m", other, overwrite=True)
+    assert spec_files.load_models(path) == {"m": other}
 
 
 def test_a_profile_is_added_to_its_type(tmp_path: Path) -> None:
     path = tmp_path / "device_types.yml"
     path.write_text((ROOT / "device_types.yml").read_text())
-    before = specs.load_device_types(path)
-    specs.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
-    after = specs.load_device_types(path)
+    before = spec_files.load_device_types(path)
+    spec_writing.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
+    after = spec_files.load_device_types(path)
     assert after["RCC-VE-C2000"] == before["RCC-VE-C2000"]
     assert after["Minnowboard-E3845"].profiles["new"] == (NEW_PROFILE,)
     assert {**after["Minnowboard-E3845"].profiles, "new": ()} == {
@@ -238,36 +238,36 @@ def test_a_profile_is_added_to_its_type(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"has a profile of new for batch size 4 and dtype torch\.float32 already"
     ):
-        specs.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
+        spec_writing.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
     faster = ModelProfile(batch_size=4, dtype="float32", time_s=(0.25,))
-    specs.add_profile(path, "Minnowboard-E3845", "new", faster, overwrite=True)
-    assert specs.load_device_types(path)["Minnowboard-E3845"].profiles["new"] == (faster,)
+    spec_writing.add_profile(path, "Minnowboard-E3845", "new", faster, overwrite=True)
+    assert spec_files.load_device_types(path)["Minnowboard-E3845"].profiles["new"] == (faster,)
 
 
 def test_a_new_device_type_needs_its_figures(tmp_path: Path) -> None:
     path = tmp_path / "device_types.yml"
     with pytest.raises(SpecError, match="the device type d is new; give its memory"):
-        specs.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB)
+        spec_writing.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB)
     assert not path.exists()
-    specs.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB, bw_bytes_per_s=MIB / 8)
+    spec_writing.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB, bw_bytes_per_s=MIB / 8)
     assert yaml.safe_load(path.read_text())["d"]["bw_Mbps"] == 1
     with pytest.raises(SpecError, match="another memory or bandwidth already"):
-        specs.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB)
-    specs.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB, overwrite=True)
-    read = specs.load_device_types(path)["d"]
+        spec_writing.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB)
+    spec_writing.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB, overwrite=True)
+    read = spec_files.load_device_types(path)["d"]
     assert (read.mem_bytes, read.bw_bytes_per_s, set(read.profiles)) == (2 * MIB, MIB / 8, {"m", "n"})
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "models.yml"
-    specs.save_models(path, {"m": NEW_MODEL})
+    spec_writing.save_models(path, {"m": NEW_MODEL})
     path.chmod(0o600)
     with pytest.raises(yaml.YAMLError):
-        specs.save_models(path, {"m": ModelSpec((), 0, (), extra={"bad": object()})})
+        spec_writing.save_models(path, {"m": ModelSpec((), 0, (), extra={"bad": object()})})
     with pytest.raises(SpecError, match="cannot be written"):
-        specs.save_models(tmp_path / "none" / "models.yml", {})
-    assert specs.load_models(path) == {"m": NEW_MODEL}
-    specs.save_models(path, {})
+        spec_writing.save_models(tmp_path / "none" / "models.yml", {})
+    assert spec_files.load_models(path) == {"m": NEW_MODEL}
+    spec_writing.save_models(path, {})
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["models.yml"]  # noqa: PTH208  (no temporary file is left)
 
@@ -288,74 +288,86 @@ Load = Callable[[Path], object]
 @pytest.mark.parametrize(
     ("load", "text", "message"),
     [
-        (specs.load_models, "", "f.yml: is empty"),
-        (specs.load_models, "m: [1\n", "f.yml:2: is not valid YAML"),
-        (specs.load_models, "m: {}\n---\nn: {}\n", "f.yml:2: is not valid YAML: expected a single document"),
-        (specs.load_models, "- m\n", "f.yml:1: is a list; a map is expected"),
-        (specs.load_models, "m: 3\n", "f.yml:1: m: is '3'; a map is expected"),
-        (specs.load_models, MODEL + MODEL, "f.yml:6: the key m comes twice"),
-        (specs.load_models, "m: [" + "[" * 50, "nested deeper than 32 levels"),
-        (specs.load_models, "[" * 100_000, "nested deeper than 32 levels"),
-        (specs.load_models, BOMB, "holds more than 4000000 values"),
-        (specs.load_models, "a: &a [*a]\n", "f.yml:1: a: is a list; a map is expected"),
-        (specs.load_models, "? {a: 1}\n: 2\n", "f.yml:1: a key of a map must be a name"),
-        (specs.load_models, MODEL.replace("mem_MB", "mem"), "f.yml:2: m: the key mem_MB is missing"),
-        (specs.load_models, MODEL.replace("s: 2", "s: 3"), "f.yml:3: m: mem_MB: has 2 values for 3 layers"),
+        (spec_files.load_models, "", "f.yml: is empty"),
+        (spec_files.load_models, "m: [1\n", "f.yml:2: is not valid YAML"),
         (
-            specs.load_models,
+            spec_files.load_models,
+            "m: {}\n---\nn: {}\n",
+            "f.yml:2: is not valid YAML: expected a single document",
+        ),
+        (spec_files.load_models, "- m\n", "f.yml:1: is a list; a map is expected"),
+        (spec_files.load_models, "m: 3\n", "f.yml:1: m: is '3'; a map is expected"),
+        (spec_files.load_models, MODEL + MODEL, "f.yml:6: the key m comes twice"),
+        (spec_files.load_models, "m: [" + "[" * 50, "nested deeper than 32 levels"),
+        (spec_files.load_models, "[" * 100_000, "nested deeper than 32 levels"),
+        (spec_files.load_models, BOMB, "holds more than 4000000 values"),
+        (spec_files.load_models, "a: &a [*a]\n", "f.yml:1: a: is a list; a map is expected"),
+        (spec_files.load_models, "? {a: 1}\n: 2\n", "f.yml:1: a key of a map must be a name"),
+        (spec_files.load_models, MODEL.replace("mem_MB", "mem"), "f.yml:2: m: the key mem_MB is missing"),
+        (
+            spec_files.load_models,
+            MODEL.replace("s: 2", "s: 3"),
+            "f.yml:3: m: mem_MB: has 2 values for 3 layers",
+        ),
+        (
+            spec_files.load_models,
             MODEL.replace("[1, 2]\n  p", "[1, -2]\n  p"),
             "mem_MB: entry 2: is -2; it must not",
         ),
         (
-            specs.load_models,
+            spec_files.load_models,
             MODEL.replace("[1, 2]\n  p", "[1, .nan]\n  p"),
             "is '.nan'; a number is expected",
         ),
-        (specs.load_models, MODEL.replace("s: 2", "s: 2.5"), "is '2.5'; a whole number is expected"),
-        (specs.load_models, MODEL.replace("s: 2", "s: '2'"), "is '2' in quotes; a number is expected"),
-        (specs.load_models, MODEL.replace("s: 2", "s: 02"), "is '02'; a number is expected"),
+        (spec_files.load_models, MODEL.replace("s: 2", "s: 2.5"), "is '2.5'; a whole number is expected"),
+        (spec_files.load_models, MODEL.replace("s: 2", "s: '2'"), "is '2' in quotes; a number is expected"),
+        (spec_files.load_models, MODEL.replace("s: 2", "s: 02"), "is '02'; a number is expected"),
         (
-            specs.load_models,
+            spec_files.load_models,
             MODEL.replace("in: 1", "in: 1e999"),
             "is 1e999; numbers may not exceed 1,000,000,000,000,000",
         ),
         (
-            specs.load_models,
+            spec_files.load_models,
             MODEL.replace("in: 1", "in:"),
             "parameters_in: has no value; a number is expected",
         ),
         (
-            specs.load_models,
+            spec_files.load_models,
             MODEL.replace("out: [1, 2]", "out: []"),
             "parameters_out: has 0 values for 2 layers",
         ),
-        (specs.load_models, MODEL.replace("out: [1, 2]", "out: [1, 2, 3]"), "has 3 values for 2 layers"),
-        (specs.load_models, MODEL + "  x: !!python/name:os.system\n", "f.yml:6: m: x: is not plain data"),
-        (specs.load_device_types, TYPE.replace("8", "0"), "batch_size: is 0; it must be at least 1"),
-        (specs.load_device_types, TYPE.replace("time_s", "times"), "entry 1: the key time_s is missing"),
-        (specs.load_device_types, TYPE.replace("[1, 2]", "3"), "time_s: is '3'; a list is expected"),
+        (spec_files.load_models, MODEL.replace("out: [1, 2]", "out: [1, 2, 3]"), "has 3 values for 2 layers"),
         (
-            specs.load_device_types,
+            spec_files.load_models,
+            MODEL + "  x: !!python/name:os.system\n",
+            "f.yml:6: m: x: is not plain data",
+        ),
+        (spec_files.load_device_types, TYPE.replace("8", "0"), "batch_size: is 0; it must be at least 1"),
+        (spec_files.load_device_types, TYPE.replace("time_s", "times"), "entry 1: the key time_s is missing"),
+        (spec_files.load_device_types, TYPE.replace("[1, 2]", "3"), "time_s: is '3'; a list is expected"),
+        (
+            spec_files.load_device_types,
             TYPE.replace("s: 1", "s: fast"),
             "f.yml:2: t: bw_Mbps: is 'fast'; a number",
         ),
         (
-            specs.load_device_types,
+            spec_files.load_device_types,
             TYPE + TYPE.split("m:\n")[1],
             "f.yml:9: t: model_profiles: m: entry 2: is a second",
         ),
         (
-            specs.load_devices,
+            spec_files.load_devices,
             "a: [x]\nb: [x]\n",
             "f.yml:2: b: entry 1: the host x is listed twice; it stands under a",
         ),
-        (specs.load_devices, "a: [x, x]\n", "f.yml:1: a: entry 2: the host x is listed twice"),
-        (specs.load_devices, "a: ['']\n", "is an empty host name"),
-        (specs.load_devices, "a: [[x]]\n", "entry 1: is a list; a name is expected"),
-        (specs.load_neighbors, "a: {b: {latency_s: 1}}\n", "f.yml:1: a: b: the key bw_Mbps is missing"),
-        (specs.load_neighbors, "a: {b: 100}\n", "f.yml:1: a: b: is '100'; a map is expected"),
+        (spec_files.load_devices, "a: [x, x]\n", "f.yml:1: a: entry 2: the host x is listed twice"),
+        (spec_files.load_devices, "a: ['']\n", "is an empty host name"),
+        (spec_files.load_devices, "a: [[x]]\n", "entry 1: is a list; a name is expected"),
+        (spec_files.load_neighbors, "a: {b: {latency_s: 1}}\n", "f.yml:1: a: b: the key bw_Mbps is missing"),
+        (spec_files.load_neighbors, "a: {b: 100}\n", "f.yml:1: a: b: is '100'; a map is expected"),
         (
-            specs.load_neighbors,
+            spec_files.load_neighbors,
             "a: {b: {bw_Mbps: 1, latency_s: -1}}\n",
             "latency_s: is -1; it must not be negative",
         ),
@@ -385,7 +397,7 @@ def test_what_is_no_file_is_refused_without_being_read(tmp_path: Path) -> None:
         "huge": "larger than 64 MiB",
     }.items():
         with pytest.raises(SpecError, match=message):
-            specs.load_models(tmp_path / name)
+            spec_files.load_models(tmp_path / name)
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:
@@ -442,3 +454,81 @@ def test_a_chain_of_merge_keys_ends() -> None:
 def test_data_that_cannot_be_is_refused_on_creation(make: Callable[[], object]) -> None:
     with pytest.raises(SpecError):
         make()
+
+
+# --- comments ---------------------------------------------------------------------------------------
+
+COMMENTED = """\
+# boards in the attic
+old:              # the first one
+  bw_Mbps: 10
+  mem_MB: 100     # soldered on
+  model_profiles: {}
+# on loan
+new: {bw_Mbps: 1, mem_MB: 1, model_profiles: {}}   # may change
+# the end
+"""
+
+
+def test_adding_a_profile_keeps_the_text_of_other_types(tmp_path: Path) -> None:
+    path = tmp_path / "types.yml"
+    path.write_text(COMMENTED)
+    profile = ModelProfile(8, "torch.float32", (1.0, 2.0))
+    spec_writing.add_profile(path, "new", "m", profile)
+    written = path.read_text()
+    before, _, after = COMMENTED.partition("new: {")
+    assert written.startswith(before)
+    assert written.endswith(after.splitlines(keepends=True)[-1])
+    assert spec_files.load_device_types(path)["new"].profiles == {"m": (profile,)}
+
+    spec_writing.add_profile(path, "third", "m", profile, mem_bytes=1.0, bw_bytes_per_s=1.0)
+    assert path.read_text().startswith(written)
+    assert list(spec_files.load_device_types(path)) == ["old", "new", "third"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{old: {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}}",
+        "old: &same {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\nother: *same\n",
+        "base: &same {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\nold:\n  <<: *same\n",
+        "---\nold: {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\n...\n",
+        '"old":\n  bw_Mbps: 10\n  mem_MB: 100\n  model_profiles:\n  note: |\n    two\n    lines',
+    ],
+)
+@pytest.mark.parametrize("name", ["old", "other"])
+def test_files_in_any_form_can_be_added_to(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / "types.yml"
+    path.write_text(text)
+    before = spec_files.load_device_types(path)
+    profile = ModelProfile(8, "torch.float32", (1.0, 2.0))
+    spec_writing.add_profile(
+        path, name, "m", profile, mem_bytes=5.0 * MIB, bw_bytes_per_s=5.0, overwrite=True
+    )
+    after = spec_files.load_device_types(path)
+    assert after.pop(name).profiles == {"m": (profile,)}
+    assert after == {other: kind for other, kind in before.items() if other != name}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_editing_a_file_is_like_writing_it_anew(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("edit") / "types.yml"
+    amount = st.integers(0, 9)
+    types = data.draw(
+        st.dictionaries(names, st.builds(DeviceType, amount, amount, extra=extras), min_size=1, max_size=4)
+    )
+    spec_writing.save_device_types(path, types)
+    lines = path.read_text().splitlines(keepends=True)
+    commented = "".join(f"# about {line}{line}" if line[0] not in " #" else line for line in lines)
+    path.write_text(commented)
+    name = data.draw(st.sampled_from([*types, "another"]))
+    profile = ModelProfile(8, "torch.float32", (1.0,))
+    figures = {"mem_bytes": 2.0 * MIB, "bw_bytes_per_s": 3.0}
+    spec_writing.add_profile(path, name, "m", profile, **figures, overwrite=True)
+    after = spec_files.load_device_types(path)
+    assert after[name].profiles["m"] == (profile,)
+    assert {**after, name: None} == {**types, name: None}
+    assert path.read_text().count("# about") >= len(types) - 1

@@ -9,7 +9,8 @@ import pytest
 from clusters import TYPES, inline, written
 
 from pipeedge.base.errors import RequestError, SpecError
-from pipeedge.testbed.cluster import EmulatedHost, load_cluster
+from pipeedge.testbed.cluster import EmulatedHost
+from pipeedge.testbed.cluster_file import load_cluster
 from pipeedge.testbed.groups import GroupSettings, find_hierarchies
 from pipeedge.testbed.journal import Journal, Owner, Shelf
 

@@ -1,0 +1,162 @@
+"""Look at what a rank would run: device, model, weights, input, output and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeedge.base.errors import PipeEdgeError, one_line
+from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.wording import count
+from pipeedge.doctor.findings import ok
+from pipeedge.doctor.notes import Notes
+from pipeedge.doctor.probe import Probe
+from pipeedge.request.config import RunRequest
+
+if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
+    import torch
+
+    from pipeedge.base.payload import PixelTable
+    from pipeedge.models import Model
+
+__all__ = ["RunLook", "look_at_run"]
+
+
+@dataclass(frozen=True)
+class RunLook:
+    """A rank's share of a run, as far as it can be seen before the run."""
+
+    model: Model | None
+    """Model of the run, or None if it is unknown."""
+    facts: Mapping[str, Any]
+    """Facts for comparison with the other ranks."""
+
+
+def look_at_run(request: RunRequest, notes: Notes, probe: Probe, outputs: Sequence[OutputFile]) -> RunLook:
+    """Look at device, model, weights, input, output and memory.
+
+    Args:
+        request: the run.
+        notes: receives the findings.
+        probe: the machine.
+        outputs: files that the examination itself writes.
+    """
+    # What torch logs of a broken connection is told in one line here; it reads this on import.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from pipeedge.models import find_model
+    from pipeedge.run.stage import resolve_device
+
+    _check_metrics(request, notes)
+    device = None
+    with notes.recording("device"):
+        device = resolve_device(request.model.device)
+        notes.add_own(ok("device", str(device)))
+    model = None
+    with notes.recording("model"):
+        model = find_model(request.model.name)
+    facts = {} if model is None else _model_facts(request, model, notes, outputs)
+    machine = probe.machine()
+    facts |= {
+        "host": machine.host,
+        "machine": machine.machine,
+        "free_bytes": machine.free_bytes,
+        "limit_free_bytes": machine.limit_free_bytes,
+        "process_bytes": machine.process_bytes,
+        "device": str(device),
+        "device_free_bytes": _device_free_bytes(device),
+    }
+    return RunLook(model, {**facts, **probe.software()})
+
+
+def _model_facts(
+    request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]
+) -> dict[str, Any]:
+    """Return the facts about the model, its weights and its input."""
+    from pipeedge.plan.facts import rank_facts
+
+    weights, weights_error = None, None
+    try:
+        weights = model.fingerprint(request.model.weights)
+        model.check_weights(request.model.weights, _likely_dtype(request))
+        notes.add_own(ok("weights", f"{request.model.weights or model.weights_path()}"))
+    except PipeEdgeError as error:
+        weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
+    items, max_tokens, pixels = _look_at_data_end(request, model, notes, outputs)
+    facts = rank_facts(request, model, weights=weights, items=items, max_tokens=max_tokens, pixels=pixels)
+    return {**facts, "weights_error": weights_error}
+
+
+def _check_metrics(request: RunRequest, notes: Notes) -> None:
+    """Check that the metrics of this rank can be written, without making their directory."""
+    from pipeedge.observe.monitoring import KEYS, check_metrics_dir
+
+    metrics = request.metrics
+    if metrics.directory is not None:
+        with notes.recording("output"):
+            check_metrics_dir(metrics.directory, metrics.csv_file_mode, notes.rank, KEYS, make=False)
+
+
+def _likely_dtype(request: RunRequest) -> torch.dtype:
+    """Return the dtype that this rank will load, assuming that it runs the stage of its own number."""
+    from pipeedge.models.dtypes import find_dtype
+
+    wanted = request.schedule
+    if wanted.dtypes is None or wanted.automatic_dtype:
+        return find_dtype("float32")
+    return find_dtype(wanted.dtypes[min(request.world.rank, len(wanted.dtypes) - 1)])
+
+
+def _look_at_data_end(
+    request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]
+) -> tuple[int | None, int | None, PixelTable | None]:
+    """On the data rank, look at input and output. Return items, longest sentence, and table of pixels."""
+    if request.world.rank != request.schedule.data_rank:
+        return None, None, None
+    from pipeedge.data import open_run_input
+
+    with notes.recording("output"):
+        _check_outputs(request, model, notes, outputs)
+    found: tuple[int | None, int | None, PixelTable | None] = None, None, None
+    with notes.recording("input"):
+        source = open_run_input(request, model)
+        if request.output.check_items:
+            source.check_distinct(request.output.check_items, "--check")
+        found = len(source), source.max_tokens, source.pixels
+        notes.add_own(ok("input", count(len(source), "item")))
+    return found
+
+
+def _check_outputs(request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]) -> None:
+    """Check that results, report and trace can be written.
+
+    Raises:
+        PipeEdgeError: one cannot.
+    """
+    from pipeedge.data.protected_files import check_run_outputs
+    from pipeedge.data.results import check_output_path
+    from pipeedge.observe.monitoring import metrics_files
+
+    output = request.output
+    check_run_outputs(
+        request, model, [*outputs, *metrics_files(request.metrics.directory, request.world.rank)]
+    )
+    if output.results is not None:
+        check_output_path(output.results, model)
+    if output.report is not None:
+        check_writable(output.report, "--report")
+    if output.trace is not None:
+        check_writable(output.trace, "--trace")
+    named = [str(path) for path in (output.results, output.report, output.trace) if path is not None]
+    if named:
+        notes.add_own(ok("output", f"{' and '.join(named)} can be written"))
+
+
+def _device_free_bytes(device: Any) -> int | None:
+    """Free memory of a device that is not the processor."""
+    if device is None or device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])

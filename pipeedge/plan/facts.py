@@ -1,0 +1,124 @@
+"""Facts that each rank states before a run, and the disagreements between those of several ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import pipeedge
+from pipeedge.base.payload import PixelTable
+
+if TYPE_CHECKING:
+    from pipeedge.models import Model
+    from pipeedge.request.config import RunRequest
+
+__all__ = ["disagreement", "disagreements", "rank_facts"]
+
+_SCHEDULE_OPTION = "schedule option "
+_DATA_OPTION = "data option "
+"""How the names of facts begin that are options of one rank."""
+
+
+def rank_facts(
+    request: RunRequest,
+    model: Model,
+    *,
+    weights: str | None,
+    items: int | None,
+    max_tokens: int | None,
+    pixels: PixelTable | None = None,
+) -> dict[str, Any]:
+    """Return what one rank was asked to do, for comparison with the other ranks.
+
+    Args:
+        request: of the rank.
+        model: its model.
+        weights: their fingerprint; None where there are none.
+        items: of the input, on the data rank.
+        max_tokens: of its longest sentence, on the data rank.
+        pixels: what the bytes of its pictures stand for, on the data rank; None where none are sent.
+    """
+    config = model.config
+    digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+    return {
+        "version": pipeedge.__version__,
+        "torch": str(torch.__version__).split("+")[0],
+        "model": model.name if model.directory is None else None,
+        "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
+        "weights": weights,
+        "ubatch_size": request.ubatch_size,
+        "data_rank": request.schedule.data_rank,
+        "comm": request.transport.comm,
+        "items": items,
+        "max_tokens": max_tokens,
+        "pixel_table": None if pixels is None else pixels.to_text(),
+        "record_rows": request.output.record_rows,
+        **{f"{_SCHEDULE_OPTION}{name}": value for name, value in request.given.schedule.items()},
+        **{f"{_DATA_OPTION}{name}": value for name, value in request.given.data.items()},
+    }
+
+
+def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Describe the first thing on which two ranks disagree, or return None if they agree."""
+    return next(iter(disagreements(facts)), None)
+
+
+def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Everything on which two ranks disagree, a line each."""
+    what = {
+        "version": ("the version of PipeEdge", "install the same"),
+        "torch": ("the version of torch", "install the same"),
+        "model": ("the model (-m)", "start all with the same"),
+        "architecture": ("the configuration of the model", "give all the same config.json"),
+        "weights": ("the weights (-M)", "copy the same file to all"),
+        "ubatch_size": ("the microbatch size (-u)", "start all with the same"),
+        "data_rank": ("the data rank (-D)", "start all with the same"),
+        "comm": ("the transport (-c)", "start all with the same"),
+    }
+    for key, (name, remedy) in what.items():
+        known = {rank: facts[rank].get(key) for rank in sorted(facts) if facts[rank].get(key) is not None}
+        for rank, value in known.items():
+            first = next(iter(known))
+            if value != known[first]:
+                yield f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
+                break
+    yield from _lost_options(facts, _SCHEDULE_OPTION, 0, "decides the schedule")
+    data_ranks = {told["data_rank"] for told in facts.values() if "data_rank" in told}
+    if len(data_ranks) == 1:
+        yield from _lost_options(facts, _DATA_OPTION, data_ranks.pop(), "is the data rank")
+
+
+def _lost_options(
+    facts: Mapping[int, Mapping[str, Any]], prefix: str, obeys: int, role: str
+) -> Iterator[str]:
+    """Yield a line for each option that a rank was given and that would have no effect.
+
+    Args:
+        facts: what each rank was asked to do.
+        prefix: of the options' names.
+        obeys: the rank that obeys these options; the others may be given the same, or none.
+        role: why that rank obeys them.
+    """
+    if obeys not in facts:
+        return
+    for rank, told in sorted(facts.items()):
+        for key, value in told.items():
+            if not key.startswith(prefix) or facts[obeys].get(key) == value:
+                continue
+            option = key.removeprefix(prefix)
+            if key in facts[obeys]:
+                first, second = sorted((obeys, rank))
+                yield (
+                    f"ranks {first} and {second} disagree on {option}: {facts[first][key]} and "
+                    f"{facts[second][key]}; rank {obeys} {role}: "
+                    f"give rank {rank} the same, or leave it out there"
+                )
+            else:
+                yield (
+                    f"rank {rank} was given {f'{option} {value}'.rstrip()}, rank {obeys} was not; "
+                    f"rank {obeys} {role}: give it to rank {obeys}"
+                )

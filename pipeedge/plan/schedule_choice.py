@@ -1,0 +1,215 @@
+"""Choose the schedule of a run as its options ask for it; this may ask the scheduler.
+
+-pt                 ──> the given stages
+a schedule file     ──> its stages
+the YAML files      ──> what sched-pipeline answers, with its prediction
+nothing             ──> an even split over the ranks
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeedge.base.errors import ScheduleError
+from pipeedge.base.payload import specs_bytes
+from pipeedge.base.schedule import Schedule, StagePlan
+from pipeedge.base.wording import count
+from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.plan import scheduler
+from pipeedge.plan.dtype_choice import choose_dtype
+from pipeedge.plan.planning import link_specs
+from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.schedule_files import load_schedule
+from pipeedge.plan.spec_files import load_device_types, load_devices
+from pipeedge.request.config import CompressionRequest, RunRequest
+
+__all__ = ["PlannedSchedule", "plan_schedule"]
+
+
+@dataclass(frozen=True)
+class PlannedSchedule:
+    """A schedule and what the scheduler promised of it."""
+
+    schedule: Schedule
+    prediction: Prediction | None = None
+    notes: tuple[str, ...] = ()
+
+
+def plan_schedule(
+    request: RunRequest, model: Model, tokens: int | None = None, *, eight_bit: bool = True
+) -> PlannedSchedule:
+    """Return the schedule that ``request`` asks for.
+
+    Args:
+        request: of rank 0.
+        model: the model to cut.
+        tokens: of the longest sentence of the input; None for images, and where it is not known.
+        eight_bit: whether pictures are sent as bytes.
+
+    Raises:
+        ScheduleError: it does not fit the model or the world.
+        InfeasibleError: the scheduler finds that none exists.
+    """
+    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit)
+    if planned is None:
+        order = request.schedule.rank_order
+        ranks = request.world.size if order is None else len(order)
+        planned = _partitioned(request, model, _even_partition(model.n_layers, min(ranks, model.n_layers)))
+    planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
+    if request.schedule.dtypes is not None and not request.schedule.automatic:
+        schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
+        planned = dataclasses.replace(planned, schedule=schedule)
+    if request.schedule.quant_bits is not None:
+        planned = _compressed(planned, request, model, request.schedule.quant_bits)
+    return _adaptable(planned, request.compression)
+
+
+def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
+    """Check that adaptive links start at allowed bit widths; add a note if no link can adapt."""
+    if compression.adaptive is None:
+        return planned
+    inner = planned.schedule.stages[:-1]
+    if not inner:
+        note = f"--adaptive {compression.adaptive} changes nothing: with one stage there is no link to adapt"
+        return dataclasses.replace(planned, notes=(*planned.notes, note))
+    least = compression.min_bits or 0
+    for stage, plan in enumerate(inner):
+        if 0 < plan.quant_bits < least:
+            raise ScheduleError(
+                f"the link from stage {stage} begins with {plan.quant_bits} bits, --min-bits is {least}"
+            )
+    return planned
+
+
+def _compressed(
+    planned: PlannedSchedule, request: RunRequest, model: Model, quant_bits: Sequence[int]
+) -> PlannedSchedule:
+    """Return the schedule with the bit widths of ``-q`` and the prediction scaled to its smaller frames."""
+    schedule = planned.schedule.with_quant_bits(quant_bits)
+    if any(quant_bits) and schedule.ranks == (request.schedule.data_rank,):
+        note = "-q changes nothing: with one stage, on the data rank, nothing crosses a link"
+        planned = dataclasses.replace(planned, notes=(*planned.notes, note))
+    if planned.prediction is None:
+        return dataclasses.replace(planned, schedule=schedule)
+
+    def shrink(stage: StagePlan, before: StagePlan) -> float:
+        specs = model.payload_specs(stage.layers.stop, request.ubatch_size, dtype=find_dtype(stage.dtype))
+        now, then = (link_specs(specs, plan.quant_bits) for plan in (stage, before))
+        return specs_bytes(now) / specs_bytes(then)
+
+    prediction = dataclasses.replace(
+        planned.prediction,
+        stages=tuple(
+            dataclasses.replace(promise, link_s=promise.link_s * shrink(stage, before))
+            for promise, stage, before in zip(
+                planned.prediction.stages, schedule.stages, planned.schedule.stages, strict=True
+            )
+        ),
+    )
+    return dataclasses.replace(planned, schedule=schedule, prediction=prediction)
+
+
+def _requested_schedule(
+    request: RunRequest, model: Model, tokens: int | None, *, eight_bit: bool
+) -> PlannedSchedule | None:
+    wanted = request.schedule
+    if wanted.partition is not None:
+        return _partitioned(request, model, wanted.partition)
+    if wanted.schedule_file is not None:
+        return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
+    if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
+        return None
+    hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
+    # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
+    first = find_dtype("float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0])
+    asked = scheduler.SchedulerRequest(
+        models_file=wanted.models_file,
+        dev_types_file=wanted.dev_types_file,
+        dev_file=wanted.dev_file,
+        dev_neighbors_file=wanted.dev_neighbors_file,
+        model_name=model.name,
+        batch_size=request.ubatch_size,
+        link_bits=wanted.link_bits or "0",
+        tokens=tokens,
+        data_host=data_host,
+        hosts=hosts,
+        input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
+    )
+    if wanted.automatic_dtype:
+        found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
+        notes = (*unlisted, note, *found.warnings)
+    else:
+        dtype = (wanted.dtypes or ("float32",))[0]
+        problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
+        found = scheduler.solve(problem, hosts=wanted.hosts)
+        notes = (*unlisted, *found.warnings)
+    prediction = _prediction(found, request, tokens)
+    scaled = sorted({length for stage in found.stages for length in stage.tokens})
+    if tokens is not None and prediction.scaled and scaled != [tokens]:
+        profiled = ", ".join(map(str, scaled))
+        notes += (
+            f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
+            f"{profiled})",
+        )
+    return PlannedSchedule(found.schedule, prediction, notes)
+
+
+def _known_hosts(
+    request: RunRequest, dev_types_file: Path, dev_file: Path
+) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+    """Return the hosts to schedule on, the data rank's host, and a note if the files lack the latter.
+
+    Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
+    """
+    devices = load_devices(dev_file)
+    listed = {host: kind for kind, hosts in devices.items() for host in hosts}
+    ranks = tuple(map(str, range(request.world.size)))
+    hosts = request.schedule.hosts or tuple(rank for rank in ranks if rank in listed)
+    data_rank = request.schedule.data_rank
+    data_host = (request.schedule.hosts or ranks)[data_rank]
+    if listed.get(data_host) in load_device_types(dev_types_file):
+        return hosts, data_host, ()
+    where = dev_types_file if data_host in listed else dev_file
+    what = f"the type {listed[data_host]} of " if data_host in listed else ""
+    note = (
+        f"{what}the data rank's host {data_host} is not in {where}, so the links from and to the data rank "
+        "are not counted; list it there"
+    )
+    return hosts, None, (note,)
+
+
+def _prediction(found: scheduler.Solution, request: RunRequest, tokens: int | None) -> Prediction:
+    """Return the scheduler's prediction."""
+    stages = (
+        StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s)
+        for stage in found.stages
+    )
+    return Prediction(
+        tuple(stages), request.ubatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
+    )
+
+
+def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:
+    """Return a schedule with the stages of ``partition`` on the requested ranks and hosts."""
+    wanted = request.schedule
+    try:
+        schedule = Schedule.from_partition(partition)
+    except ScheduleError as error:
+        raise ScheduleError(f"-pt: {error} (the layers of {model.name} are 1 to {model.n_layers})") from None
+    if wanted.rank_order is not None:
+        schedule = schedule.with_rank_order(wanted.rank_order, world_size=request.world.size)
+    if wanted.hosts is not None:
+        schedule.check(n_layers=model.n_layers, world_size=request.world.size)
+        schedule = schedule.with_hosts(wanted.hosts)
+    return PlannedSchedule(schedule)
+
+
+def _even_partition(n_layers: int, stages: int) -> list[int]:
+    """Layers split evenly, on whole blocks (four layers) where there are enough: those cuts are cheapest."""
+    unit = 4 if n_layers // 4 >= stages else 1
+    bounds = [round(stage * (n_layers // unit) / stages) * unit for stage in range(stages + 1)]
+    return [bound for stage in range(stages) for bound in (bounds[stage] + 1, bounds[stage + 1])]

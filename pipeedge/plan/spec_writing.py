@@ -1,0 +1,224 @@
+"""Write the scheduler's YAML files, and add entries to them.
+
+Files keep what is in them: an added entry leaves the text of the others, with their comments, as it is, and
+keys that are not known here are written back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeedge.base.errors import SpecError
+from pipeedge.base.yamledit import update_document
+from pipeedge.base.yamlfile import write_document
+from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
+from pipeedge.plan.specs import (
+    BYTES_PER_MB,
+    BYTES_PER_SECOND_PER_MBPS,
+    DeviceType,
+    Link,
+    ModelProfile,
+    ModelSpec,
+)
+
+__all__ = [
+    "EXAMPLE",
+    "add_links",
+    "add_model",
+    "add_profile",
+    "save_device_types",
+    "save_devices",
+    "save_models",
+    "save_neighbors",
+]
+
+_PathLike = str | os.PathLike[str]
+
+EXAMPLE = "# A worked example"
+"""Beginning of the first line of a worked example, which says that nothing is added to it by default."""
+
+
+def save_models(path: _PathLike, models: Mapping[str, ModelSpec]) -> None:
+    """Write ``models.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(path, {name: _model_entry(model) for name, model in models.items()})
+
+
+def _model_entry(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "layers": model.layers,
+        "mem_MB": [_tidy(value / BYTES_PER_MB) for value in model.mem_bytes],
+        "parameters_in": model.elements_in,
+        "parameters_out": list(model.elements_out),
+        **_tokens_of(model),
+        **model.extra,
+    }
+
+
+def _tokens_of(model: ModelSpec) -> dict[str, Any]:
+    if model.tokens is None:
+        return {}
+    return {
+        "tokens": model.tokens,
+        "parameters_in_per_token": model.elements_in_per_token,
+        "parameters_out_per_token": list(model.elements_out_per_token),
+    }
+
+
+def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool = False) -> None:
+    """Add a model to a file, which need not exist; its other models stay as they are written.
+
+    Raises:
+        SpecError: the file is not a models file, or has ``name`` already and ``overwrite`` is False.
+    """
+    models = load_models(path) if Path(path).exists() else {}
+    if name in models and not overwrite:
+        raise SpecError(f"{path}: the model {name} is there already; overwrite it with -f/--overwrite")
+    whole = {key: _model_entry(known) for key, known in (models | {name: model}).items()}
+    update_document(path, {name: whole[name]}, whole, outdated=EXAMPLE)
+
+
+def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "batch_size": profile.batch_size,
+        "dtype": profile.dtype,
+        "time_s": list(profile.time_s),
+        **profile.extra,
+    }
+    if profile.tokens is not None:
+        entry["tokens"] = profile.tokens
+    if profile.lengths:
+        entry["lengths"] = [
+            {"tokens": other.tokens, "time_s": list(other.time_s), **other.extra} for other in profile.lengths
+        ]
+    return entry
+
+
+def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
+    """Write ``device_types.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(path, {name: _type_entry(kind) for name, kind in types.items()})
+
+
+def _type_entry(kind: DeviceType) -> dict[str, Any]:
+    return {
+        "bw_Mbps": _tidy(kind.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS),
+        "mem_MB": _tidy(kind.mem_bytes / BYTES_PER_MB),
+        "model_profiles": {
+            model: [_profile_entry(profile) for profile in profiles]
+            for model, profiles in kind.profiles.items()
+        },
+        **kind.extra,
+    }
+
+
+def add_profile(
+    path: _PathLike,
+    type_name: str,
+    model: str,
+    profile: ModelProfile,
+    *,
+    mem_bytes: float | None = None,
+    bw_bytes_per_s: float | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Add a profile to a device type of a file; neither need exist; other types stay as they are written.
+
+    Args:
+        path: the file.
+        type_name: the device type.
+        model: name of the profiled model.
+        profile: its profile.
+        mem_bytes: memory of the device type; needed where the type is new.
+        bw_bytes_per_s: its bandwidth; needed where the type is new.
+        overwrite: replace a profile of the same batch size and dtype, or other figures of the type.
+
+    Raises:
+        SpecError: the file is not a device types file; the type is new and has no memory or bandwidth;
+            or something would have to be replaced and ``overwrite`` is False.
+    """
+    types = load_device_types(path) if Path(path).exists() else {}
+    old = types.get(type_name)
+    if old is None and (mem_bytes is None or bw_bytes_per_s is None):
+        raise SpecError(
+            f"{path}: the device type {type_name} is new; give its memory (-dtm MB) and bandwidth (-dtb Mbps)"
+        )
+    if old is None:
+        old = DeviceType(mem_bytes=mem_bytes or 0.0, bw_bytes_per_s=bw_bytes_per_s or 0.0)
+    profiles = old.profiles.get(model, ())
+    others = tuple(other for other in profiles if not profile.same_conditions(other))
+    new = replace(
+        old,
+        mem_bytes=old.mem_bytes if mem_bytes is None else mem_bytes,
+        bw_bytes_per_s=old.bw_bytes_per_s if bw_bytes_per_s is None else bw_bytes_per_s,
+        profiles={**old.profiles, model: (*others, profile)},
+    )
+    if not overwrite and len(others) < len(profiles):
+        raise SpecError(
+            f"{path}: {type_name} has a profile of {model} for batch size {profile.batch_size} and dtype "
+            f"{profile.dtype} already; overwrite it with -f/--overwrite"
+        )
+    if not overwrite and (new.mem_bytes, new.bw_bytes_per_s) != (old.mem_bytes, old.bw_bytes_per_s):
+        raise SpecError(
+            f"{path}: {type_name} has another memory or bandwidth already; overwrite it with -f/--overwrite"
+        )
+    whole = {name: _type_entry(kind) for name, kind in (types | {type_name: new}).items()}
+    update_document(path, {type_name: whole[type_name]}, whole, outdated=EXAMPLE)
+
+
+def save_devices(path: _PathLike, devices: Mapping[str, Iterable[str]]) -> None:
+    """Write ``devices.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(path, {type_name: list(hosts) for type_name, hosts in devices.items()})
+
+
+def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Link]]) -> None:
+    """Write ``device_neighbors_world.yml``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    write_document(path, {host: _links_entry(links) for host, links in neighbors.items()})
+
+
+def _links_entry(links: Mapping[str, Link]) -> dict[str, Any]:
+    return {
+        name: {"bw_Mbps": _tidy(link.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS)}
+        | ({"latency_s": link.latency_s} if link.latency_s else {})
+        for name, link in links.items()
+    }
+
+
+def add_links(path: _PathLike, links: Mapping[tuple[str, str], Link]) -> None:
+    """Add links to a neighbours file, which need not exist; its other links stay.
+
+    Args:
+        path: the file.
+        links: links by source and destination host.
+
+    Raises:
+        SpecError: the file is not a neighbours file, or cannot be written.
+    """
+    neighbors = load_neighbors(path) if Path(path).exists() else {}
+    for (source, destination), link in links.items():
+        neighbors.setdefault(source, {})[destination] = link
+    whole = {host: _links_entry(known) for host, known in neighbors.items()}
+    update_document(path, {source: whole[source] for source, _ in links}, whole, outdated=EXAMPLE)
+
+
+def _tidy(value: float) -> float | int:
+    """Return whole numbers as integers, which YAML writes without ``.0``."""
+    return int(value) if float(value).is_integer() else float(value)

@@ -1,0 +1,191 @@
+"""A request to measure layers that has passed its checks, and the results that its measurements make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeedge.base.errors import InputError, ScheduleError, WeightsError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models import Model, Shard, find_model
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.profile.handling import Handling
+from pipeedge.profile.measuring import shard_bytes
+from pipeedge.profile.options import MeasureRequest
+from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
+from pipeedge.run.stage import resolve_device
+
+__all__ = ["SEED", "Job", "Readings", "bytes_of_layers"]
+
+SEED = 0
+"""Seed of random weights and of the input of the first layer."""
+
+
+@dataclass
+class Readings:
+    """Readings of all layers with sentences of one length."""
+
+    times: list[tuple[float, float | None]] = field(default_factory=list)
+    """Seconds of each layer, with their spread."""
+    peaks: list[int] = field(default_factory=list)
+    """Peak activations of each layer in bytes."""
+    handling: list[Handling] = field(default_factory=list)
+    """Costs of links at the cut before each layer, and at the one after the last."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that has passed its checks."""
+
+    request: MeasureRequest
+    model: Model
+    device: torch.device
+    layers: LayerRange
+    tokens: tuple[int | None, ...]
+    """Sentence lengths, longest first, or a single None for images."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of weights and computation."""
+        return find_dtype(self.request.dtype)
+
+    @classmethod
+    def of(cls, request: MeasureRequest) -> Job:
+        """Check a request against its model.
+
+        Raises:
+            PipeEdgeError: the model is unknown, layers or sentence lengths are beyond it, or the device is
+                missing.
+        """
+        model = find_model(request.model.name)
+        device = resolve_device(request.model.device)
+        last = model.n_layers if request.last is None else request.last
+        if max(request.first, last) > model.n_layers:
+            raise ScheduleError(
+                f"layers {request.first}-{last} go beyond {model.name}: its layers are 1 to {model.n_layers}"
+            )
+        layers = LayerRange.inclusive(request.first, last)
+        return cls(request, model, device, layers, _tokens(request, model, layers.start))
+
+    def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
+        """Return the tensors at the cut after ``after_layer`` layers, with sentences of ``tokens``."""
+        return self.model.payload_specs(after_layer, self.request.batch_size, tokens, self.dtype)
+
+    def load(self, layers: LayerRange) -> Shard:
+        """Load ``layers`` on the device, with random weights if the request asks for them.
+
+        Raises:
+            WeightsError: the weights are missing or do not fit the model.
+        """
+        if self.request.random_weights:
+            return self.model.random(layers, SEED, self.device, self.dtype)
+        try:
+            return self.model.load(layers, self.request.model.weights, self.device, self.dtype)
+        except WeightsError as error:
+            raise WeightsError(
+                f"{error}; times do not depend on real weights: use --random-weights"
+            ) from error
+
+    def expected(self) -> ProfileResults:
+        """Return the results to expect, without times."""
+        nothing = Readings(times=[(0.0, None)] * len(self.layers))
+        return self.results(
+            bytes_of_layers(self.model.build(self.layers, self.dtype)), dict.fromkeys(self.tokens, nothing)
+        )
+
+    def results(self, sizes: list[int], readings: Mapping[int | None, Readings]) -> ProfileResults:
+        """Return the results that ``readings`` make.
+
+        Args:
+            sizes: bytes of each layer's parameters and buffers.
+            readings: readings by sentence length.
+        """
+        reduced = self.dtype is not torch.float32
+        full = bytes_of_layers(self.model.build(self.layers)) if reduced else []
+        longest, *shorter = self.tokens
+        return ProfileResults(
+            model_name=self.model.name,
+            dtype=str(self.dtype),
+            batch_size=self.request.batch_size,
+            layers=self.model.n_layers,
+            profile_data=tuple(
+                LayerResult(
+                    layer=layer + 1,
+                    memory_bytes=sizes[index],
+                    measured=self._measurement(index, longest, readings[longest]),
+                    float32_bytes=full[index] if reduced else None,
+                    lengths=tuple(
+                        LengthResult(tokens, self._measurement(index, tokens, readings[tokens]))
+                        for tokens in shorter
+                        if tokens is not None
+                    ),
+                )
+                for index, layer in enumerate(range(self.layers.start, self.layers.stop))
+            ),
+            device=str(self.device),
+            threads=torch.get_num_threads(),
+            tokens=longest,
+        )
+
+    def _measurement(self, index: int, tokens: int | None, readings: Readings) -> Measurement:
+        """Return the measurement of one layer with sentences of ``tokens``."""
+        layer = self.layers.start + index
+        time_s, spread_s = readings.times[index]
+        return Measurement(
+            shape_in=_shapes(self.specs(layer, tokens)),
+            shape_out=_shapes(self.specs(layer + 1, tokens)),
+            time_s=time_s,
+            time_spread_s=spread_s,
+            activations_bytes=readings.peaks[index] if readings.peaks else None,
+            receive_s=readings.handling[index].receive_s if readings.handling else None,
+            send_s=readings.handling[index + 1].send_s if readings.handling else None,
+        )
+
+
+def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | None, ...]:
+    """Return the sentence lengths to measure, longest first, or a single None for images.
+
+    Raises:
+        InputError: lengths are beyond the model, or shapes do not match the layer.
+    """
+    given = request.shapes
+    if model.family != "bert" and request.tokens:
+        raise InputError(
+            f"--tokens is for text models; {model.name} makes {model.max_tokens} tokens of every image"
+        )
+    if not given:
+        if model.family != "bert":
+            return (None,)
+        longest = model.max_tokens
+        lengths = request.tokens or {max(1, longest // part) for part in (1, 4, 16)}
+        if max(lengths) > longest:
+            raise InputError(f"--tokens {max(lengths)}: {model.name} takes 1 to {longest}")
+        return tuple(sorted(lengths, reverse=True))
+    tokens = given[0][0] if model.family == "bert" else None
+    wanted = _shapes(model.payload_specs(start, 1, tokens))
+    enough = [wanted]
+    if model.family == "bert":
+        # The first layer's three inputs have the same shape, and the mask follows the hidden state.
+        enough.append(wanted[:1] if start == 0 else wanted[:-1])
+    if given not in enough:
+        raise InputError(
+            f"-s/--shape-input {_shape_text(given)} does not match layer {start + 1} of {model.name}, which "
+            f"takes {_shape_text(wanted)}"
+        )
+    return (tokens,)
+
+
+def _shapes(specs: Iterable[TensorSpec]) -> Shapes:
+    return tuple(spec.shape[1:] for spec in specs)
+
+
+def _shape_text(shapes: Shapes) -> str:
+    return " and ".join(",".join(map(str, shape)) for shape in shapes)
+
+
+def bytes_of_layers(shard: Shard) -> list[int]:
+    """Return the bytes of parameters and buffers of each layer of ``shard``."""
+    return [shard_bytes(shard, layer) for layer in range(shard.layers.start, shard.layers.stop)]

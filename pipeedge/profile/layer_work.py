@@ -1,0 +1,166 @@
+"""Measure the layers of a job, and the work of a data rank on the same device.
+
+    for each group of layers that fits into memory:   load ─> for each sentence length: peaks, times ─> free
+
+A model that fits into memory is one group, loaded once and run repeatedly; a larger one is measured block by
+block, and the output of each group is the input of the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from pipeedge.base.errors import InputError
+from pipeedge.base.machine import ControlGroups, available_bytes, processors
+from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models import Shard
+from pipeedge.profile.data_work import DataWork, measure_data_work
+from pipeedge.profile.handling import Handling, Wire, distinct, measure_handling, measure_wire
+from pipeedge.profile.job import SEED, Job, Readings, bytes_of_layers
+from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload, summaries, time_layers
+from pipeedge.profile.results import ProfileResults
+
+__all__ = ["Advance", "measure_data_rank", "measure_layers"]
+
+FILLED = 0.9
+"""Fraction of the free memory that a model may take to be loaded as a whole."""
+
+Advance = Callable[[str, float], None]
+"""Called with a description of the current work and the fraction that is done."""
+
+
+@dataclass(frozen=True)
+class _Quota:
+    """Limit on the processor time of this process."""
+
+    processors: float | None
+    """Processor seconds per second if the limit makes this process pause, or None if it need not pause."""
+
+    @classmethod
+    def of_this_process(cls) -> _Quota:
+        quota = ControlGroups().quota()
+        return cls(quota if quota is not None and quota <= torch.get_num_threads() else None)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether this process runs and pauses in turn."""
+        return self.processors is not None
+
+    @property
+    def stretch(self) -> float:
+        """Elapsed seconds per second of processor time."""
+        return 1.0 if self.processors is None else max(1.0, 1.0 / self.processors)
+
+
+def measure_layers(job: Job, advance: Advance) -> ProfileResults:
+    """Return the measurements of all layers of ``job``."""
+    quota = _Quota.of_this_process()
+    readings = {tokens: Readings(handling=_handling(job, quota, tokens, advance)) for tokens in job.tokens}
+    payloads = {
+        tokens: made_up_payload(
+            job.specs(job.layers.start, tokens), job.device, torch.Generator().manual_seed(SEED)
+        )
+        for tokens in job.tokens
+    }
+    groups = _groups(job)
+    turns = len(groups) * len(job.tokens)
+    sizes: list[int] = []
+    for number, group in enumerate(groups):
+        advance(f"loading layers {group}", number / len(groups))
+        shard = job.load(group)
+        sizes += bytes_of_layers(shard)
+        for turn, tokens in enumerate(job.tokens, start=number * len(job.tokens)):
+
+            def progress(part: float, before: int = turn) -> None:
+                advance("timing layers", (before + part) / turns)
+
+            payloads[tokens] = _read_shard(job, shard, payloads[tokens], readings[tokens], quota, progress)
+        del shard  # before the next group is loaded
+    return job.results(sizes, readings)
+
+
+def _read_shard(
+    job: Job,
+    shard: Shard,
+    payload: Payload,
+    readings: Readings,
+    quota: _Quota,
+    progress: Callable[[float], None],
+) -> Payload:
+    """Add the readings of a shard's layers to ``readings``, and return the shard's output."""
+    pacing = Pacing(job.request.iterations, job.request.warmup)
+    # The pass that measures memory also warms up the shard.
+    if pacing.warmup:
+        readings.peaks += activation_peaks(shard, payload)[0]
+    timed, output = time_layers(
+        shard,
+        payload,
+        replace(pacing, warmup=False),
+        progress,
+        work_clock=time.process_time if quota.pauses else None,
+    )
+    if not pacing.warmup:
+        readings.peaks += activation_peaks(shard, payload)[0]
+    readings.times += summaries(timed)
+    return output
+
+
+def measure_data_rank(job: Job) -> DataWork | None:
+    """Measure the work of a data rank on this device; return None if no shipped input fits the model."""
+    quota = _Quota.of_this_process()
+    measure = functools.partial(
+        measure_data_work,
+        job.model,
+        job.request.batch_size,
+        tokens=job.tokens[0],
+        dtype=job.dtype,
+        wire=_wire(job, quota),
+    )
+    if quota.pauses:
+        measure = functools.partial(measure, clock=time.process_time, stretch=quota.stretch)
+    try:
+        return measure()
+    except InputError:
+        return None
+
+
+def _wire(job: Job, quota: _Quota) -> Wire:
+    """Return the processor time that moving a byte to and from the network costs a stage."""
+    # With a processor to spare, moving bytes to and from the network takes no time from a stage.
+    spare = job.device.type == "cpu" and not quota.pauses and processors() > torch.get_num_threads()
+    return Wire() if spare else measure_wire(quota.stretch)
+
+
+def _handling(job: Job, quota: _Quota, tokens: int | None, advance: Advance) -> list[Handling]:
+    """Return the costs of links at the cut before each layer, and at the one after the last."""
+    advance("measuring the costs of links", 0.0)
+    cuts = [job.specs(cut, tokens) for cut in range(job.layers.start, job.layers.stop + 1)]
+    measure = functools.partial(measure_handling, device=job.device, wire=_wire(job, quota))
+    if quota.pauses and job.device.type == "cpu":  # copies to a GPU take waiting time, not processor time
+        measure = functools.partial(measure, clock=time.thread_time, stretch=quota.stretch)
+    found = {specs: measure(specs) for specs in distinct(cuts)}
+    return [found[specs] for specs in cuts]
+
+
+def _groups(job: Job) -> list[LayerRange]:
+    """Return the ranges of layers that are loaded together: all of them, or block by block."""
+    needed = job.model.weight_bytes(job.layers, job.dtype)
+    if not job.request.by_block and needed <= FILLED * _free_bytes(job.device):
+        return [job.layers]
+    # Cut where blocks end, whatever the first layer is.
+    inner = range(job.layers.start + 1, job.layers.stop)
+    bounds = [job.layers.start, *(cut for cut in inner if cut % 4 == 0), job.layers.stop]
+    return [LayerRange(*pair) for pair in pairwise(bounds)]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()

@@ -1,0 +1,164 @@
+"""Make the files that the user asked for from results: models, device types and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.files import OutputFile, check_writable, named_output
+from pipeedge.base.machine import MemoryBudget
+from pipeedge.base.program import program_name
+from pipeedge.plan.spec_files import load_device_types
+from pipeedge.profile import emitting
+from pipeedge.profile.converting import given_figures
+from pipeedge.profile.network import measure_link, parse_place
+from pipeedge.profile.options import DEFAULT_DEVICE_TYPES, DEFAULT_MODELS, EmitRequest
+from pipeedge.profile.plotting import check_plot, save_plot
+from pipeedge.profile.results import ProfileResults
+
+__all__ = ["Products", "chosen_figures"]
+
+Tell = Callable[[str], None]
+
+
+def chosen_figures(emit: EmitRequest, tell: Tell) -> emitting.Figures:
+    """Return the figures that the user gave, with the bandwidth measured if requested."""
+    figures = given_figures(emit)
+    if emit.measure_link is None:
+        return figures
+    link = measure_link(*parse_place(emit.measure_link))
+    tell(f"link         {emit.measure_link}: {link}")
+    return replace(figures, bw_bytes_per_s=link.bw_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Files to make from results."""
+
+    emit: EmitRequest
+    source: Path
+    """Results file, for messages."""
+    tell: Tell
+    """Called with each line for the user."""
+    warn: Tell
+    """Called with each warning."""
+
+    def outputs(self) -> Iterator[OutputFile]:
+        """Yield the files; all but the plot may exist and are then updated."""
+        emit = self.emit
+        if emit.plot is not None:
+            yield OutputFile("--plot", emit.plot)
+        if emit.type_name is not None:
+            yield OutputFile("-sm/--sched-models-file", emit.models_file)
+            yield OutputFile("-sdt/--sched-dev-types-file", emit.dev_types_file)
+
+    def check(self, results: ProfileResults) -> str | None:
+        """Check that the files can be made; return a line about an entry that will be kept, if any.
+
+        Args:
+            results: the results to come, whose times do not matter.
+
+        Raises:
+            PipeEdgeError: a file cannot be made.
+        """
+        emit, source = self.emit, str(self.source)
+        if emit.plot is not None:
+            check_plot(emit.plot)
+            check_writable(emit.plot, "--plot")
+        if emit.type_name is None:
+            return None
+        check_writable(emit.models_file, "-sm/--sched-models-file")
+        check_writable(emit.dev_types_file, "-sdt/--sched-dev-types-file")
+        spec = emitting.model_spec(results, source)
+        name = results.model_name
+        kept = emitting.check_model(emit.models_file, name, spec, overwrite=emit.overwrite, lenient=True)
+        old = emitting.check_profile(
+            emit.dev_types_file,
+            emit.type_name,
+            [(name, emitting.model_profile(results, source))],
+            given_figures(emit),
+            overwrite=emit.overwrite,
+        )
+        if old is None and emit.bw_mbps is None and emit.measure_link is None:
+            raise RequestError(
+                f"{emit.dev_types_file}: device type {emit.type_name} is new; give its bandwidth (--bw-Mbps) "
+                "or have it measured (--measure-link)"
+            )
+        return kept
+
+    def write(
+        self, results: ProfileResults, figures: emitting.Figures, free_bytes: int, replaced: frozenset[Path]
+    ) -> None:
+        """Write the files, after checking again that they may be written.
+
+        Args:
+            results: complete results.
+            figures: figures of the device type.
+            free_bytes: free memory of this machine.
+            replaced: outputs that exist and are replaced.
+        """
+        emit = self.emit
+        if emit.type_name is not None:
+            kept = self.check(results)
+            if kept is not None:
+                self.warn(kept)
+            self._add_model(results)
+            self._add_device_type(emit.type_name, results, figures, free_bytes)
+        if emit.plot is not None:
+            save_plot(emit.plot, results)
+            self.tell(f"plot         {named_output(emit.plot, replaced)}")
+
+    def _add_model(self, results: ProfileResults) -> None:
+        path, name = self.emit.models_file, results.model_name
+        spec = emitting.model_spec(results, str(self.source))
+        written = emitting.add_model(path, name, spec, overwrite=self.emit.overwrite, lenient=True)
+        self.tell(f"model        {path}: {name} {'added' if written else 'unchanged'}")
+
+    def _add_device_type(
+        self, type_name: str, results: ProfileResults, figures: emitting.Figures, free_bytes: int
+    ) -> None:
+        path = self.emit.dev_types_file
+        if figures.mem_bytes is None and type_name not in (load_device_types(path) if path.exists() else ()):
+            figures = replace(figures, mem_bytes=self._usable_bytes(results, free_bytes))
+        profiles = [(results.model_name, emitting.model_profile(results, str(self.source)))]
+        emitting.add_profiles(path, type_name, profiles, figures, overwrite=self.emit.overwrite)
+        self.tell(f"device type  {path}: {type_name}")
+        options = [
+            f"{option} {file}"
+            for option, file, default in (
+                ("-sm", self.emit.models_file, DEFAULT_MODELS),
+                ("-sdt", path, DEFAULT_DEVICE_TYPES),
+            )
+            if file != default
+        ]
+        if options:
+            programs = f"{program_name('sched-pipeline')} and {program_name('runtime.py')}"
+            self.tell(f"use          {programs} with {' '.join(options)}")
+
+    def _usable_bytes(self, results: ProfileResults, free_bytes: int) -> float:
+        """Return the memory that this machine can spare for a stage.
+
+        Raises:
+            RequestError: there is none.
+        """
+        budget = MemoryBudget(
+            free_bytes=_free_bytes(results.device, free_bytes),
+            process_bytes=int(results.process_bytes or 0),
+        )
+        if not budget.usable_bytes:
+            raise RequestError(
+                f"this machine has no memory to spare ({budget}); give the memory with --mem-MB"
+            )
+        self.tell(f"mem_MB       {budget}")
+        return float(budget.usable_bytes)
+
+
+def _free_bytes(device: str | None, host_bytes: int) -> int:
+    """Return the free memory of the device that holds the weights of a stage."""
+    if device is not None and device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0])
+    return host_bytes
