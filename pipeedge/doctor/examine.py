@@ -20,8 +20,8 @@ from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_fr
 from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.link_work import LinkRound, MeetingPoint, link_from_stats, measure_links
 from pipeedge.doctor.network_checks import diagnose_dial
-from pipeedge.doctor.network_look import Network, look_at_network, own_addresses
-from pipeedge.doctor.notes import ExaminationOver, Notes
+from pipeedge.doctor.network_look import NetworkLook, look_at_network, own_addresses
+from pipeedge.doctor.notes import ExaminationOver, FindingLog
 from pipeedge.doctor.probe import Probe
 from pipeedge.doctor.rank_checks import check_clocks, check_facts
 from pipeedge.doctor.run_look import RunLook, look_at_run
@@ -90,7 +90,7 @@ class _Examination:
         self._rank = command.request.world.rank
         self._neighbors_file: Path | None = command.neighbors_file
         self._probe = probe
-        self._notes = Notes(self._rank, say)
+        self._notes = FindingLog(self._rank, say)
         self._meeting = MeetingPoint()
         self._files: SchedulerFiles | None = None  # on rank 0, once it has reviewed all ranks
 
@@ -110,7 +110,7 @@ class _Examination:
             self._notes.say("fit to run" + (f", with {count(warnings, 'warning')}" if warnings else ""))
         return exit_status(findings)
 
-    def _examine_together(self, network: Network) -> None:
+    def _examine_together(self, network: NetworkLook) -> None:
         world, began = self._world, time.monotonic()
         callbacks = Callbacks(
             # Always busy: the hub ends no examination because nothing seems to move.
@@ -165,7 +165,7 @@ class _Examination:
         if self._rank != 0:
             self._notes.add_own(ok("port", f"rank 0 answers at {world.addr}:{world.port}"))
 
-    def _exchange(self, session: _Session, network: Network) -> None:
+    def _exchange(self, session: _Session, network: NetworkLook) -> None:
         """Tell the others what this rank is, hear the plan, and measure its links."""
         look = look_at_run(self._request, self._notes, self._probe, self._neighbors_outputs())
         own = {f"finding.{at}": finding.to_text() for at, finding in enumerate(self._notes.findings)}

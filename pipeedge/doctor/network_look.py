@@ -11,15 +11,15 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.doctor.findings import Level, problem
 from pipeedge.doctor.network_checks import check_addr, check_interface
-from pipeedge.doctor.notes import ExaminationOver, Notes
+from pipeedge.doctor.notes import ExaminationOver, FindingLog
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.interfaces import choose_interface, interface_addresses
 
-__all__ = ["Network", "look_at_network", "own_addresses"]
+__all__ = ["NetworkLook", "look_at_network", "own_addresses"]
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkLook:
     """How this machine reaches rank 0."""
 
     resolved: str
@@ -28,7 +28,7 @@ class Network:
     """Interface of the links, or None if none leads to ``--addr``."""
 
 
-def look_at_network(world: WorldRequest, notes: Notes) -> Network:
+def look_at_network(world: WorldRequest, notes: FindingLog) -> NetworkLook:
     """Look at the name of rank 0 and at the interface that leads to it.
 
     Raises:
@@ -58,10 +58,10 @@ def look_at_network(world: WorldRequest, notes: Notes) -> Network:
     notes.add_own(finding)
     if finding.level is Level.PROBLEM:
         raise ExaminationOver
-    return Network(resolved, _look_at_interface(world, notes))
+    return NetworkLook(resolved, _look_at_interface(world, notes))
 
 
-def _look_at_interface(world: WorldRequest, notes: Notes) -> str | None:
+def _look_at_interface(world: WorldRequest, notes: FindingLog) -> str | None:
     """Return the interface of the links, or None after noting why there is none."""
     chosen = None
     with notes.recording("interface"):

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.doctor.findings import Finding, Level, problem_from
 
-__all__ = ["ExaminationOver", "Notes"]
+__all__ = ["ExaminationOver", "FindingLog"]
 
 
 class ExaminationOver(Exception):  # noqa: N818 - no error: the findings say why
     """Nothing more can be found out."""
 
 
-class Notes:
+class FindingLog:
     """Findings of one rank, in the order in which they were made."""
 
     def __init__(self, rank: int, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count
 from pipeedge.doctor.findings import ok
-from pipeedge.doctor.notes import Notes
+from pipeedge.doctor.notes import FindingLog
 from pipeedge.doctor.probe import Probe
 from pipeedge.request.config import RunRequest
 
@@ -34,7 +34,9 @@ class RunLook:
     """Facts for comparison with the other ranks."""
 
 
-def look_at_run(request: RunRequest, notes: Notes, probe: Probe, outputs: Sequence[OutputFile]) -> RunLook:
+def look_at_run(
+    request: RunRequest, notes: FindingLog, probe: Probe, outputs: Sequence[OutputFile]
+) -> RunLook:
     """Look at device, model, weights, input, output and memory.
 
     Args:
@@ -71,7 +73,7 @@ def look_at_run(request: RunRequest, notes: Notes, probe: Probe, outputs: Sequen
 
 
 def _model_facts(
-    request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]
+    request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
 ) -> dict[str, Any]:
     """Return the facts about the model, its weights and its input."""
     from pipeedge.plan.facts import rank_facts
@@ -88,7 +90,7 @@ def _model_facts(
     return {**facts, "weights_error": weights_error}
 
 
-def _check_metrics(request: RunRequest, notes: Notes) -> None:
+def _check_metrics(request: RunRequest, notes: FindingLog) -> None:
     """Check that the metrics of this rank can be written, without making their directory."""
     from pipeedge.observe.monitoring import KEYS, check_metrics_dir
 
@@ -109,7 +111,7 @@ def _likely_dtype(request: RunRequest) -> torch.dtype:
 
 
 def _look_at_data_end(
-    request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]
+    request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
 ) -> tuple[int | None, int | None, PixelTable | None]:
     """On the data rank, look at input and output. Return items, longest sentence, and table of pixels."""
     if request.world.rank != request.schedule.data_rank:
@@ -128,7 +130,9 @@ def _look_at_data_end(
     return found
 
 
-def _check_outputs(request: RunRequest, model: Model, notes: Notes, outputs: Sequence[OutputFile]) -> None:
+def _check_outputs(
+    request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
+) -> None:
     """Check that results, report and trace can be written.
 
     Raises:
