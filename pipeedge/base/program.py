@@ -14,6 +14,8 @@ COMMAND = "pipeedge"
 COMMANDS = {
     "runtime.py": "run",
     "profiler.py": "profile",
+    "profiler_results_to_models.py": "profile-to-models",
+    "profiler_results_to_device_types.py": "profile-to-device-types",
     "train.py": "train",
     "revauct.py": "auction",
     "save_model_weights.py": "fetch",

@@ -23,9 +23,11 @@ class Command:
     summary: str
     """One line for ``pipeedge --help``."""
     module: str
-    """Module with the function ``main``, which ends the process."""
+    """Module with the function that runs the program and ends the process."""
     parser: str
     """``module:function`` that builds its parser."""
+    function: str = "main"
+    """Name of that function, where one module has several programs."""
 
     @property
     def full_name(self) -> str:
@@ -34,7 +36,7 @@ class Command:
 
     def load(self) -> Callable[[], None]:
         """Import the program and return its ``main``."""
-        main: Callable[[], None] = importlib.import_module(self.module).main
+        main: Callable[[], None] = getattr(importlib.import_module(self.module), self.function)
         return main
 
     def build_parser(self) -> argparse.ArgumentParser:
@@ -72,6 +74,20 @@ COMMANDS = (
         "measure the layers of a model on this device",
         "pipeedge.profile.main",
         "pipeedge.profile.options:profiler_parser",
+    ),
+    Command(
+        "profile-to-models",
+        "add a profiled model to models.yml",
+        "pipeedge.profile.main",
+        "pipeedge.profile.options:models_parser",
+        "main_models",
+    ),
+    Command(
+        "profile-to-device-types",
+        "add a profile to device_types.yml",
+        "pipeedge.profile.main",
+        "pipeedge.profile.options:device_types_parser",
+        "main_device_types",
     ),
     Command(
         "schedule",

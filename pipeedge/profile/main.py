@@ -41,7 +41,8 @@ def main_models() -> NoReturn:
 
         convert_to_model(command, _say)
 
-    end(MODELS_PROGRAM, guard(MODELS_PROGRAM, convert, verbose="--verbose" in sys.argv))
+    program = program_name(MODELS_PROGRAM)
+    end(program, guard(program, convert, verbose="--verbose" in sys.argv))
 
 
 def main_device_types() -> NoReturn:
@@ -53,7 +54,8 @@ def main_device_types() -> NoReturn:
 
         convert_to_device_type(command, _say)
 
-    end(DEVICE_TYPES_PROGRAM, guard(DEVICE_TYPES_PROGRAM, convert, verbose="--verbose" in sys.argv))
+    program = program_name(DEVICE_TYPES_PROGRAM)
+    end(program, guard(program, convert, verbose="--verbose" in sys.argv))
 
 
 def _say(line: str) -> None:

@@ -35,6 +35,8 @@ __all__ = [
     "ProfileCommand",
     "ServeCommand",
     "SyntheticCommand",
+    "device_types_parser",
+    "models_parser",
     "parse_device_types",
     "parse_models",
     "parse_profiler",
@@ -293,15 +295,7 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
         RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
-    parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=path,
-        metavar="FILE",
-        help="models file to write (models.yml, or my-models.yml if that is a worked example)",
-    )
-    given = parser.parse_args(argv)
+    given = models_parser().parse_args(argv)
     return ModelsCommand(given.input, given.output or _own_file(DEFAULT_MODELS), given.overwrite)
 
 
@@ -312,6 +306,32 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
         RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
+    given = device_types_parser().parse_args(argv)
+    emit = EmitRequest(
+        type_name=given.dev_type,
+        mem_mb=given.dev_type_mem,
+        bw_mbps=given.dev_type_bw,
+        dev_types_file=given.output or _own_file(DEFAULT_DEVICE_TYPES),
+        overwrite=given.overwrite,
+    )
+    return DeviceTypeCommand(given.input, emit)
+
+
+def models_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``profiler_results_to_models.py``."""
+    parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="models file to write (models.yml, or my-models.yml if that is a worked example)",
+    )
+    return parser
+
+
+def device_types_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``profiler_results_to_device_types.py``."""
     parser = _converter(
         "profiler_results_to_device_types.py", "Add the profile to a device type of device_types.yml."
     )
@@ -333,19 +353,11 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
         metavar="MBPS",
         help="its bandwidth; required if the type is new",
     )
-    given = parser.parse_args(argv)
-    emit = EmitRequest(
-        type_name=given.dev_type,
-        mem_mb=given.dev_type_mem,
-        bw_mbps=given.dev_type_bw,
-        dev_types_file=given.output or _own_file(DEFAULT_DEVICE_TYPES),
-        overwrite=given.overwrite,
-    )
-    return DeviceTypeCommand(given.input, emit)
+    return parser
 
 
 def _converter(program: str, description: str) -> argparse.ArgumentParser:
-    parser = OneLineParser(prog=program, description=description, allow_abbrev=False)
+    parser = OneLineParser(prog=program_name(program), description=description, allow_abbrev=False)
     parser.add_argument(
         "-i",
         "--input",

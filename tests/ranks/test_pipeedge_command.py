@@ -42,6 +42,13 @@ def test_a_program_reads_the_rest_and_names_the_command() -> None:
     assert done.stderr.startswith("pipeedge run: layers 9 to 16 are covered by no stage")
 
 
+@pytest.mark.parametrize("words", [["profile-to-models"], ["profile-to-device-types", "board"]])
+def test_converters_of_profiles_are_commands(words: list[str]) -> None:
+    done = start(*words, "-i", "none.yml")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"pipeedge {words[0]}: none.yml: no such file")
+
+
 def test_schedule_is_the_native_program() -> None:
     done = start("schedule", "--version")
     assert (done.returncode, done.stdout) == (0, f"sched-pipeline (PipeEdge) {pipeedge.__version__}\n")
