@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from places import ROOT
@@ -15,9 +16,11 @@ from pipeedge.cli.commands import COMMANDS
 from pipeedge.cli.completion import SHELLS, completion_script
 
 
-def start(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def start(
+    *words: str, options: tuple[str, ...] = (), python: str | Path = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *options, "-m", "pipeedge", *words],
+        [python, *options, "-m", "pipeedge", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -36,8 +39,8 @@ def test_help_imports_no_program() -> None:
     assert not imported & (heavy | {command.module for command in COMMANDS})
 
 
-def test_a_program_reads_the_rest_and_names_the_command() -> None:
-    done = start("run", "0", "2", "-m", "vit-digits", "-pt", "1,8")
+def test_a_program_reads_the_rest_and_names_the_command(quick_python: Path) -> None:
+    done = start("run", "0", "2", "-m", "vit-digits", "-pt", "1,8", python=quick_python)
     assert done.returncode == 2
     assert done.stderr.startswith("pipeedge run: layers 9 to 16 are covered by no stage")
 

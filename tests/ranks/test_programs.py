@@ -12,6 +12,7 @@ import transformers
 from models_oracle import scramble
 from places import ROOT
 from processes import run_program
+from quick_python import run_text
 
 import pipeedge
 
@@ -114,8 +115,8 @@ print("done")
 """
 
 
-def test_open_links_need_no_rendezvous() -> None:
-    ended = subprocess.run([sys.executable, "-c", MEET], capture_output=True, text=True, timeout=60)
+def test_open_links_need_no_rendezvous(tmp_path: Path, quick_python: Path) -> None:
+    ended = run_text(MEET, tmp_path, quick_python)
     soft, *rest = ended.stdout.split()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert int(soft) == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)), ended.stderr

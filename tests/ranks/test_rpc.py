@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import Ended, World
+from quick_python import run_text
 
 LIMIT_S = 40.0
 """For a world of processes, on a machine that is busy with other tests too."""
@@ -198,11 +197,11 @@ os._exit(0)
 """
 
 
-def test_other_threads_run_while_rpc_waits_for_a_stopped_rank() -> None:
-    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=LIMIT_S)
+def test_other_threads_run_while_rpc_waits_for_a_stopped_rank(tmp_path: Path, quick_python: Path) -> None:
+    ended = run_text(STOPPED, tmp_path, quick_python)
     assert ended.stdout.split() == ["True", "True"], ended.stderr
 
 
-def test_a_transport_can_be_closed_and_opened_again() -> None:
-    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=LIMIT_S)
+def test_a_transport_can_be_closed_and_opened_again(tmp_path: Path, quick_python: Path) -> None:
+    ended = run_text(TWICE, tmp_path, quick_python)
     assert ended.stdout.split() == ["True", "True"], ended.stderr

@@ -17,6 +17,7 @@ import runpy
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import traceback
@@ -72,6 +73,13 @@ esac
     finally:
         server.kill()
         server.join()
+
+
+def run_text(text: str, directory: Path, python: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program given as text, with the command ``python``."""
+    (directory / "program.py").write_text(text)
+    command = [python, "program.py"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _serve(address: Path, command: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -238,6 +239,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, with the cycle
 
 
+@cache
 def imports(tree: ast.AST) -> set[str]:
     """Top-level names that a module imports anywhere, for type checkers alone apart."""
     typed = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
@@ -246,6 +248,7 @@ def imports(tree: ast.AST) -> set[str]:
     return {name for node in ast.walk(tree) if node not in unread for name in imported(node)}
 
 
+@cache
 def effects(tree: ast.AST) -> set[str]:
     """Modules and calls by which a module touches the world."""
     modules = {name.split(".")[0] for name in imports(tree)} & EFFECTS
@@ -286,7 +289,10 @@ def test_an_effect_behind_an_import_is_found() -> None:
 
 
 def attributes(tree: ast.AST, name: str) -> list[ast.Attribute]:
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == name]
+    """Return the places where a module uses ``module.attribute``."""
+    base, _, attribute = name.partition(".")
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == attribute)
+    return [node for node in found if isinstance(node.value, ast.Name) and node.value.id == base]
 
 
 def test_the_environment_is_read_in_one_place() -> None:
