@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tiers
+from hypothesis import HealthCheck, settings
 from small_models import save_small_models
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.install()
+    # How long an example takes says something of the machine alone.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     config.addinivalue_line("markers", "slow: a long campaign, run with --slow")
 
 

@@ -14,7 +14,7 @@ from pipeedge.auction.optimal import optimal
 from pipeedge.base.errors import InfeasibleError
 
 
-@settings(deadline=None, max_examples=cases(40))
+@settings(max_examples=cases(40))
 @given(markets())
 def test_the_optimum_is_the_best_of_all_orders(market: Market) -> None:
     count = len(market.bids)

@@ -517,7 +517,7 @@ names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 )
 
 
-@settings(max_examples=cases(40), deadline=None)
+@settings(max_examples=cases(40))
 @given(host=names)
 def test_any_host_name_reads_back_as_itself(tmp_path_factory: pytest.TempPathFactory, host: str) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("names"))
@@ -636,7 +636,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=cases(150), deadline=None)
+@settings(max_examples=cases(150))
 @given(world=worlds())
 def test_any_small_cluster_is_scheduled_at_its_optimum(
     tmp_path_factory: pytest.TempPathFactory, world: World

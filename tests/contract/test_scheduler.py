@@ -242,7 +242,7 @@ host_lists = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), hosts=host_lists, named=st.booleans())
 def test_a_schedule_reads_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, hosts: list[str], named: bool

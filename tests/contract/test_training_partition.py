@@ -51,7 +51,7 @@ def find(costs: LayerCosts, order: Order, **changes: float) -> tuple[LayerRange,
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=9), st.integers(1, 3), st.integers(0, 2))
-@settings(max_examples=cases(80), deadline=None)
+@settings(max_examples=cases(80))
 def test_no_cut_has_a_faster_slowest_worker(seconds: list[float], workers: int, more: int) -> None:
     stages = min(workers + more, len(seconds))
     order = make_order("1f1b", stages=stages, workers=workers, microbatches=4)

@@ -58,7 +58,7 @@ def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None
         lambda text: text.strip("~ ") != ""
     ),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_both_shells_preserve_arguments(
     tmp_path_factory: pytest.TempPathFactory, arguments: list[str], directory: str
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from clock import Clock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeedge.base.fields import decode, encode
@@ -31,7 +31,6 @@ SIZES = Sizes({2: 100.0, 4: 200.0, 8: 400.0, 0: 1600.0})
 # --- what a receipt tells -------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), bandwidth=st.floats(1.0, 1e4), slow=st.sampled_from(["way", "next", "no"])
 )
@@ -219,7 +218,6 @@ def test_bits_follow_the_bandwidth_at_the_ends_of_windows_and_back() -> None:
     assert all(decode(encode(one), Decided) == one for one in bits.decided)
 
 
-@settings(deadline=None)
 @given(
     trace=st.lists(st.floats(110.0, 1e7), min_size=1, max_size=6),
     window=st.integers(1, 12),

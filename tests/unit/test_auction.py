@@ -53,7 +53,7 @@ def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]
     return bottleneck, latency
 
 
-@settings(deadline=None, max_examples=cases(150))
+@settings(max_examples=cases(150))
 @given(markets(), st.booleans(), st.booleans(), st.booleans())
 def test_ordered_schedules_are_the_best_of_their_order(
     market: Market, strict: bool, first: bool, last: bool
@@ -71,7 +71,7 @@ def test_ordered_schedules_are_the_best_of_their_order(
     assert checked(market, latency_ordered(market, order), order)[1] == pytest.approx(best[2])
 
 
-@settings(deadline=None, max_examples=cases(100))
+@settings(max_examples=cases(100))
 @given(markets())
 def test_the_greedy_schedule_extends_furthest_at_each_cut(market: Market) -> None:
     try:
@@ -168,7 +168,7 @@ def test_a_bid_counts_what_the_scheduler_counts() -> None:
         assert bid.stage_s[first, last] == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=cases(60))
+@settings(max_examples=cases(60))
 @given(markets())
 def test_bids_survive_encoding(market: Market) -> None:
     call = Call("m", market.layers)

@@ -184,7 +184,7 @@ def test_granularity_decides_which_values_share_a_range(granularity: Granularity
 ANY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=cases(150), deadline=None)
+@settings(max_examples=cases(150))
 @given(
     rows=hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40), elements=ANY_FLOAT),
     bits=st.sampled_from(BIT_WIDTHS),
@@ -198,7 +198,7 @@ def test_error_is_within_the_stated_bound(rows: np.ndarray, bits: int, dtype: to
     assert bool((error <= error_bound(encoded)[:, None]).all())
 
 
-@settings(max_examples=cases(100), deadline=None)
+@settings(max_examples=cases(100))
 @given(
     rows=hnp.arrays(
         np.float32,

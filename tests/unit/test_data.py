@@ -116,7 +116,7 @@ class TestMicrobatches:
         ubatch=st.integers(1, 25),
         bad=st.frozensets(st.integers(0, 19)),
     )
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_every_readable_item_once_in_order_and_padded_to_the_longest(
         self, lengths: list[int], ubatch: int, bad: frozenset[int]
     ) -> None:
@@ -183,7 +183,7 @@ class TestMicrobatches:
             InputSource(Sequences(()))
 
     @given(parts=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=5))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_joined_and_repeated_items(self, parts: list[list[int]]) -> None:
         joined = JoinedItems(tuple(Sequences(tuple(part)) for part in parts))
         expected = [(length, index) for part in parts for index, length in enumerate(part)]

@@ -102,7 +102,7 @@ class TestBytes:
 
 class TestArithmetic:
     @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_vit_default_is_transformers_default(self, width: int, height: int, seed: int) -> None:
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -113,7 +113,7 @@ class TestArithmetic:
         )
 
     @given(width=st.integers(1, 400), height=st.integers(1, 400), seed=st.integers(0, 99))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_deit_default_is_transformers_default(self, width: int, height: int, seed: int) -> None:
         from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
 

@@ -348,7 +348,7 @@ class TestCoLA:
 
 class TestSelection:
     @given(available=st.integers(1, 200), batch=st.none() | st.integers(1, 250), seed=st.integers(0, 5))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_shuffling_is_a_sample_without_repetition(
         self, available: int, batch: int | None, seed: int
     ) -> None:

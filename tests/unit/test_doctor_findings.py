@@ -41,7 +41,7 @@ def test_a_finding_is_one_line_with_level_check_and_rank() -> None:
 
 
 @given(st.text(max_size=50), st.integers(0, 4), st.none() | st.integers(0, 9), st.sampled_from(Level))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_findings_survive_encoding(what: str, code: int, rank: int | None, level: Level) -> None:
     finding = Finding(level, "check", what, code, rank)
     shown = dataclasses.replace(finding, what=fields.text(what))
@@ -247,7 +247,7 @@ def rounds_of(*bytes_per_s: float, latency_s: float = 0.0005) -> list[Round]:
 
 
 @given(bandwidth=st.floats(1e4, 1e10), latency=st.floats(0, 0.2), burst=st.integers(0, 1 << 17))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_burst_at_full_speed_does_not_raise_the_estimate(
     bandwidth: float, latency: float, burst: int
 ) -> None:

@@ -67,7 +67,7 @@ def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor 
 
 
 @pytest.mark.parametrize("kernels", [int8_kernels(CPU)[0], "emulated"], ids=["chosen", "plain"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=products())
 def test_8_bit_product_error_is_within_its_steps(
     kernels: str, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -91,7 +91,7 @@ def test_8_bit_product_error_is_within_its_steps(
 
 
 @pytest.mark.parametrize("kernels", ["torch", "onednn"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=products())
 def test_every_kernel_gives_the_same_bits(
     kernels: str, case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -105,7 +105,7 @@ def test_every_kernel_gives_the_same_bits(
         assert torch.equal(chosen(x), layer(w, bias, "emulated")(x))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=products(), data=st.data())
 def test_a_token_does_not_depend_on_its_neighbours(
     case: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], data: st.DataObject
@@ -179,7 +179,7 @@ def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Pa
 CUTS = st.sets(st.integers(1, 11), min_size=1, max_size=6).map(sorted)
 
 
-@settings(deadline=None, max_examples=12, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     case=st.one_of(image_cases("vit"), image_cases("deit"), text_cases()),
     dtype=st.sampled_from(REDUCED),
@@ -210,7 +210,7 @@ def test_accuracy_on_held_out_digits_is_kept(dtype: torch.dtype) -> None:
     assert correct[0] - correct[1] <= 0.003 * len(labels)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(dtypes=st.lists(st.sampled_from([torch.float32, *REDUCED]), min_size=2, max_size=4), data=st.data())
 def test_stages_of_different_dtypes_interoperate(dtypes: list[torch.dtype], data: st.DataObject) -> None:
     count = len(dtypes) - 1

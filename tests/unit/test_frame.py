@@ -106,7 +106,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(payloads(), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 200))
 def test_written_frame_is_read_back_bit_for_bit(
     payload: tuple[torch.Tensor, ...], number: int, items: int, spare: int

@@ -54,7 +54,7 @@ messages = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(messages, max_size=3), st.randoms())
 def test_messages_come_out_whole_however_their_bytes_arrive(
     said: list[Message], chance: random.Random
@@ -129,7 +129,7 @@ def test_numbers_without_end_and_messages_without_end_are_not_written() -> None:
         encode(Message("x", {"text": "a" * MAX_BYTES}))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=64))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     for stream in (data, framed(data)):

@@ -124,7 +124,7 @@ def both(plain: Linear, dtype: torch.dtype, seed: int) -> tuple[Linear, OnednnLi
 
 
 @needs_onednn
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 70), st.integers(1, 70)),
     activation=st.sampled_from(sorted(ACTIVATIONS)),

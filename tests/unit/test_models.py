@@ -308,7 +308,7 @@ def test_models_compare_by_value(tmp_path: Path) -> None:
 # Activations ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(name=st.sampled_from(sorted(ACTIVATIONS)), seed=st.integers(0, 99))
 def test_activations_match_transformers(name: str, seed: int) -> None:
     x = 6 * torch.randn(64, generator=torch.Generator().manual_seed(seed))

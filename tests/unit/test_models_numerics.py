@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import Case, image_cases, reference_output, save, text_cases
@@ -64,19 +65,19 @@ def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]], kernels: st
 multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=cases(100))
 @given(case=image_cases("vit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_vit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
     check_every_cut(case, multi_cuts, kernels)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=cases(100))
 @given(case=image_cases("deit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
     check_every_cut(case, multi_cuts, kernels)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=cases(100))
 @given(case=text_cases(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
     check_every_cut(case, multi_cuts, kernels)

@@ -186,7 +186,7 @@ WORDS = ("0", "1", "2", "-1", "-pt", "-r", "-D", "-H", "-q", "-u", "-b", "-c", "
 WORDS += ("--timeout", "--addr", "--input", "--report", "rpc", "1,8", "1,8,9,16", ",", "nan", "9e9", "x.json")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.sampled_from(WORDS) | st.text(max_size=5),

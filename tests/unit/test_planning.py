@@ -272,7 +272,7 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(plans())
 def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
     assert decode(encode(plan), Plan) == plan

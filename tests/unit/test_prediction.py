@@ -61,7 +61,7 @@ def simulated_s(prediction: Prediction, microbatches: int) -> float:
     return now
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(prediction=predictions, microbatches=st.integers(1, 12))
 def test_a_run_is_predicted_as_a_simulated_pipeline_does_it(
     prediction: Prediction, microbatches: int
@@ -70,7 +70,7 @@ def test_a_run_is_predicted_as_a_simulated_pipeline_does_it(
     assert prediction.run_items_per_s(items) == pytest.approx(items / simulated_s(prediction, microbatches))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(prediction=predictions)
 def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
     assert decode(encode(prediction), Prediction) == prediction

@@ -91,7 +91,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(written=results())
 def test_results_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, written: ProfileResults
@@ -101,7 +101,7 @@ def test_results_read_back_as_written(
     assert load_results(path) == written
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(whole=results(), data=st.data())
 def test_parts_add_up_to_the_whole_in_any_order(whole: ProfileResults, data: st.DataObject) -> None:
     first = data.draw(st.sets(st.integers(1, whole.layers)))
@@ -213,7 +213,7 @@ def test_a_delay_in_a_different_layer_of_each_pass_is_counted(
         assert found == pytest.approx([each * (sum(usual) + 1) / sum(usual) for each in usual])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(parts=st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=4))
 def test_peaks_are_the_largest_running_totals(parts: list[list[int]]) -> None:
     expected, before = [], 0

@@ -37,7 +37,7 @@ def played(todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000) -> tup
     return lane, clock
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cycles, st.sampled_from([2, 4, 16, 400]))
 def test_nothing_is_lost_by_merging(todo: Sequence[Cycle], capacity: int) -> None:
     lane, _ = played(todo, capacity=capacity)
@@ -60,7 +60,7 @@ def recording(lane: LaneRecord, rank: int = 0) -> Recording:
     return Recording(rank, "host", (lane,))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cycles, st.sampled_from([2, 16, 400]), st.integers(0, 20_000), st.integers(0, 20_000))
 def test_a_run_has_no_gap_from_the_first_microbatch_to_the_end(
     todo: Sequence[Cycle], capacity: int, late_us: int, longer_us: int

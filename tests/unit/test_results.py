@@ -151,7 +151,7 @@ class TestFiles:
         assert [json.loads(row)["item"] for row in rows] == [0, 2, 5]
 
     @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     def test_equal_results_give_equal_files_however_they_came(
         self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
     ) -> None:
@@ -283,7 +283,7 @@ class TestAccuracy:
         labels=st.lists(st.none() | st.integers(0, 4), min_size=30, max_size=30),
         size=st.integers(1, 7),
     )
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_counts_labelled_items_only(self, best: list[int], labels: list[int | None], size: int) -> None:
         labels = labels[: len(best)]
         outputs = torch.nn.functional.one_hot(torch.tensor(best), 5).float()

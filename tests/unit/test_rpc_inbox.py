@@ -72,7 +72,7 @@ def test_ranks_with_different_transports_disagree() -> None:
 # -- the inbox ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(count=st.integers(0, 30), seed=st.integers(0, 2**32 - 1))
 def test_frames_are_ordered_and_the_queue_is_bounded(count: int, seed: int) -> None:
     """A sender that keeps its window, a network that reorders, a stage that takes whenever it likes."""

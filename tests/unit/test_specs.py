@@ -74,7 +74,7 @@ def device_types(draw: st.DrawFn) -> DeviceType:
 # --- round trips ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models=st.dictionaries(names, model_specs(), min_size=1, max_size=3))
 def test_models_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]
@@ -84,7 +84,7 @@ def test_models_read_back_as_written(
     assert spec_files.load_models(path) == models
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(types=st.dictionaries(names, device_types(), min_size=1, max_size=3))
 def test_device_types_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, types: dict[str, Any]
@@ -94,7 +94,7 @@ def test_device_types_read_back_as_written(
     assert spec_files.load_device_types(path) == types
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hosts=st.lists(names, min_size=1, max_size=6, unique=True), cut=st.integers(0, 6))
 def test_devices_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory, hosts: list[str], cut: int
@@ -112,7 +112,7 @@ def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "n.yml").read_text())["a"]["b"] == {"bw_Mbps": 100, "latency_s": 0.25}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     name=names | st.sampled_from(["true", "~", "1.5", "010", "12:30", "=", "<<", "a: b", "x" * 400, "\x85"])
 )
@@ -127,7 +127,7 @@ products = st.tuples(st.floats(0, 1), st.floats(0, 1e-2), st.just(0.0))
 attention = st.tuples(st.just(0.0), st.floats(0, 1e-2), st.floats(0, 1e-4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     blocks=st.lists(st.tuples(attention, products, products, products), min_size=1, max_size=2),
     lengths=st.lists(st.integers(1, 512), min_size=2, max_size=3, unique=True),
@@ -416,7 +416,7 @@ def test_merge_keys_aliases_and_byte_order_marks_are_read() -> None:
     assert read == {"base": {"x": 1, "y": 2}, "new": {"y": 3, "x": 1}, "both": {"x": 1, "y": 2, "z": 9}}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=st.binary(max_size=60)
     | st.text(alphabet="ab:{}[],-&*<!|>'\"\n\t ?#%01.", max_size=60).map(str.encode)
@@ -510,7 +510,7 @@ def test_files_in_any_form_can_be_added_to(tmp_path: Path, text: str, name: str)
     assert after == {other: kind for other, kind in before.items() if other != name}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_editing_a_file_is_like_writing_it_anew(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

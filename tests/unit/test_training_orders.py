@@ -86,7 +86,7 @@ def numbers(draw: st.DrawFn) -> tuple[str, int, int, int]:
 
 
 @given(numbers())
-@settings(max_examples=cases(150), deadline=None)
+@settings(max_examples=cases(150))
 def test_any_order_does_everything_once_without_deadlock(case: tuple[str, int, int, int]) -> None:
     schedule, stages, workers, microbatches = case
     order = make_order(schedule, stages=stages, workers=workers, microbatches=microbatches)
@@ -107,7 +107,7 @@ def test_any_order_does_everything_once_without_deadlock(case: tuple[str, int, i
 
 
 @given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 20))
-@settings(max_examples=cases(60), deadline=None)
+@settings(max_examples=cases(60))
 def test_held_microbatches_and_bubble_match_the_formulas(workers: int, more_stages: int, more: int) -> None:
     """GPipe holds all microbatches, 1F1B as many as there are workers behind; both wait (W - 1) / (M + W - 1)
     of the time; zero-bubble holds as many as there are workers, and waits no longer."""

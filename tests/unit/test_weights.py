@@ -498,7 +498,7 @@ def files(saved: Callable[[str], tuple[Case, Model]], tmp_path_factory: pytest.T
     return Files({write.__name__: write(path, on_disk(model)).read_bytes() for write in WRITERS})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from([write.__name__ for write in WRITERS]), fraction=st.floats(0, 1, exclude_max=True)
 )
@@ -515,7 +515,7 @@ def test_a_file_cut_off_anywhere_is_refused(
     assert str(path) in refusal(saved("ViTForImageClassification")[1], path)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(kind=st.sampled_from(["write_stored", "write_deflated"]), data=st.data())
 def test_a_damaged_npz_never_gives_other_weights(
     kind: str,
@@ -569,7 +569,7 @@ def test_only_the_shards_own_data_is_read(saved: Callable[[str], tuple[Case, Mod
 # Random weights -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(cuts=st.sets(st.integers(1, 47), max_size=6).map(sorted), seed=st.integers(0, 2**64))
 def test_random_weights_do_not_depend_on_the_cut(cuts: list[int], seed: int) -> None:
     model = find_model("facebook/deit-tiny-distilled-patch16-224")
