@@ -37,7 +37,8 @@ from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.weights.writing import write_random
 from pipeedge.report.agreement import agreement, outputs_by_block
-from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, InputRequest
+from pipeedge.request.files import InputRequest
+from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP
 
 CPU = torch.device("cpu")
 DTYPE_CUT = 8
@@ -164,7 +165,7 @@ def print_large() -> None:
         with tempfile.TemporaryDirectory() as directory:
             weights = Path(directory) / "weights.npz"
             write_random(weights, model.build(), model.config, seed=0)
-            source = open_input(InputRequest(batch_size=LARGE_ITEMS), model)
+            source = open_input(InputRequest(max_items=LARGE_ITEMS), model)
             outputs = {
                 dtype: outputs_by_block(
                     model, source, LARGE_ITEMS, weights=weights, device=CPU, dtype=find_dtype(dtype)

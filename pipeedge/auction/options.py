@@ -5,87 +5,194 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 
 from pipeedge.auction.ordered import Order
-from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.base.wording import figure
-from pipeedge.request.config import ModelRequest, WorldRequest
-from pipeedge.request.options import OneLineParser, add_common
+from pipeedge.request.config import WorldRequest
+from pipeedge.request.declared import (
+    Check,
+    Option,
+    Section,
+    add_sections,
+    at_least,
+    check_options,
+    given,
+    option,
+    option_of,
+    options_of,
+)
+from pipeedge.request.parsing import OneLineParser, add_common, dtype_name, path
+from pipeedge.request.profiled import ProfiledRequest
 
 __all__ = ["SCHEDULERS", "AuctionRequest", "auction_parser", "parse_auction"]
 
 SCHEDULERS = ("latency_ordered", "throughput_ordered", "greedy_host_count", "optimal")
 _MAX_SECONDS = 7 * 24 * 3600.0
+_SECONDS = Check(
+    lambda value: 0 < value <= _MAX_SECONDS, f"must be seconds above 0 and up to {figure(_MAX_SECONDS, 7)}"
+)
 
 
 @dataclass(frozen=True)
 class Selling:
     """How the auctioneer collects bids and schedules from them."""
 
-    scheduler: str = "throughput_ordered"
-    """One of ``SCHEDULERS``."""
-    order: Order = field(default_factory=Order)
-    """How strictly to keep the order of devices."""
-    dev_count: int | None = None
-    """Number of devices to use, the first in the order, or None for all."""
-    seed: int | None = None
-    """Seed to shuffle the order of devices with, or None for the order of ranks."""
-    deadline_s: float = 60.0
-    """Seconds to wait for bids."""
-    time_limit_s: float = 5.0
-    """Seconds that the native solver may take."""
-    data_host: str | None = None
+    scheduler: str = option(
+        "throughput_ordered",
+        "-sch/--scheduler",
+        choices=SCHEDULERS,
+        help="lowest latency or highest throughput in the order of devices; few devices; or highest "
+        "throughput in any order ({default})",
+    )
+    dev_count: int | None = option(
+        None,
+        "-d/--dev-count",
+        type=int,
+        check=at_least(1),
+        help="use only the first N devices of the order (all)",
+    )
+    strict_order: bool = option(
+        True, "--no-strict-order", help="allow skipping devices; otherwise each gets a stage"
+    )
+    strict_first: bool = option(False, "--strict-first", help="give the first stage to the first device")
+    strict_last: bool = option(False, "--strict-last", help="give the last stage to the last device")
+    seed: int | None = option(
+        None,
+        "--seed",
+        type=int,
+        check=Check(lambda seed: seed >= 0, "must not be negative"),
+        help="shuffle the order of devices (that of ranks)",
+    )
+    deadline_s: float = option(
+        60.0,
+        "--deadline",
+        type=float,
+        metavar="SECONDS",
+        check=_SECONDS,
+        help="time to wait for bids; a device that made none is named and left out ({default})",
+    )
+    time_limit_s: float = option(
+        5.0,
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        check=_SECONDS,
+        help="time limit of -sch optimal ({default})",
+    )
+    data_host: str | None = option(
+        None,
+        "-D/--data-host",
+        metavar="HOST",
+        help="host that reads the input and collects the output, whose links then count",
+    )
     """Host that reads the input and collects the output, or None to ignore both."""
-    chunk: int = 1
-    """Number of layers whose multiples stages begin and end at."""
-    largest: bool = False
-    """Whether to ask, for each first layer, only for the largest stage."""
+    chunk: int = option(
+        1,
+        "--filter-bids-chunk",
+        type=int,
+        help="ask only for stages that begin and end at multiples of N layers; a block has 4 ({default})",
+    )
+    largest: bool = option(
+        False, "--filter-bids-largest", help="ask only for the largest stage from each first layer"
+    )
 
     def __post_init__(self) -> None:
-        if self.dev_count is not None and self.dev_count < 1:
-            raise RequestError(f"-d/--dev-count {self.dev_count}: must be at least 1")
-        for name, value in (("--deadline", self.deadline_s), ("--time-limit", self.time_limit_s)):
-            if not 0 < value <= _MAX_SECONDS:
-                raise RequestError(
-                    f"{name} {figure(value, 7)}: must be seconds above 0 and up to {figure(_MAX_SECONDS, 7)}"
-                )
-        if self.seed is not None and self.seed < 0:
-            raise RequestError(f"--seed {self.seed}: must not be negative")
+        check_options(self)
+
+    @property
+    def order(self) -> Order:
+        """How strictly to keep the order of devices."""
+        return Order(self.strict_order, self.strict_first, self.strict_last)
 
 
-@dataclass(frozen=True)
-class AuctionRequest:
+@dataclass(frozen=True, kw_only=True)
+class AuctionRequest(ProfiledRequest):
     """The request of one rank of an auction."""
 
     world: WorldRequest
-    host: str
-    """Name of this device."""
-    model_name: str
-    ubatch_size: int
-    """Number of items in a microbatch."""
-    dtype: str
-    """Number type of the run."""
-    tokens: int | None
-    """Tokens of the longest sentence, or None for the profiled length."""
-    models_file: Path
-    dev_types_file: Path
-    dev_type: str | None
-    """Device type of this device, or None for the only one in the file."""
-    neighbors_file: Path | None
-    """File with bandwidth and latency of individual links, or None."""
-    selling: Selling
-    output: Path | None
-    """Schedule file to write, or None."""
-    run: tuple[str, ...] | None
+    host: str = option(
+        MISSING,
+        "-H/--host",
+        metavar="NAME",
+        check=Check(
+            lambda host: 0 < len(host) <= 200 and host.isprintable(),
+            "must be a name of 1 to 200 printable characters",
+        ),
+        help="its name (its host name)",
+    )
+    dtype: str = option(
+        "float32",
+        "--dtype",
+        type=dtype_name,
+        metavar="TYPE",
+        help=f"one of {', '.join(DTYPES)} ({{default}})",
+    )
+    dev_type: str | None = option(
+        None, "-dt/--dev-type", metavar="NAME", help="its type (the only one in the file)"
+    )
+    neighbors_file: Path | None = option(
+        None,
+        "-sdnw/--sched-dev-neighbors-world",
+        type=path,
+        help="bandwidth and latency of its links, as {pipeedge-doctor} measured them (those of the types)",
+    )
+    selling: Selling = field(default_factory=Selling)
+    output: Path | None = option(
+        None, "--output", type=path, help="write the schedule for {runtime.py} --schedule-file"
+    )
+    run: tuple[str, ...] | None = None
     """Further options of the run that follows, or None for no run."""
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.host) <= 200 or not self.host.isprintable():
-            raise RequestError("-H/--host: give a name of 1 to 200 printable characters")
+        check_options(self)
+
+
+_RUN = Option(
+    ("--run",),
+    "continue with the pipeline on all ranks; further options of {runtime.py} follow (must be last)",
+    dest="run",
+    default=False,
+)
+
+SECTIONS = (
+    Section(
+        "network",
+        (
+            replace(
+                option_of(WorldRequest, "socket_ifname"),
+                help="interface for the links of the run that follows",
+            ),
+            replace(option_of(WorldRequest, "addr"), help="address of rank 0 ({default})"),
+            replace(option_of(WorldRequest, "port"), help="port of rank 0 ({default})"),
+        ),
+    ),
+    Section(
+        "this device",
+        (
+            *options_of(AuctionRequest, "host", "dev_type", "models_file"),
+            replace(
+                option_of(AuctionRequest, "dev_types_file"),
+                help="device types; the profile of this device is enough ({default})",
+            ),
+            option_of(AuctionRequest, "neighbors_file"),
+        ),
+    ),
+    Section(
+        "the auction (rank 0 decides)",
+        (
+            *options_of(AuctionRequest, "model_name", "ubatch_size", "tokens", "dtype"),
+            *options_of(Selling, "data_host", "chunk", "largest", "scheduler", "dev_count", "strict_order"),
+            *options_of(Selling, "strict_first", "strict_last", "seed", "deadline_s", "time_limit_s"),
+            option_of(AuctionRequest, "output"),
+            _RUN,
+        ),
+    ),
+)
+"""Options of ``revauct.py`` in the order of ``--help``."""
 
 
 def parse_auction(argv: Sequence[str]) -> AuctionRequest:
@@ -100,36 +207,14 @@ def parse_auction(argv: Sequence[str]) -> AuctionRequest:
         at = own.index("--run")
         own, run = own[:at], tuple(option for option in own[at + 1 :] if option != "--")
     arguments = auction_parser().parse_args(own)
+    selling = Selling(**given(arguments, Selling))
+    fields = {"host": socket.gethostname()} | given(arguments, AuctionRequest)
     return AuctionRequest(
+        **fields,
         world=WorldRequest(
-            rank=arguments.RANK,
-            size=arguments.WORLD,
-            addr=arguments.addr,
-            port=arguments.port,
-            socket_ifname=arguments.socket_ifname,
-            timeout_s=arguments.deadline,
+            arguments.RANK, arguments.WORLD, **given(arguments, WorldRequest), timeout_s=selling.deadline_s
         ),
-        host=arguments.host or socket.gethostname(),
-        model_name=arguments.model_name,
-        ubatch_size=arguments.ubatch_size,
-        dtype=arguments.dtype.removeprefix("torch."),
-        tokens=arguments.tokens,
-        models_file=arguments.sched_models_file,
-        dev_types_file=arguments.sched_dev_types_file,
-        dev_type=arguments.dev_type,
-        neighbors_file=arguments.sched_dev_neighbors_world,
-        selling=Selling(
-            scheduler=arguments.scheduler,
-            order=Order(arguments.strict_order, arguments.strict_first, arguments.strict_last),
-            dev_count=arguments.dev_count,
-            seed=arguments.seed,
-            deadline_s=arguments.deadline,
-            time_limit_s=arguments.time_limit,
-            data_host=arguments.data_host,
-            chunk=arguments.filter_bids_chunk,
-            largest=arguments.filter_bids_largest,
-        ),
-        output=arguments.output,
+        selling=selling,
         run=run,
     )
 
@@ -158,121 +243,5 @@ def auction_parser() -> argparse.ArgumentParser:
     parser.add_argument("RANK", type=int, help="this process, from 0; rank 0 is the auctioneer, and bids too")
     parser.add_argument("WORLD", type=int, help="number of processes")
     add_common(parser)
-
-    network = parser.add_argument_group("network")
-    network.add_argument(
-        "-s", "--socket-ifname", metavar="NAME", help="interface for the links of the run that follows"
-    )
-    network.add_argument("--addr", default="127.0.0.1", help="address of rank 0 (%(default)s)")
-    network.add_argument("--port", type=int, default=29500, help="port of rank 0 (%(default)s)")
-
-    device = parser.add_argument_group("this device")
-    device.add_argument("-H", "--host", metavar="NAME", help="its name (its host name)")
-    device.add_argument("-dt", "--dev-type", metavar="NAME", help="its type (the only one in the file)")
-    device.add_argument(
-        "-sm", "--sched-models-file", type=Path, default=Path("models.yml"), metavar="FILE", help="models.yml"
-    )
-    device.add_argument(
-        "-sdt",
-        "--sched-dev-types-file",
-        type=Path,
-        default=Path("device_types.yml"),
-        metavar="FILE",
-        help="device_types.yml; this device's own profile is enough",
-    )
-    device.add_argument(
-        "-sdnw",
-        "--sched-dev-neighbors-world",
-        type=Path,
-        metavar="FILE",
-        help=f"bandwidth and latency of its links, as {program_name('pipeedge-doctor')} measured them "
-        "(those of the types)",
-    )
-
-    auction = parser.add_argument_group("the auction (rank 0 decides)")
-    auction.add_argument(
-        "-m",
-        "--model-name",
-        default=ModelRequest.name,
-        metavar="NAME",
-        help="name of the model (%(default)s)",
-    )
-    auction.add_argument(
-        "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items in a microbatch (%(default)s)"
-    )
-    auction.add_argument(
-        "--tokens",
-        type=int,
-        metavar="N",
-        help="tokens of the longest sentence, for text models (as profiled)",
-    )
-    auction.add_argument(
-        "--dtype", default="float32", metavar="TYPE", help=f"one of {', '.join(DTYPES)} (%(default)s)"
-    )
-    auction.add_argument(
-        "-D",
-        "--data-host",
-        metavar="HOST",
-        help="host that reads the input and collects the output, whose links then count",
-    )
-    auction.add_argument(
-        "--filter-bids-chunk",
-        type=int,
-        default=1,
-        metavar="N",
-        help="ask only for stages that begin and end at multiples of N layers; a block has 4 (%(default)s)",
-    )
-    auction.add_argument(
-        "--filter-bids-largest",
-        action="store_true",
-        help="ask only for the largest stage from each first layer",
-    )
-    auction.add_argument(
-        "-sch",
-        "--scheduler",
-        choices=SCHEDULERS,
-        default=Selling.scheduler,
-        help="lowest latency or highest throughput in the order of devices; few devices; or highest "
-        "throughput in any order (%(default)s)",
-    )
-    auction.add_argument(
-        "-d", "--dev-count", type=int, metavar="N", help="use only the first N devices of the order (all)"
-    )
-    auction.add_argument(
-        "--no-strict-order",
-        dest="strict_order",
-        action="store_false",
-        help="allow skipping devices; otherwise each gets a stage",
-    )
-    auction.add_argument(
-        "--strict-first", action="store_true", help="give the first stage to the first device"
-    )
-    auction.add_argument("--strict-last", action="store_true", help="give the last stage to the last device")
-    auction.add_argument("--seed", type=int, metavar="N", help="shuffle the order of devices (that of ranks)")
-    auction.add_argument(
-        "--deadline",
-        type=float,
-        default=Selling.deadline_s,
-        metavar="SECONDS",
-        help="time to wait for bids; a device that made none is named and left out (%(default)g)",
-    )
-    auction.add_argument(
-        "--time-limit",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="time limit of -sch optimal (%(default)g)",
-    )
-    auction.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"write the schedule for {program_name('runtime.py')} --schedule-file",
-    )
-    auction.add_argument(
-        "--run",
-        action="store_true",
-        help="continue with the pipeline on all ranks; further options of "
-        f"{program_name('runtime.py')} follow (must be last)",
-    )
+    add_sections(parser, SECTIONS)
     return parser

@@ -19,10 +19,23 @@ from pipeedge.base.errors import ScheduleError
 from pipeedge.base.fields import Count, Name
 from pipeedge.base.wording import count, plural
 
-__all__ = ["BIT_WIDTHS", "DTYPES", "LayerRange", "Schedule", "StagePlan", "check_bits", "check_dtype"]
+__all__ = [
+    "BIT_WIDTHS",
+    "DTYPES",
+    "LINK_BITS",
+    "LINK_BITS_RULE",
+    "LayerRange",
+    "Schedule",
+    "StagePlan",
+    "check_bits",
+    "check_dtype",
+]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
 """Bits a value can take on a compressed link."""
+LINK_BITS = (0, *BIT_WIDTHS)
+"""Bits a value can take on any link; 0 stands for uncompressed values."""
+LINK_BITS_RULE = "a link carries 2 to 8 or 16 bits per value, or 0 for no compression"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """Number types in which a stage can hold its weights and compute (see ``pipeedge.models.dtypes``)."""
 
@@ -71,12 +84,10 @@ def check_bits(bits: int, where: str) -> None:
     """Check that a link can carry ``bits`` bits a value.
 
     Raises:
-        ScheduleError: ``bits`` is neither 0 nor one of ``BIT_WIDTHS``. The message begins with ``where``.
+        ScheduleError: ``bits`` is not one of ``LINK_BITS``. The message begins with ``where``.
     """
-    if bits and bits not in BIT_WIDTHS:
-        raise ScheduleError(
-            f"{where}: {bits} bits: a link carries 2 to 8 or 16 bits a value, or 0 for values as they are"
-        )
+    if bits not in LINK_BITS:
+        raise ScheduleError(f"{where}: {bits} bits: {LINK_BITS_RULE}")
 
 
 def check_dtype(dtype: str, where: str) -> None:

@@ -13,7 +13,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.program import COMMAND
 from pipeedge.base.streams import end, print_result
 from pipeedge.cli.commands import COMMANDS
-from pipeedge.request.options import OneLineParser, add_common, path
+from pipeedge.request.parsing import OneLineParser, add_common, path
 
 __all__ = ["completion_parser", "completion_script", "main"]
 

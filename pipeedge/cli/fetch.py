@@ -15,7 +15,7 @@ from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
 from pipeedge.models.weights.download import save_weights
-from pipeedge.request.options import OneLineParser, add_common, name, path
+from pipeedge.request.parsing import OneLineParser, add_common, nonempty, path
 
 __all__ = ["fetch_parser", "main", "parse_fetch"]
 
@@ -32,7 +32,7 @@ def fetch_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-m",
         "--model-name",
-        type=name,
+        type=nonempty,
         nargs="+",
         action="extend",
         default=[],

@@ -11,7 +11,9 @@ from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
 from pipeedge.plan.scheduler import PROGRAM, find_executable
-from pipeedge.request.options import OneLineParser, add_scheduler_files, path
+from pipeedge.request.declared import options_of
+from pipeedge.request.parsing import OneLineParser
+from pipeedge.request.scheduling import ScheduleRequest
 
 __all__ = ["main", "schedule_parser"]
 
@@ -30,6 +32,6 @@ def _become() -> None:
 def schedule_parser() -> argparse.ArgumentParser:
     """Return a parser for shell completion, with the options that name files; the program has its own."""
     parser = OneLineParser(prog=program_name(PROGRAM), allow_abbrev=False)
-    add_scheduler_files(parser, models="models.yml", dev_types="device_types.yml")
-    parser.add_argument("-sd", "--sched-dev-file", type=path, metavar="FILE", help="devices.yml")
+    for one in options_of(ScheduleRequest, "models_file", "dev_types_file", "dev_file"):
+        one.add_to(parser)
     return parser

@@ -18,10 +18,10 @@ from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.reading import ReadAhead, read_threads
 from pipeedge.data.source import Group, InputSource, Microbatch, Reading, SkippedItem
-from pipeedge.request.config import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = [
-    "DEFAULT_BATCH_SIZE",
+    "DEFAULT_ITEMS",
     "InputRequest",
     "Group",
     "InputSource",

@@ -18,7 +18,7 @@ from pipeedge.data.companions import companion_directories, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Items
 from pipeedge.data.text import Sentence, open_tokenizer
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 __all__ = ["cola_items"]
 

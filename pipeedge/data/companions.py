@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 __all__ = ["companion_directories", "companion_file", "hub_reachable"]
 

@@ -33,7 +33,7 @@ from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, image_transform, is_image, open_image
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item, Items, JoinedItems
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 __all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]
 

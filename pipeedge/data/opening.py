@@ -22,7 +22,8 @@ from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.tables import TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
-from pipeedge.request.config import DEFAULT_BATCH_SIZE, STANDARD_INPUT, InputRequest, RunRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.files import DEFAULT_ITEMS, STANDARD_INPUT, InputRequest
 
 __all__ = ["expanded", "open_input", "open_run_input"]
 
@@ -44,8 +45,8 @@ def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
         return open_dataset(request, model)
     if request.paths:
         items = path_items(request, model)
-        return InputSource(items, order=first(items, request.batch_size), skip_bad=request.skip_bad_input)
-    count = DEFAULT_BATCH_SIZE if request.batch_size is None else request.batch_size
+        return InputSource(items, order=first(items, request.max_items), skip_bad=request.skip_bad_input)
+    count = DEFAULT_ITEMS if request.max_items is None else request.max_items
     return InputSource(RepeatedItems(default_items(request, model), count))
 
 
@@ -116,7 +117,7 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
     if request.text_column is not None and not (kind == TEXT and tables):
         raise InputError(f"--text-column {request.text_column}: the input has no .csv or .tsv")
     if kind == ARRAYS:
-        return join(array_items(given, request.batch_size, model))
+        return join(array_items(given, request.max_items, model))
     if takes_text(model) != (kind == TEXT):
         takes = "sentences (.txt, .csv, .tsv)" if takes_text(model) else "images"
         raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, features
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import figure, printable
-from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS
+from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS
 
 __all__ = ["IMAGE_SUFFIXES", "decode_image", "eight_bit", "is_image", "open_image"]
 

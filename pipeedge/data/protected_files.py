@@ -10,7 +10,9 @@ from pipeedge.data.imagenet import is_data_file
 from pipeedge.data.images import is_image
 from pipeedge.data.opening import expanded
 from pipeedge.models import Model
-from pipeedge.request.config import STANDARD_INPUT, InputRequest, OutputRequest, RunRequest, ScheduleRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.files import STANDARD_INPUT, InputRequest, OutputRequest
+from pipeedge.request.scheduling import ScheduleRequest
 
 __all__ = ["check_run_outputs", "input_paths", "model_paths"]
 

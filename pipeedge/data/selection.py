@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeedge.base.errors import InputError
-from pipeedge.request.config import DEFAULT_BATCH_SIZE, InputRequest
+from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = ["read_indices", "select"]
 
@@ -19,11 +19,11 @@ def select(request: InputRequest, available: int) -> list[int]:
     Shuffling precedes limiting, so that ``-b 100 --dataset-shuffle`` is a random sample.
     """
     indices: Sequence[int] = range(available)
-    limit = request.batch_size
+    limit = request.max_items
     if request.dataset_indices_file is not None:
         indices = read_indices(request.dataset_indices_file, available)
     elif limit is None:
-        limit = DEFAULT_BATCH_SIZE
+        limit = DEFAULT_ITEMS
     if request.dataset_shuffle:
         # The bit generator is named, because the order for a seed must not change with NumPy's default.
         order = np.random.Generator(np.random.PCG64(request.seed)).permutation(len(indices))

@@ -17,7 +17,7 @@ from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
 from pipeedge.data.tables import TABLE_SUFFIXES, column_of
-from pipeedge.request.config import STANDARD_INPUT
+from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
 

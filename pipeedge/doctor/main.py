@@ -12,7 +12,7 @@ from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import printable
 from pipeedge.doctor.examine import examine
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
 
 __all__ = ["PROGRAM", "main"]

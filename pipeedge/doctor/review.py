@@ -18,7 +18,8 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
 from pipeedge.plan.spec_files import load_device_types, load_devices, load_models
-from pipeedge.request.config import RunRequest, ScheduleRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.scheduling import ScheduleRequest
 from pipeedge.transport.frame import frame_capacity
 
 __all__ = ["Review", "planned_needs", "review"]
@@ -107,7 +108,7 @@ def _plan(
         tokens,
         None,
         None,
-        compression=request.compression,
+        compression=request.links.compression,
         pixel_table=data["pixel_table"],
     )
 

@@ -32,8 +32,11 @@ from pipeedge.launch.commands import (
 )
 from pipeedge.launch.supervisor import Supervisor
 from pipeedge.plan.spec_files import load_devices
-from pipeedge.request.config import STANDARD_INPUT, Environment, RunRequest, inherited_environment
-from pipeedge.request.options import OneLineParser, add_common, parse_doctor, parse_runtime
+from pipeedge.request.config import RunRequest
+from pipeedge.request.environment import Environment, inherited_environment
+from pipeedge.request.files import STANDARD_INPUT
+from pipeedge.request.options import parse_doctor, parse_runtime
+from pipeedge.request.parsing import OneLineParser, add_common
 
 __all__ = ["LaunchRequest", "free_port", "launch_parser", "main", "parse_launch", "plan_launch"]
 

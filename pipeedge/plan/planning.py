@@ -17,7 +17,7 @@ from pipeedge.compress.policies import Sizes
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.plan.prediction import Prediction
-from pipeedge.request.config import CompressionRequest
+from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.transport.base import Link
 from pipeedge.transport.frame import frame_capacity
 

@@ -25,7 +25,8 @@ from pipeedge.plan.planning import link_specs
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.schedule_files import load_schedule
 from pipeedge.plan.spec_files import load_device_types, load_devices
-from pipeedge.request.config import CompressionRequest, RunRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.scheduling import CompressionRequest
 
 __all__ = ["PlannedSchedule", "plan_schedule"]
 
@@ -63,9 +64,9 @@ def plan_schedule(
     if request.schedule.dtypes is not None and not request.schedule.automatic:
         schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
         planned = dataclasses.replace(planned, schedule=schedule)
-    if request.schedule.quant_bits is not None:
-        planned = _compressed(planned, request, model, request.schedule.quant_bits)
-    return _adaptable(planned, request.compression)
+    if request.links.quant_bits is not None:
+        planned = _compressed(planned, request, model, request.links.quant_bits)
+    return _adaptable(planned, request.links.compression)
 
 
 def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
@@ -133,7 +134,7 @@ def _requested_schedule(
         dev_neighbors_file=wanted.dev_neighbors_file,
         model_name=model.name,
         batch_size=request.ubatch_size,
-        link_bits=wanted.link_bits or "0",
+        link_bits=request.links.link_bits or "0",
         tokens=tokens,
         data_host=data_host,
         hosts=hosts,

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 
 from pipeedge.base.errors import ScheduleError
-from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import DTYPES, LINK_BITS, LINK_BITS_RULE, LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.base.yamlfile import Field, read_document, write_text, yaml_name
 from pipeedge.plan.specs import short_dtype
@@ -64,8 +64,8 @@ def _read_stage(entry: Field) -> tuple[str, tuple[int, int], int, str]:
     if not 1 <= bounds[0] <= bounds[1]:
         layers.fail(f"[{bounds[0]}, {bounds[1]}] is not a range of layers: use 1 <= first <= last")
     quant_bits = 0 if bits is None else bits.whole_number()
-    if bits is not None and quant_bits and quant_bits not in BIT_WIDTHS:
-        bits.fail(f"is {quant_bits}; a link carries 2 to 8 or 16 bits a value, or 0 for values as they are")
+    if bits is not None and quant_bits not in LINK_BITS:
+        bits.fail(f"is {quant_bits}; {LINK_BITS_RULE}")
     name = "float32" if dtype is None else short_dtype(dtype.text())
     if dtype is not None and name not in DTYPES:
         dtype.fail(f"is {name!r}; a stage computes in one of {', '.join(DTYPES)}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.plan.specs import BYTES_PER_MB, BYTES_PER_SECOND_PER_MBPS
 from pipeedge.profile import emitting
-from pipeedge.profile.options import DeviceTypeCommand, EmitRequest, ModelsCommand
+from pipeedge.profile.request import DeviceTypeCommand, EmitRequest, ModelsCommand
 from pipeedge.profile.result_files import load_results
 
 __all__ = ["convert_to_device_type", "convert_to_model", "given_figures"]

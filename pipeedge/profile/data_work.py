@@ -32,7 +32,7 @@ from pipeedge.data.text import TokenItems
 from pipeedge.models import Model
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.profile.handling import Wire
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 from pipeedge.run.data_rank import Collector, Feeder
 from pipeedge.run.worker import Activity, Outgoing
 from pipeedge.transport.base import Packet, Receipt, Reserved

@@ -13,7 +13,7 @@ from pipeedge.models.dtypes import dtype_name
 from pipeedge.profile.display import progress_bar
 from pipeedge.profile.job import Job
 from pipeedge.report.agreement import agreement, outputs_by_block
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 __all__ = ["measure_agreement", "open_compared"]
 
@@ -28,7 +28,7 @@ def open_compared(job: Job) -> InputSource:
     source = open_input(
         InputRequest(
             paths=request.input,
-            batch_size=request.agreement_items,
+            max_items=request.agreement_items,
             max_image_pixels=request.max_image_pixels,
         ),
         job.model,

@@ -14,7 +14,7 @@ from pipeedge.models import Model, Shard, find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.profile.handling import Handling
 from pipeedge.profile.measuring import shard_bytes
-from pipeedge.profile.options import MeasureRequest
+from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
 from pipeedge.run.stage import resolve_device
 

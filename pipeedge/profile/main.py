@@ -10,14 +10,8 @@ from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
-from pipeedge.profile.options import (
-    LinkCommand,
-    ServeCommand,
-    SyntheticCommand,
-    parse_device_types,
-    parse_models,
-    parse_profiler,
-)
+from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.profile.request import LinkCommand, ServeCommand, SyntheticCommand
 
 __all__ = ["main", "main_device_types", "main_models"]
 

@@ -16,8 +16,8 @@ from pipeedge.plan.spec_files import load_device_types
 from pipeedge.profile import emitting
 from pipeedge.profile.converting import given_figures
 from pipeedge.profile.network import measure_link, parse_place
-from pipeedge.profile.options import DEFAULT_DEVICE_TYPES, DEFAULT_MODELS, EmitRequest
 from pipeedge.profile.plotting import check_plot, save_plot
+from pipeedge.profile.request import DEFAULT_DEVICE_TYPES, DEFAULT_MODELS, EmitRequest
 from pipeedge.profile.results import ProfileResults
 
 __all__ = ["Products", "chosen_figures"]

@@ -24,11 +24,11 @@ from pipeedge.profile.display import progress_bar, spread_warning, summary
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.job import Job
 from pipeedge.profile.layer_work import measure_data_rank, measure_layers
-from pipeedge.profile.options import ProfileCommand
 from pipeedge.profile.products import Products, chosen_figures
+from pipeedge.profile.request import ProfileCommand
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import ProfileResults
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 __all__ = ["profile", "use_results"]
 

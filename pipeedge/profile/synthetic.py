@@ -11,8 +11,8 @@ from pipeedge.base.wording import figure
 from pipeedge.plan.spec_files import load_device_types
 from pipeedge.plan.specs import ModelProfile
 from pipeedge.profile import emitting
-from pipeedge.profile.options import SyntheticCommand
 from pipeedge.profile.products import chosen_figures
+from pipeedge.profile.request import SyntheticCommand
 from pipeedge.profile.result_files import load_results
 
 __all__ = ["synthesize"]

@@ -22,7 +22,7 @@ from pipeedge.base.files import (
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
-from pipeedge.request.options import OneLineParser, add_common
+from pipeedge.request.parsing import OneLineParser, add_common
 
 __all__ = ["PROGRAM", "ReportRequest", "main", "make_report", "parse_report", "report_parser"]
 

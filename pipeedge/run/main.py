@@ -19,7 +19,7 @@ from typing import NoReturn
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, say
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 
 __all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]

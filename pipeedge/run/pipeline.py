@@ -442,7 +442,7 @@ class _Rank:
             pixel_table=known.pixel_table,
             store_port=None,
             prediction=planned.prediction,
-            compression=self._request.compression,
+            compression=self._request.links.compression,
             record_rows=known.record_rows,
         )
         if len(plan.participants) > 1:

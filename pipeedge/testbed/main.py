@@ -23,7 +23,7 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.base.guard import guard
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import count, figure
-from pipeedge.request.options import OneLineParser, add_common
+from pipeedge.request.parsing import OneLineParser, add_common
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
 from pipeedge.testbed.cluster_file import load_cluster
 

@@ -27,7 +27,7 @@ from pipeedge.base.streams import end, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Supervisor
-from pipeedge.request.config import TRAIN_LAUNCHER, Environment, inherited_environment
+from pipeedge.request.environment import TRAIN_LAUNCHER, Environment, inherited_environment
 from pipeedge.run.main import share_one_heap, signals_end_at_once, terminated
 from pipeedge.train.heap import keep_freed_memory
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure
-from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS, WorldRequest, check_report_name
-from pipeedge.train.orders import make_order
+from pipeedge.request.config import WorldRequest
+from pipeedge.request.declared import (
+    Check,
+    ObeyedBy,
+    agreed_values,
+    at_least,
+    between,
+    check_options,
+    option,
+    option_like,
+)
+from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS, InputRequest, OutputRequest
+from pipeedge.request.parsing import nonempty, path
+from pipeedge.train.orders import SCHEDULES, make_order
 
 __all__ = [
     "AUTO",
@@ -30,6 +43,7 @@ DIGITS = "digits"
 AUTO = "auto"
 DEFAULT_RATES: Mapping[str, float] = MappingProxyType({"sgd": 0.01, "adamw": 1e-3})
 OPTIMIZERS = tuple(DEFAULT_RATES)
+_RATES = ", ".join(f"{figure(rate)} for {optimizer}" for optimizer, rate in DEFAULT_RATES.items())
 
 _MAX_STEPS = 10**9
 _MAX_THREADS = 1024
@@ -39,36 +53,75 @@ _MAX_PIECES = 100_000
 """Largest product of stages and microbatches; more is a mistake, and making the order would take minutes."""
 
 
+def _partition(text: str) -> tuple[int, ...] | None:
+    if text == AUTO:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a list like 1,19,20,44") from None
+
+
 @dataclass(frozen=True)
 class PipelineRequest:
     """How to divide the model, and in which order the workers act."""
 
-    schedule: str = "1f1b"
-    """One of ``orders.SCHEDULES``."""
-    stages: int = 4
-    """Number of stages."""
-    workers: int = 1
-    """Number of workers."""
-    threads: int = 1
-    """Number of threads of each worker."""
-    partition: tuple[int, ...] | None = None
-    """First and last layer of each stage, from 1, or None to balance the measured costs."""
-    memory_mb: float | None = None
-    """Memory that a worker may use when the partition is computed, in units of 2^20 bytes, or None for its
-    share of the available memory."""
+    schedule: str = option(
+        "1f1b",
+        "--schedule",
+        choices=SCHEDULES,
+        obeyed_by=ObeyedBy.ALL,
+        help="order of the workers' actions ({default})",
+    )
+    stages: int = option(
+        4,
+        "--stages",
+        type=int,
+        check=at_least(1),
+        obeyed_by=ObeyedBy.ALL,
+        help="number of parts of the model ({default})",
+    )
+    workers: int = option(
+        1,
+        "--workers",
+        type=int,
+        check=at_least(1),
+        obeyed_by=ObeyedBy.ALL,
+        help="number of processes, each with one or more stages (one per core)",
+    )
+    threads: int = option(
+        1,
+        "--threads",
+        type=int,
+        check=between(1, _MAX_THREADS, f"must be 1 to {_MAX_THREADS}"),
+        obeyed_by=ObeyedBy.ALL,
+        help="threads of each worker (its share of the cores, to which it is bound)",
+    )
+    partition: tuple[int, ...] | None = option(
+        None,
+        "--partition",
+        type=_partition,
+        metavar="LIST|auto",
+        obeyed_by=ObeyedBy.ALL,
+        help="first and last layer of each stage, from 1, e.g. 1,19,20,44; auto measures every layer and "
+        "makes the slowest worker as fast as possible (auto)",
+    )
+    memory_mb: float | None = option(
+        None,
+        "--memory",
+        type=float,
+        metavar="MB",
+        check=Check(
+            lambda memory: 0 < memory <= _MAX_MEMORY_MB,
+            f"must be megabytes above 0 and up to {figure(_MAX_MEMORY_MB, 7)}",
+        ),
+        obeyed_by=ObeyedBy.ALL,
+        help="memory of a worker, for --partition auto (its share of the free memory)",
+    )
+    """Memory in units of 2^20 bytes."""
 
     def __post_init__(self) -> None:
-        if self.stages < 1:
-            raise ScheduleError(f"--stages {self.stages}: must be at least 1")
-        if self.workers < 1:
-            raise ScheduleError(f"--workers {self.workers}: must be at least 1")
-        if not 1 <= self.threads <= _MAX_THREADS:
-            raise RequestError(f"--threads {self.threads}: must be 1 to {_MAX_THREADS}")
-        if self.memory_mb is not None and not 0 < self.memory_mb <= _MAX_MEMORY_MB:
-            raise RequestError(
-                f"--memory {figure(self.memory_mb)}: must be megabytes above 0 and up to "
-                f"{figure(_MAX_MEMORY_MB, 7)}"
-            )
+        check_options(self, ScheduleError)
         if self.memory_mb is not None and self.partition is not None:
             raise RequestError(
                 "--memory has no effect with a given --partition; leave it out, or use --partition auto"
@@ -88,67 +141,116 @@ class TrainingRequest:
 
     world: WorldRequest
     pipeline: PipelineRequest = field(default_factory=PipelineRequest)
-    model: str = VGG19
-    """``vgg19``, ``vit-digits``, a known image model or a directory."""
-    pretrained: bool = False
-    """Whether to start from the model's weights instead of random ones."""
-    data: str = RANDOM
-    """``random``, ``digits``, or a folder with one folder of images per class."""
-    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS
-    """Number of pixels of the largest image to decode."""
-    batch_size: int = 64
-    """Number of items per update."""
-    microbatch_size: int = 4
-    """Number of items in a microbatch."""
-    batches: int = 4
+    model: str = option(
+        VGG19,
+        "--model",
+        type=nonempty,
+        metavar="NAME|DIR",
+        obeyed_by=ObeyedBy.ALL,
+        help=f"{VGG19}, vit-digits, a known ViT or DeiT, or a local Hugging Face directory ({{default}})",
+    )
+    pretrained: bool = option(
+        False,
+        "--pretrained",
+        obeyed_by=ObeyedBy.ALL,
+        help="start from the model's weights instead of random ones",
+    )
+    data: str = option(
+        RANDOM,
+        "--data",
+        type=nonempty,
+        metavar="NAME|FOLDER",
+        obeyed_by=ObeyedBy.ALL,
+        help=f"{RANDOM}, {DIGITS} (for vit-digits), or a folder with one folder of images per class "
+        "({default})",
+    )
+    max_image_pixels: int = option_like(InputRequest, "max_image_pixels", obeyed_by=ObeyedBy.EACH)
+    batch_size: int = option(
+        64,
+        "--batch-size",
+        type=int,
+        check=at_least(1),
+        obeyed_by=ObeyedBy.ALL,
+        help="items per update ({default})",
+    )
+    microbatch_size: int = option(
+        4,
+        "--microbatch-size",
+        type=int,
+        check=at_least(1),
+        obeyed_by=ObeyedBy.ALL,
+        help="items in a microbatch ({default}; sequential: the whole batch)",
+    )
+    batches: int = option(
+        4,
+        "--batches",
+        type=int,
+        check=between(1, _MAX_STEPS, f"must be 1 to {_MAX_STEPS}"),
+        obeyed_by=ObeyedBy.ALL,
+        help="number of batches in total ({default})",
+    )
     """Number of batches in total, including those before a checkpoint."""
-    optimizer: str = "sgd"
-    """One of ``OPTIMIZERS``."""
-    rate: float = 0.01
-    """Learning rate."""
-    seed: int = 0
-    """Seed of initial weights, item order and dropout."""
-    checkpoint_dir: Path | None = None
-    """Directory of the checkpoints, or None for none."""
-    checkpoint_every: int = 10
+    optimizer: str = option(
+        "sgd", "--optimizer", choices=OPTIMIZERS, obeyed_by=ObeyedBy.ALL, help="optimizer ({default})"
+    )
+    rate: float = option(
+        DEFAULT_RATES["sgd"],
+        "--lr",
+        type=float,
+        metavar="RATE",
+        check=Check(
+            lambda rate: 0 < rate <= _MAX_RATE, f"must be above 0 and at most {figure(_MAX_RATE, 7)}"
+        ),
+        obeyed_by=ObeyedBy.ALL,
+        help=f"learning rate ({_RATES})",
+    )
+    seed: int = option(
+        0,
+        "--seed",
+        type=int,
+        check=between(0, 2**63 - 1, "must be 0 to 2^63 - 1"),
+        obeyed_by=ObeyedBy.ALL,
+        help="seed of initial weights, item order, dropout ({default})",
+    )
+    checkpoint_dir: Path | None = option(
+        None,
+        "--checkpoint-dir",
+        type=path,
+        metavar="DIR",
+        obeyed_by=ObeyedBy.ALL,
+        help="save checkpoints here, in a directory that all workers share",
+    )
+    checkpoint_every: int = option(
+        10,
+        "--checkpoint-every",
+        type=int,
+        check=at_least(1),
+        obeyed_by=ObeyedBy.ALL,
+        help="batches between two checkpoints ({default})",
+    )
     """Number of batches between checkpoints; there is always one after the last batch."""
-    resume: bool = False
-    """Whether to continue from the last checkpoint."""
-    report: Path | None = None
-    """File to write the report to, or None."""
-    trace: Path | None = None
-    """File to write the trace to, or None."""
+    resume: bool = option(
+        False, "--resume", obeyed_by=ObeyedBy.ALL, help="continue from the last complete checkpoint"
+    )
+    report: Path | None = option_like(
+        OutputRequest,
+        "report",
+        help="write a report of what ran, how fast, and where the time went: .json, or .html for a page",
+    )
+    trace: Path | None = option_like(
+        OutputRequest, "trace", help="write the activities of each worker, for ui.perfetto.dev"
+    )
     command: tuple[str, ...] = field(default=(), compare=False)
     """Command line, for the report."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batches <= _MAX_STEPS:
-            raise RequestError(f"--batches {self.batches}: must be 1 to {_MAX_STEPS}")
-        if self.batch_size < 1 or self.microbatch_size < 1:
-            raise RequestError(
-                f"--batch-size {self.batch_size}, --microbatch-size {self.microbatch_size}: both must be at "
-                "least 1"
-            )
+        check_options(self)
         if self.batch_size % self.microbatch_size:
             raise RequestError(
                 f"--batch-size {self.batch_size} is not divisible by --microbatch-size {self.microbatch_size}"
             )
-        if self.optimizer not in OPTIMIZERS:
-            raise RequestError(f"--optimizer {self.optimizer}: choose {' or '.join(OPTIMIZERS)}")
-        if not 0 < self.rate <= _MAX_RATE:
-            raise RequestError(
-                f"--lr {figure(self.rate)}: must be above 0 and at most {figure(_MAX_RATE, 7)}"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise RequestError(f"--seed {self.seed}: must be 0 to 2^63 - 1")
-        if self.checkpoint_every < 1:
-            raise RequestError(f"--checkpoint-every {self.checkpoint_every}: must be at least 1")
         if self.resume and self.checkpoint_dir is None:
             raise RequestError("--resume needs the directory of the checkpoint: give --checkpoint-dir")
-        if self.report is not None:
-            check_report_name(self.report)
-        if self.max_image_pixels < 1:
-            raise RequestError(f"--max-image-pixels {self.max_image_pixels}: must be at least 1")
         if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and self.data in (RANDOM, DIGITS):
             raise RequestError("--max-image-pixels has an effect only with --data FOLDER; leave it out")
         pipeline = self.pipeline
@@ -175,12 +277,7 @@ class TrainingRequest:
 
     def facts(self) -> dict[str, str | float | None]:
         """Return the values on which all workers must agree, by option."""
-        facts = {f"--{name.replace('_', '-')}": value for name, value in asdict(self.pipeline).items()}
-        for name in ("model", "pretrained", "data", "batch_size", "microbatch_size", "batches", "optimizer"):
-            facts[f"--{name.replace('_', '-')}"] = getattr(self, name)
-        facts |= {"--lr": self.rate, "--seed": self.seed, "--resume": self.resume}
-        facts |= {"--checkpoint-dir": str(self.checkpoint_dir), "--checkpoint-every": self.checkpoint_every}
-        return {name: _plain(value) for name, value in facts.items()}
+        return {name: _plain(value) for name, value in agreed_values(self).items()}
 
 
 def _plain(value: object) -> str | float | None:

@@ -20,7 +20,7 @@ from PIL import Image
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line, transformed
-from pipeedge.request.config import DEFAULT_MAX_IMAGE_PIXELS
+from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS
 from pipeedge.train.networks import Network
 from pipeedge.train.request import DIGITS, RANDOM
 

@@ -15,7 +15,7 @@ from pipeedge.data import InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import find_model
 from pipeedge.observe.timeline import Doing
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 from pipeedge.run.data_rank import Collector, Feeder
 from pipeedge.run.worker import Activity, Outgoing
 from pipeedge.transport.base import Packet
@@ -25,7 +25,7 @@ from pipeedge.transport.loopback import LocalLink
 def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     """Two microbatches of three items come back; one item of the first is NaN, one of the second infinite."""
     model = find_model("vit-digits")
-    source = open_input(InputRequest(batch_size=6), model)
+    source = open_input(InputRequest(max_items=6), model)
     inwards, outwards, activity = LocalLink(), LocalLink(), Activity()
     outgoing = Outgoing(inwards, None, activity)
     feeder = Feeder(source, 3, outgoing, activity)

@@ -30,7 +30,7 @@ from pipeedge.cli.fetch import parse_fetch
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.report.main import parse_report
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor, parse_runtime
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.testbed.main import parse_testbed

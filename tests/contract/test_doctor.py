@@ -20,7 +20,7 @@ from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.models import DIGITS, find_model
 from pipeedge.plan.spec_writing import save_device_types, save_devices, save_models
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
 
 WITHIN_S = 60.0

@@ -11,7 +11,7 @@ from shipped_model import DIGITS
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.schedule_choice import plan_schedule
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 
 # --- automatic scheduling -------------------------------------------------------------------------------

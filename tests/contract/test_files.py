@@ -30,7 +30,7 @@ from pipeedge.profile import session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.report.main import make_report, parse_report
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 from pipeedge.simulate.options import parse_simulate

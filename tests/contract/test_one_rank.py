@@ -25,7 +25,8 @@ from pipeedge.base.guard import guard
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Forms, Session
 from pipeedge.models import find_model
-from pipeedge.request.config import Environment, WorldRequest
+from pipeedge.request.config import WorldRequest
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 

@@ -25,13 +25,8 @@ from pipeedge.plan import spec_files
 from pipeedge.profile import layer_work, session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
 from pipeedge.profile.job import Job
-from pipeedge.profile.options import (
-    ProfileCommand,
-    SyntheticCommand,
-    parse_device_types,
-    parse_models,
-    parse_profiler,
-)
+from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
+from pipeedge.profile.request import ProfileCommand, SyntheticCommand
 from pipeedge.profile.result_files import load_results
 from pipeedge.profile.synthetic import synthesize
 
@@ -247,7 +242,7 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
         ((*DIGITS, "-l", "2", "-s", "17,64"), "takes 17,64 and 17,64"),
         ((*DIGITS, "-s", "1,x"), "not a shape"),
         ((*DIGITS, "--tokens", "8,16"), "--tokens is for text models"),
-        ((*DIGITS, "--tokens", "0,16"), "--tokens 0: a sentence has at least 1 token"),
+        ((*DIGITS, "--tokens", "0,16"), "--tokens 0,16: a sentence has at least 1 token"),
         ((*DIGITS, "--tokens", "16,16"), "--tokens 16,16: give each length once"),
         ((*DIGITS, "-s", "8", "--tokens", "16"), "either -s/--shape-input or --tokens"),
         ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),

@@ -291,7 +291,7 @@ def test_what_the_program_prints_is_a_schedule_file(tmp_path: Path) -> None:
         (
             "- {mb-0: [1, 2], quant_bits: 64}\n",
             SpecError,
-            "quant_bits: is 64; a link carries 2 to 8 or 16 bits a value",
+            "quant_bits: is 64; a link carries 2 to 8 or 16 bits per value",
         ),
         ("- {mb-0: [1, 2], quant_bits: -1}\n", SpecError, "quant_bits: is -1; it must not be negative"),
         ("- mb-0: [1, 2]\n- mb-1: [4, 5]\n", ScheduleError, "s.yml: layer 3 is covered by no stage"),

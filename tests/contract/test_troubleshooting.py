@@ -75,7 +75,7 @@ from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler
 from pipeedge.profile.result_files import load_results
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 from pipeedge.run.pipeline import show_schedule
@@ -185,7 +185,7 @@ def test_a_quote_leaves_out_what_it_marks_and_nothing_else() -> None:
 
 RUNTIME = {
     "rank 5 is outside the world: with WORLD 2, RANK is 0 to 1": "5 2 -m vit-digits",
-    "which rank of how many? give RANK WORLD, e.g. '0 2' for the first of two, or use torchrun": "",
+    "RANK and WORLD are missing: give RANK WORLD, e.g. '0 2' for the first of two, or use torchrun": "",
     "a world of 1,000,000 ranks: WORLD is at most 1024": "0 1000000",
     "--addr 10.255.0.77 is not an address of this machine, where rank 0 must listen; its addresses: …": (
         "0 2 -m vit-digits --addr 10.255.0.77"

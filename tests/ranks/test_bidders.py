@@ -113,7 +113,7 @@ def test_a_bidders_mistake_is_reported_on_both_sides(
         (("-d", "0"), "-d/--dev-count 0: must be at least 1"),
         (("-d", "2"), "only 1 device made a bid"),
         (("-D", "elsewhere"), "-D/--data-host elsewhere made no bid"),
-        (("--deadline", "0"), "--timeout 0"),
+        (("--deadline", "0"), "--deadline 0"),
         (("-u", "4"), "has no profile of vit-digits with microbatches of 4"),
         (("--output", "no/where.yml"), "the directory no does not exist"),
         (("-sch", "luck"), "invalid choice"),

@@ -18,7 +18,7 @@ from pipeedge.models.weights.download import convert
 from pipeedge.plan.spec_files import load_device_types, load_models
 from pipeedge.profile.result_files import load_results
 from pipeedge.report.agreement import outputs_by_block
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 COMMON = ("-m", "vit-digits", "-b", "360", "-u", "8", "--report", "r.json", "--output", "o.npz")
 
@@ -60,7 +60,7 @@ def checked_world(directory: Path) -> None:
     assert check["items"] == 20
     assert check["same"] >= 19
     assert 0 < check["largest_deviation"] < 2
-    source = open_input(InputRequest(batch_size=20), DIGITS)
+    source = open_input(InputRequest(max_items=20), DIGITS)
     exact = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=torch.float32)
     with np.load(directory / "o.npz") as arrays:
         off = np.abs(arrays["outputs"][:20] - exact.values.numpy()).max()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeedge.request.config import Environment, RunRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 
 

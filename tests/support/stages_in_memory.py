@@ -13,7 +13,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.compress.adaptation import FixedBits
 from pipeedge.models import Model
 from pipeedge.plan.planning import Plan
-from pipeedge.request.config import CompressionRequest
+from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.run.stage import Decode, Encode, Stage
 from pipeedge.transport.base import Packet
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity

@@ -9,7 +9,7 @@ import pytest
 from pipeedge.base.program import COMMANDS as SCRIPTS
 from pipeedge.base.program import module_words, program_name
 from pipeedge.cli.commands import COMMANDS, Command
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.train.options import parse_train
 

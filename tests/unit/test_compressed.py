@@ -20,8 +20,9 @@ from pipeedge.compress import LinkEncoder, NonFiniteError, Sample, choose_levels
 from pipeedge.compress.adaptation import FixedBits
 from pipeedge.models import Model, find_model
 from pipeedge.plan.schedule_choice import plan_schedule
-from pipeedge.request.config import CLAMPS, DEFAULT_CLAMP, CompressionRequest, Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
+from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP, CompressionRequest
 from pipeedge.run.stage import Decode, Encode
 from pipeedge.transport.base import Packet
 

@@ -67,9 +67,9 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"batch_size": 0}, "-b/--batch-size 0"),
-            ({"batch_size": -3}, "-b/--batch-size -3"),
-            ({"dataset_name": "MNIST"}, "CoLA or ImageNet"),
+            ({"max_items": 0}, "-b/--batch-size 0"),
+            ({"max_items": -3}, "-b/--batch-size -3"),
+            ({"dataset_name": "MNIST"}, "choose one of CoLA, ImageNet"),
             ({"dataset_name": "CoLA", "paths": (Path("a.txt"),)}, "not both"),
             ({"dataset_root": Path("x")}, "--dataset-root needs --dataset-name"),
             ({"dataset_split": "val"}, "--dataset-split needs"),
@@ -202,7 +202,7 @@ class TestDefaultInput:
     def test_digits_are_the_held_out_images_with_labels(self) -> None:
         with np.load(asset("digits.npz")) as arrays:
             images, labels = arrays["images_heldout"], arrays["labels_heldout"]
-        source = open_input(InputRequest(batch_size=len(labels)), digits())
+        source = open_input(InputRequest(max_items=len(labels)), digits())
         assert source.has_labels
         microbatches = list(source.microbatches(100))
         pixels = torch.cat([one.payload[0] for one in microbatches])
@@ -211,15 +211,15 @@ class TestDefaultInput:
         np.testing.assert_allclose((pixels[:, 0].numpy() + 1) * 8, images, atol=1e-6)
         assert [label for one in microbatches for label in one.labels] == labels.tolist()
 
-    def test_is_repeated_to_the_batch_size(self) -> None:
+    def test_is_repeated_to_the_largest_number_of_items(self) -> None:
         assert len(open_input(InputRequest(), digits())) == 64
-        source = open_input(InputRequest(batch_size=362), digits())
+        source = open_input(InputRequest(max_items=362), digits())
         labels = [label for one in source.microbatches(8) for label in one.labels]
         assert len(labels) == 362
         assert labels[360:] == labels[:2]
 
     def test_a_photograph_for_any_other_image_model(self) -> None:
-        (microbatch,) = open_input(InputRequest(batch_size=3), vit()).microbatches(8)
+        (microbatch,) = open_input(InputRequest(max_items=3), vit()).microbatches(8)
         (pixels,) = microbatch.payload
         assert pixels.shape == (3, 3, 224, 224)
         assert torch.equal(pixels[0], pixels[2])
@@ -229,7 +229,7 @@ class TestDefaultInput:
     def test_sentences_have_their_true_ids_for_berts_vocabulary(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        source = open_input(InputRequest(batch_size=7), bert())
+        source = open_input(InputRequest(max_items=7), bert())
         (microbatch,) = source.microbatches(8)
         ids, mask, types = microbatch.payload
         assert ids.shape == mask.shape == types.shape == (7, source.max_tokens)
@@ -255,7 +255,7 @@ class TestDefaultInput:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):
-            source = open_input(InputRequest(batch_size=6), bert(vocab=50, max_positions=10))
+            source = open_input(InputRequest(max_items=6), bert(vocab=50, max_positions=10))
         (message,) = caplog.messages
         assert "good for timing only" in message
         (microbatch,) = source.microbatches(8)
@@ -264,7 +264,7 @@ class TestDefaultInput:
         assert hashed_ids("a b", 50) == hashed_ids("a b", 50)
 
     def test_sentences_go_through_the_models_own_tokenizer(self, vocabulary: Path) -> None:
-        source = open_input(InputRequest(batch_size=6), bert(vocab=10, directory=vocabulary))
+        source = open_input(InputRequest(max_items=6), bert(vocab=10, directory=vocabulary))
         (microbatch,) = source.microbatches(8)
         assert microbatch.payload[0][:, 0].tolist() == [VOCABULARY.index("[CLS]")] * 6
         assert VOCABULARY.index("the") in microbatch.payload[0]
@@ -409,7 +409,7 @@ class TestText:
         path = file_with(tmp_path, "the")
         with pytest.raises(InputError, match=r"--text-column x: the input has no \.csv or \.tsv"):
             open_input(InputRequest(paths=(path,), text_column="x"), bert(10, directory=vocabulary))
-        with pytest.raises(InputError, match="goes alone"):
+        with pytest.raises(InputError, match="cannot be combined with files"):
             InputRequest(paths=(Path("-"), path))
 
     @pytest.mark.parametrize("word", ["cat ", "x" * 99 + " ", "cat" + " " * 2000, "\u4e2d", "xy" * 500 + " "])
@@ -453,7 +453,7 @@ class TestText:
         model = bert(10, directory=vocabulary)
         (microbatch,) = open_input(InputRequest(paths=(first, second)), model).microbatches(8)
         assert microbatch.payload[0][:, 1].tolist() == [5, 6, 7]
-        limited = open_input(InputRequest(paths=(first, second), batch_size=1), model)
+        limited = open_input(InputRequest(paths=(first, second), max_items=1), model)
         assert len(limited) == 1
 
     @pytest.mark.parametrize("kept", ["tokenizer.json", "tokenizer.json tokenizer_config.json"])

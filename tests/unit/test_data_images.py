@@ -253,8 +253,8 @@ class TestFiles:
             [transformed(default_recipe(model), open_image(path)) for path in (last, first)]
         )
         assert torch.equal(microbatch.payload[0], expected)
-        assert len(open_input(InputRequest(paths=(last, folder), batch_size=1), model)) == 1
-        assert len(open_input(InputRequest(paths=(last, folder), batch_size=99), model)) == 2
+        assert len(open_input(InputRequest(paths=(last, folder), max_items=1), model)) == 1
+        assert len(open_input(InputRequest(paths=(last, folder), max_items=99), model)) == 2
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no image below this folder"):

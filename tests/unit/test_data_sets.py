@@ -352,7 +352,7 @@ class TestSelection:
     def test_shuffling_is_a_sample_without_repetition(
         self, available: int, batch: int | None, seed: int
     ) -> None:
-        options = {"dataset_name": "ImageNet", "batch_size": batch, "seed": seed}
+        options = {"dataset_name": "ImageNet", "max_items": batch, "seed": seed}
         plain = select(InputRequest(**options), available)  # type: ignore[arg-type]
         shuffled = select(InputRequest(**options, dataset_shuffle=True), available)  # type: ignore[arg-type]
         count = min(available, 64 if batch is None else batch)
@@ -374,7 +374,7 @@ class TestSelection:
         path.write_text("\n".join(map(str, indices)) + "\n\n")
         request = InputRequest(dataset_name="CoLA", dataset_indices_file=path)
         assert select(request, 100) == indices
-        limited = InputRequest(dataset_name="CoLA", dataset_indices_file=path, batch_size=3)
+        limited = InputRequest(dataset_name="CoLA", dataset_indices_file=path, max_items=3)
         assert select(limited, 100) == [99, 98, 97]
         shuffled = InputRequest(dataset_name="CoLA", dataset_indices_file=path, dataset_shuffle=True)
         assert sorted(select(shuffled, 100)) == sorted(indices)

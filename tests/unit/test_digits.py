@@ -72,7 +72,7 @@ def test_shards_reproduce_the_recorded_accuracy(printed: dict[str, float]) -> No
     shard = model.load()
     accuracy = Accuracy()
     with torch.inference_mode():
-        for microbatch in open_input(InputRequest(batch_size=360), model).microbatches(64):
+        for microbatch in open_input(InputRequest(max_items=360), model).microbatches(64):
             (logits,) = shard(microbatch.payload)
             accuracy = accuracy.with_outputs(logits, microbatch.labels)
     assert (accuracy.correct, accuracy.labelled) == (printed["correct"], printed["labelled"])

@@ -28,7 +28,7 @@ from pipeedge.models import DIGITS, find_model
 from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
 from pipeedge.transport.loopback import LoopbackTransport
 
@@ -366,7 +366,7 @@ def test_adaptive_links_are_sized_for_their_compressed_form() -> None:
     assert reviewed is not None
     schedule = reviewed.schedule
     assert reviewed.compression.adaptive == "auto"
-    adapted = Plan(schedule, 0, 64, 8, None, None, None, compression=request.compression)
+    adapted = Plan(schedule, 0, 64, 8, None, None, None, compression=request.links.compression)
     plain = Plan(schedule, 0, 64, 8, None, None, None)
     assert reviewed.links(model) == adapted.links(model)
     assert reviewed.links(model) != plain.links(model)

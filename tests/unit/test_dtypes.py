@@ -37,7 +37,8 @@ from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.schedule_files import format_schedule, load_schedule
 from pipeedge.profile.options import parse_profiler
 from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
-from pipeedge.request.config import Environment, InputRequest
+from pipeedge.request.environment import Environment
+from pipeedge.request.files import InputRequest
 from pipeedge.request.options import parse_runtime
 
 REDUCED = (torch.bfloat16, torch.float16, torch.int8)
@@ -335,12 +336,12 @@ def test_stored_weights_that_do_not_fit_are_refused(
     ("options", "said"),
     [
         ("--dtype int4", "'int4' is not a number type; choose one of float32, bfloat16, float16, int8"),
-        ("--dtype int8,", "--dtype: 'int8,' is no list"),
-        ("--min-agreement 0.9", "--min-agreement goes with --dtype auto"),
-        ("--dtype auto", "--dtype auto belongs to automatic scheduling"),
-        ("--dtype auto -pt 1,16", "--dtype auto belongs to automatic scheduling"),
+        ("--dtype int8,", "--dtype: 'int8,' is not a list"),
+        ("--min-agreement 0.9", "--min-agreement needs --dtype auto"),
+        ("--dtype auto", "--dtype auto needs automatic scheduling"),
+        ("--dtype auto -pt 1,16", "--dtype auto needs automatic scheduling"),
         ("--dtype auto,int8", "--dtype: 'auto' is not a number type"),
-        ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "above 0 and up to 1"),
+        ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "must be above 0 and at most 1"),
     ],
 )
 def test_invalid_requests_are_refused(options: str, said: str) -> None:
@@ -436,7 +437,7 @@ def test_agreement_joins_items_by_their_numbers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_block_by_block_gives_the_bits_of_the_whole(dtype: torch.dtype) -> None:
-    source = open_input(InputRequest(batch_size=20), DIGITS)
+    source = open_input(InputRequest(max_items=20), DIGITS)
     found = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=dtype)
     batches = [through(DIGITS, [dtype], [], batch.payload) for batch in source.microbatches(8)]
     assert torch.equal(found.values, torch.cat(batches))

@@ -28,7 +28,7 @@ from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Tra
 from pipeedge.observe.timeline import Doing, LaneId
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
-from pipeedge.request.config import CompressionRequest
+from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.train.recording import BatchResult, WorkerFigures, WorkerRecord, to_timeline
 
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "pipeedge"
 PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
-request    config options
+request    parsing declared environment scheduling files config profiled options
 models     activations dtypes linear int8 kernels progress weights.reading architecture weights.random_weights
            shard weights.names families.bert families.vit weights.fill families.deit weights.writing
            registry weights.download
@@ -31,8 +31,8 @@ data       source model_inputs pictures selection tables results reading arrays 
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank pipeline main __main__
-profile    options results result_files handling network measuring emitting plotting data_work converting
-           products synthetic display job layer_work dtype_agreement session main
+profile    request options results result_files handling network measuring emitting plotting data_work
+           converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
 train      batchlinear checkpoint dropout heap sends orders recording request report networks
            options costs engine exporting samples partition session main __main__
@@ -134,7 +134,7 @@ EFFECTS = {
     "time",
 }
 
-READS_ENVIRONMENT = {"request.config"}
+READS_ENVIRONMENT = {"request.environment"}
 WRITES_ENVIRONMENT = {
     "doctor.run_look",
     "profile.main",

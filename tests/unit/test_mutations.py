@@ -28,7 +28,7 @@ from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.report import compare_lines, read_run, render_run, summary_lines
 from pipeedge.report.main import ReportRequest, make_report
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 ROUNDS = 60
 
@@ -293,7 +293,7 @@ def test_archive_bomb_reads_only_the_rows_to_run(tmp_path: Path, monkeypatch: py
         return read_exactly(stream, size)
 
     monkeypatch.setattr(arrays, "read_exactly", counted)
-    request = InputRequest(paths=(tmp_path / "x.npz",), batch_size=8)
+    request = InputRequest(paths=(tmp_path / "x.npz",), max_items=8)
     assert len(open_input(request, model)) == 8
     assert read == [8 * 256]
     monkeypatch.setattr(arrays, "available_bytes", lambda: 1 << 20)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.guard import guard
-from pipeedge.request.config import Environment, RunRequest
+from pipeedge.request.config import RunRequest
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 
 NOTHING = Environment()
@@ -31,7 +32,7 @@ def test_the_defaults_are_the_originals() -> None:
     assert request.world.socket_ifname is None
     assert request.model.name == "google/vit-base-patch16-224"
     assert (request.model.weights, request.model.device) == (None, "cpu")
-    assert (request.input.batch_size, request.ubatch_size) == (None, 8)
+    assert (request.input.max_items, request.ubatch_size) == (None, 8)
     assert request.schedule.data_rank == 0
     assert request.transport.comm == "p2p"
     assert (request.output.results, request.output.report) == (None, None)
@@ -48,7 +49,7 @@ def test_every_option_arrives() -> None:
     assert (request.model.name, request.model.weights) == ("vit-digits", Path("w.npz"))
     assert request.model.device == "cuda:1"
     assert request.input.paths == (Path("a.png"), Path("b"))
-    assert (request.input.batch_size, request.ubatch_size) == (20, 4)
+    assert (request.input.max_items, request.ubatch_size) == (20, 4)
     assert request.input.skip_bad_input
     assert (request.schedule.partition, request.schedule.rank_order) == ((1, 8, 9, 16), (2, 1))
     assert (request.schedule.data_rank, request.schedule.hosts) == (2, ("a", "b", "c"))
@@ -99,8 +100,8 @@ def test_the_environment_is_read_as_torchrun_writes_it() -> None:
 
 
 WRONG = [
-    ("", "which rank of how many"),
-    ("0", "RANK is given without WORLD"),
+    ("", "RANK and WORLD are missing"),
+    ("0", "WORLD is missing: give RANK WORLD"),
     ("0 2 3", "unexpected argument '3'"),
     ("a 2", "RANK.*invalid int"),
     ("2 2", r"rank 2 is outside the world: with WORLD 2, RANK is 0 to 1"),
@@ -112,7 +113,7 @@ WRONG = [
     ("0 2 --port 65536", "--port 65536"),
     ("0 2 --port x", "invalid int value: 'x'"),
     ("0 2 --addr=", "--addr is empty"),
-    ("0 2 --timeout 0", "--timeout 0: seconds above 0"),
+    ("0 2 --timeout 0", "--timeout 0: must be seconds above 0"),
     ("0 2 --timeout -1", "--timeout -1"),
     ("0 2 --timeout nan", "--timeout nan"),
     ("0 2 --timeout inf", "--timeout inf"),
@@ -124,28 +125,28 @@ WRONG = [
     ("0 2 -u 0", "-u/--ubatch-size 0: must be at least 1"),
     ("0 2 -D 2", r"-D/--data-rank 2 is outside the world: ranks are 0 to 1"),
     ("0 2 -D -1", "-D/--data-rank -1"),
-    ("0 2 -pt 1,x", "'1,x' is no list of whole numbers"),
-    ("0 2 -pt ,", "no list of whole numbers"),
-    ("0 2 -pt 1,8,9,16 -r a,b", "no list of whole numbers"),
-    ("0 2 -pt 1,8,9,16 -q 9,0", "-q: 9 bits: a link carries 2 to 8 or 16"),
-    ("0 2 -pt 1,8,9,16 -q 8,-1", "-q: -1 bits"),
-    ("0 2 -q 8,1", "-q: 1 bits: a link carries 2 to 8 or 16"),
-    ("0 2 -q 8,x", "'8,x' is no list of whole numbers"),
+    ("0 2 -pt 1,x", "'1,x' is not a list of integers"),
+    ("0 2 -pt ,", "not a list of integers"),
+    ("0 2 -pt 1,8,9,16 -r a,b", "not a list of integers"),
+    ("0 2 -pt 1,8,9,16 -q 9,0", "-q/--quant 9,0: a link carries 2 to 8 or 16"),
+    ("0 2 -pt 1,8,9,16 -q 8,-1", "-q/--quant 8,-1: a link carries"),
+    ("0 2 -q 8,1", "-q/--quant 8,1: a link carries 2 to 8 or 16"),
+    ("0 2 -q 8,x", "'8,x' is not a list of integers"),
     ("0 2 --clamp tanh", "--clamp: invalid choice: 'tanh'"),
-    ("0 2 -r 0,1 --schedule-file s.yml", "-r/--rank-order goes with -pt"),
+    ("0 2 -r 0,1 --schedule-file s.yml", "-r/--rank-order cannot be combined with a schedule of hosts"),
     ("0 2 -H a", "names 1 host for a world of 2 ranks"),
     ("0 2 -H a,a", "names a twice"),
-    ("0 2 -H a,", "no list of names"),
+    ("0 2 -H a,", "not a list of names"),
     ("0 2 -sm m.yml", "all three of"),
     ("0 2 -sm m.yml -sd d.yml", "all three of"),
     ("0 2 -c tcp", "invalid choice: 'tcp'"),
-    ("0 2 -w 4", "-w/--worker-threads goes with -c rpc"),
+    ("0 2 -w 4", "-w/--worker-threads needs -c rpc"),
     ("0 2 -c rpc -w 0", "-w/--worker-threads 0"),
     ("0 2 --dataset-name MNIST", "invalid choice"),
     ("0 2 --dataset-split val", "--dataset-split needs --dataset-name"),
     ("0 2 --dataset-shuffle", "--dataset-shuffle needs --dataset-name"),
     ("0 2 --input a --dataset-name CoLA", "either --input or --dataset-name"),
-    ("0 2 --dataset-name CoLA --seed -1", "seed -1"),
+    ("0 2 --dataset-name CoLA --seed -1", "--seed -1: must not be negative"),
     ("0 2 --input", "expected at least one argument"),
     ("0 2 --report r.txt", "FILE.json"),
     ("0 2 --batch 3", r"unknown option --batch; did you mean --batch-size\?"),
@@ -248,7 +249,7 @@ def test_the_mode_of_csv_files_is_in_the_environment_or_an_option() -> None:
     appending = parse_runtime(["0", "1", "--csv-file-mode", "a"], environment).request
     assert appending.metrics.csv_file_mode == "a"
     assert parse("0 1").metrics.csv_file_mode == "x"
-    with pytest.raises(RequestError, match=r"\(CSV_FILE_MODE\) r\+: x "):
+    with pytest.raises(RequestError, match=r"\(CSV_FILE_MODE\) r\+: choose one of x, w, a"):
         parse_runtime(["0", "1"], Environment.read({"CSV_FILE_MODE": "r+"}))
 
 
@@ -256,15 +257,15 @@ SCHEDULED = "-sm m -sdt t -sd d"
 
 
 def test_the_scheduler_may_be_told_of_compressed_links() -> None:
-    assert parse(f"0 1 {SCHEDULED} --link-bits auto").schedule.link_bits == "auto"
-    assert parse(f"0 1 {SCHEDULED} --link-bits 4").schedule.link_bits == "4"
+    assert parse(f"0 1 {SCHEDULED} --link-bits auto").links.link_bits == "auto"
+    assert parse(f"0 1 {SCHEDULED} --link-bits 4").links.link_bits == "4"
 
 
 @pytest.mark.parametrize(
     ("line", "named"),
     [
         (f"0 1 {SCHEDULED} --link-bits 9", "--link-bits 9: choose auto, 0, 2 to 8 or 16"),
-        ("0 1 --link-bits auto", "--link-bits belongs to automatic scheduling"),
+        ("0 1 --link-bits auto", "--link-bits needs automatic scheduling"),
         (f"0 1 {SCHEDULED} --link-bits 8 -q 4", "give one of them"),
     ],
 )
@@ -274,9 +275,9 @@ def test_link_bits_that_cannot_be_are_refused(line: str, named: str) -> None:
 
 
 def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables() -> None:
-    assert parse("0 1").compression.adaptive is None
+    assert parse("0 1").links.compression.adaptive is None
     options = "0 1 --adaptive Heuristic2 --send-constraint 12.5 --window-size 4 --min-bits 3"
-    asked = parse(options).compression
+    asked = parse(options).links.compression
     assert (asked.adaptive, asked.send_constraint, asked.window_size, asked.min_bits) == (
         "heuristic2",
         12.5,
@@ -284,12 +285,12 @@ def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables()
         3,
     )
     variables = {"ADAPTIVE_QUANT": "CONTROLLER", "SEND_CONSTRAINT": "7", "WINDOW_SIZE": "5"}
-    asked = parse("0 1", Environment.read(variables)).compression
+    asked = parse("0 1", Environment.read(variables)).links.compression
     assert (asked.adaptive, asked.send_constraint, asked.window_size) == ("controller", 7.0, 5)
     # The command line goes before the environment, piece by piece.
-    asked = parse("0 1 --adaptive heuristic --window-size 9", Environment.read(variables)).compression
+    asked = parse("0 1 --adaptive heuristic --window-size 9", Environment.read(variables)).links.compression
     assert (asked.adaptive, asked.send_constraint, asked.window_size) == ("heuristic", 7.0, 9)
-    assert parse("0 1", Environment.read({"ADAPTIVE_QUANT": ""})).compression.adaptive is None
+    assert parse("0 1", Environment.read({"ADAPTIVE_QUANT": ""})).links.compression.adaptive is None
 
 
 @pytest.mark.parametrize(
@@ -298,18 +299,18 @@ def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables()
         ("0 1 --adaptive pid", {}, r"--adaptive \(ADAPTIVE_QUANT\) pid: choose one of heuristic, heuristic2"),
         ("0 1", {"ADAPTIVE_QUANT": "FAST"}, "fast: choose one of"),
         ("0 1 --adaptive controller", {}, "needs --send-constraint"),
-        ("0 1 --adaptive heuristic --send-constraint -3", {}, "-3: items a second above 0"),
-        ("0 1 --adaptive heuristic", {"SEND_CONSTRAINT": "0"}, "0: items a second above 0"),
-        ("0 1 --adaptive heuristic --send-constraint nan", {}, "nan: items a second above 0"),
-        ("0 1 --adaptive heuristic2 --send-constraint inf", {}, "inf: items a second above 0"),
+        ("0 1 --adaptive heuristic --send-constraint -3", {}, "-3: must be a number of items"),
+        ("0 1 --adaptive heuristic", {"SEND_CONSTRAINT": "0"}, "0: must be a number of items"),
+        ("0 1 --adaptive heuristic --send-constraint nan", {}, "nan: must be a number of items"),
+        ("0 1 --adaptive heuristic2 --send-constraint inf", {}, "inf: must be a number of items"),
         ("0 1 --adaptive auto --send-constraint 5", {}, "leave it out"),
-        ("0 1 --send-constraint 5", {}, "goes with --adaptive heuristic"),
+        ("0 1 --send-constraint 5", {}, "has an effect only with --adaptive heuristic"),
         ("0 1", {"SEND_CONSTRAINT": "-1"}, "leave it out"),
         ("0 1", {"SEND_CONSTRAINT": "fast"}, "SEND_CONSTRAINT='fast' is not a number"),
         ("0 1", {"WINDOW_SIZE": "2.5"}, "WINDOW_SIZE='2.5' is not a whole number"),
-        ("0 1 --window-size 0", {}, "a window has at least 1 microbatch"),
+        ("0 1 --window-size 0", {}, "--window-size .* 0: must be at least 1"),
         ("0 1 --adaptive auto --min-bits 9", {}, "--min-bits 9: choose one of 2, 3, 4, 5, 6, 7, 8, 16"),
-        ("0 1 --min-bits 4", {}, "--min-bits goes with --adaptive"),
+        ("0 1 --min-bits 4", {}, "--min-bits needs --adaptive"),
         ("0 1 -q 9", {}, "-q"),
     ],
 )

@@ -57,7 +57,7 @@ def test_images_with_other_channel_count_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_first_stage_gives_same_bits_for_bytes_and_values(dtype: torch.dtype) -> None:
     model = find_model("vit-digits")
-    source = open_input(InputRequest(batch_size=8), model)
+    source = open_input(InputRequest(max_items=8), model)
     (group,) = source.groups(8)
     encoded = group.collate(tuple(spec.empty() for spec in group.specs)).payload
     (values,) = source.microbatches(8)

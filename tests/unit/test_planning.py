@@ -25,8 +25,9 @@ from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import MEASURED_LINK_S, Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.schedule_choice import plan_schedule
-from pipeedge.request.config import CLAMPS, CompressionRequest, Environment
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
+from pipeedge.request.scheduling import CLAMPS, CompressionRequest
 from pipeedge.transport.frame import frame_capacity
 
 
@@ -223,7 +224,7 @@ def test_no_option_is_lost_on_a_rank_that_does_not_obey_it(own: dict[int, str], 
 
 
 def test_the_environment_of_one_rank_is_not_lost_either() -> None:
-    own = Environment(adaptive="auto")
+    own = Environment(variables={"ADAPTIVE_QUANT": "auto"})
     line = disagreement({0: stated(0, ""), 1: stated(1, "", own), 2: stated(2, "")})
     assert line is not None
     assert line.startswith("rank 1 was given --adaptive (ADAPTIVE_QUANT) auto, rank 0 was not")

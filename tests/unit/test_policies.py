@@ -14,7 +14,7 @@ from pipeedge.base.payload import TensorSpec, specs_bytes
 from pipeedge.base.schedule import BIT_WIDTHS
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Decision, Policy, Sizes, State, Window, make_policy
-from pipeedge.request.config import ADAPTIVE
+from pipeedge.request.scheduling import ADAPTIVE
 
 MBIT = 2**20 / 8
 ITEMS = 8

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pipeedge.base.errors import RequestError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.plan.facts import disagreement
-from pipeedge.request.config import Environment, TransportRequest
+from pipeedge.request.config import TransportRequest
+from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.transport.base import Link
 from pipeedge.transport.channel import Closed

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pipeedge.base.errors import InputError, ModelError, RequestError
-from pipeedge.request.config import Environment
+from pipeedge.request.environment import Environment
 from pipeedge.train import main
 from pipeedge.train.networks import Vgg, find_network
 from pipeedge.train.options import parse_train

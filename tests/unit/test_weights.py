@@ -29,7 +29,7 @@ from pipeedge.models.progress import ByteBar
 from pipeedge.models.weights.fill import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_random
-from pipeedge.request.config import InputRequest
+from pipeedge.request.files import InputRequest
 
 IMAGE_OPTIONS = {
     "hidden_size": 12,

@@ -1,0 +1,75 @@
+"""The environment of this process: where a launcher put it, and variables that stand for options.
+
+This module alone reads the environment (``torchrun`` sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeedge.base.errors import RequestError
+
+__all__ = ["TRAIN_LAUNCHER", "Environment", "inherited_environment"]
+
+TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
+"""Environment variable in which ``train.py`` tells its workers which process started them."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Defaults from the environment, for options that the command line leaves out."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    """Rank among the processes of this machine."""
+    local_world_size: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    agent_store: bool = False
+    """Whether ``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
+    agent_run: str = ""
+    """Identifier of this run among those that share one agent's store."""
+    train_launcher: int | None = None
+    """Process ID of the launcher of this ``train.py`` worker, which must not outlive it."""
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """All variables, for options that name one."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
+        """Read the environment variables.
+
+        Raises:
+            RequestError: A variable that should be a number is not.
+        """
+
+        def number(name: str) -> int | None:
+            text = environ.get(name)
+            if text is None:
+                return None
+            try:
+                return int(text)
+            except ValueError:
+                raise RequestError(f"the environment's {name}={text!r} is not a whole number") from None
+
+        run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+        restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(
+            rank=number("RANK"),
+            world_size=number("WORLD_SIZE"),
+            local_rank=number("LOCAL_RANK"),
+            local_world_size=number("LOCAL_WORLD_SIZE"),
+            master_addr=environ.get("MASTER_ADDR"),
+            master_port=number("MASTER_PORT"),
+            agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent_run=f"{run_id}/{restarts}",
+            train_launcher=number(TRAIN_LAUNCHER),
+            variables=dict(environ),
+        )
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment of this process, for a process that it starts."""
+    return dict(os.environ)

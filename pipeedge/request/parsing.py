@@ -1,0 +1,111 @@
+"""The parser that all programs share, and the types of its values. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeedge.base.errors import RequestError
+from pipeedge.base.streams import print_result
+from pipeedge.base.wording import hint, printable
+
+__all__ = [
+    "OneLineParser",
+    "add_common",
+    "dtype_name",
+    "dtype_names",
+    "integers",
+    "names",
+    "nonempty",
+    "path",
+]
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are ``RequestError``, one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise RequestError(f"{printable(message)} (see --help)")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        # argparse would pass over a message that cannot be printed.
+        if message:
+            print_result(message, end="")
+
+    # argparse declares overloads for the type of the namespace, of which no program here has its own.
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        """Parse the command line; an unknown option is named with the known one that is closest to it."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        option = next((one.partition("=")[0] for one in unknown if one.startswith("-") and one != "--"), None)
+        if option is not None:
+            self.error(f"unknown option {option}{self.explain_unknown(option)}")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        return parsed
+
+    def explain_unknown(self, option: str) -> str:
+        """Return what to say of an unknown option, as the end of a sentence."""
+        known = [name for action in self._option_actions() for name in action.option_strings]
+        return hint(option, known)
+
+    def _option_actions(self) -> Iterator[argparse.Action]:
+        for action in self._actions:
+            yield action
+            if isinstance(action.choices, Mapping):
+                for parser in action.choices.values():
+                    yield from parser._actions
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every program: ``--version`` and ``--verbose``."""
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+
+
+def _version() -> str:
+    import pipeedge
+
+    return f"pipeedge {pipeedge.__version__}"
+
+
+def nonempty(text: str) -> str:
+    """Parse an option that is not empty. An empty one usually comes from an unset shell variable."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """Parse an option that is a path. An empty one would mean the current directory."""
+    return Path(nonempty(text))
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Parse an option that is a list of integers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers like 1,24,25,48") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse an option that is a list of names."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found) or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names like pi1,pi2")
+    return found
+
+
+def dtype_name(text: str) -> str:
+    """Parse a number type, with or without the ``torch.`` prefix."""
+    return text.removeprefix("torch.")
+
+
+def dtype_names(text: str) -> tuple[str, ...]:
+    """Parse a list of number types."""
+    return tuple(map(dtype_name, names(text)))

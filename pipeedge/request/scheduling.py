@@ -1,0 +1,268 @@
+"""The request for a schedule: which layers go where, in which number type, and how their outputs travel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.fields import Count, Name, Number
+from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LINK_BITS, LINK_BITS_RULE, check_dtype
+from pipeedge.request.declared import Check, ObeyedBy, at_least, check_options, option
+from pipeedge.request.parsing import dtype_names, integers, names, path
+
+__all__ = [
+    "ADAPTIVE",
+    "AUTO",
+    "CLAMPS",
+    "DEFAULT_CLAMP",
+    "DEFAULT_WINDOW_SIZE",
+    "CompressionRequest",
+    "LinkRequest",
+    "ScheduleRequest",
+]
+
+AUTO = "auto"
+"""Value of ``--dtype`` and ``--link-bits`` that lets the scheduler choose."""
+CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
+"""Clamping methods of ``pipeedge.compress.clamping``."""
+DEFAULT_CLAMP = "mse"
+"""Best method on the shipped model and on transformers' activations (see docs/quantization.md)."""
+ADAPTIVE = ("heuristic", "heuristic2", "controller", "auto")
+"""Policies of ``pipeedge.compress.policies``; all but the last need a target."""
+DEFAULT_WINDOW_SIZE = 10
+_AUTOMATIC = "automatic scheduling (-sm, -sdt and -sd)"
+
+
+@dataclass(frozen=True)
+class ScheduleRequest:
+    """How layers are assigned to ranks.
+
+    In order of precedence: a partition, a schedule file, the scheduler's files. Without any of them, layers
+    are split evenly.
+    """
+
+    partition: tuple[int, ...] | None = option(
+        None,
+        "-pt/--partition",
+        type=integers,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="first and last layer of each stage, from 1, e.g. 1,24,25,48; takes precedence over automatic "
+        "scheduling",
+    )
+    rank_order: tuple[int, ...] | None = option(
+        None,
+        "-r/--rank-order",
+        type=integers,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="rank of each stage (0,1,2,...)",
+    )
+    data_rank: int = option(
+        0,
+        "-D/--data-rank",
+        type=int,
+        metavar="RANK",
+        obeyed_by=ObeyedBy.ALL,
+        subject="data rank",
+        help="rank that reads the input and collects the results ({default})",
+    )
+    dtypes: tuple[str, ...] | None = option(
+        None,
+        "--dtype",
+        type=dtype_names,
+        obeyed_by=ObeyedBy.RANK_0,
+        help=f"number type of weights and computation: {', '.join(DTYPES)}; one for all stages or one for "
+        "each; auto: the fastest one with profiles in device_types.yml (those of the schedule file, else "
+        "float32)",
+    )
+    min_agreement: float | None = option(
+        None,
+        "--min-agreement",
+        type=float,
+        metavar="FRACTION",
+        obeyed_by=ObeyedBy.RANK_0,
+        check=Check(
+            lambda value: 0 < value <= 1,
+            "must be above 0 and at most 1, the fraction of items whose class must be float32's",
+        ),
+        help="with --dtype auto: least fraction of items whose class must be that of float32, as profiled",
+    )
+    hosts: tuple[str, ...] | None = option(
+        None, "-H/--hosts", type=names, obeyed_by=ObeyedBy.RANK_0, help="host of each rank, as in devices.yml"
+    )
+    models_file: Path | None = option(
+        None, "-sm/--sched-models-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="models.yml"
+    )
+    dev_types_file: Path | None = option(
+        None, "-sdt/--sched-dev-types-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="device_types.yml"
+    )
+    dev_file: Path | None = option(
+        None, "-sd/--sched-dev-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="devices.yml"
+    )
+    dev_neighbors_file: Path | None = option(
+        None,
+        "-sdn/--sched-dev-neighbors-file",
+        type=path,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="bandwidth and latency of individual links, as {pipeedge-doctor} measures them",
+    )
+    schedule_file: Path | None = option(
+        None,
+        "--schedule-file",
+        type=path,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="schedule that {sched-pipeline} printed",
+    )
+
+    def __post_init__(self) -> None:
+        self._check_dtypes()
+        check_options(self, ScheduleError)
+        if self.dev_neighbors_file is not None and self.models_file is None:
+            raise ScheduleError(f"-sdn/--sched-dev-neighbors-file needs {_AUTOMATIC}")
+        files = (self.models_file, self.dev_types_file, self.dev_file)
+        if any(files) and not all(files):
+            raise ScheduleError(
+                "automatic scheduling needs all three of -sm/--sched-models-file, "
+                "-sdt/--sched-dev-types-file and -sd/--sched-dev-file"
+            )
+        if self.partition is not None and self.schedule_file is not None:
+            raise ScheduleError("give either -pt/--partition or --schedule-file, not both")
+        if self.rank_order is not None and (self.schedule_file or self.automatic):
+            raise ScheduleError(
+                "-r/--rank-order cannot be combined with a schedule of hosts, whose ranks -H gives; use -pt"
+            )
+        if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
+            twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
+            raise ScheduleError(f"-H/--hosts names {twice} twice; each rank needs its own host")
+
+    def _check_dtypes(self) -> None:
+        if self.min_agreement is not None and not self.automatic_dtype:
+            raise ScheduleError("--min-agreement needs --dtype auto")
+        if self.automatic_dtype:
+            if not self.automatic:
+                raise ScheduleError(f"--dtype auto needs {_AUTOMATIC}, without -pt and --schedule-file")
+            return
+        for dtype in self.dtypes or ():
+            check_dtype(dtype, "--dtype")
+        if self.automatic and len(self.dtypes or ()) > 1:
+            raise ScheduleError(
+                "--dtype: automatic scheduling chooses the number of stages; give one number type "
+                "for all, or auto"
+            )
+
+    @property
+    def automatic_dtype(self) -> bool:
+        """Whether the scheduler chooses the number type."""
+        return self.dtypes == (AUTO,)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether to run the scheduler; a partition or a schedule file takes precedence."""
+        return self.models_file is not None and self.partition is None and self.schedule_file is None
+
+
+@dataclass(frozen=True)
+class CompressionRequest:
+    """How links compress values while the pipeline runs."""
+
+    clamp: Name = option(
+        DEFAULT_CLAMP,
+        "--clamp",
+        choices=CLAMPS,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="method that chooses the range of compressed values ({default})",
+    )
+    adaptive: Name | None = option(
+        None,
+        "--adaptive",
+        type=str.lower,
+        metavar="POLICY",
+        variable="ADAPTIVE_QUANT",
+        check=Check(ADAPTIVE.__contains__, f"choose one of {', '.join(ADAPTIVE)}"),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="adapt the bits of links between stages to the bandwidth, starting with those of -q: auto (no "
+        "fewer than it takes to keep the slowest stage busy), or heuristic, heuristic2, controller (to reach "
+        "--send-constraint)",
+    )
+    window_size: Count = option(
+        DEFAULT_WINDOW_SIZE,
+        "--window-size",
+        type=int,
+        variable="WINDOW_SIZE",
+        check=at_least(1),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="microbatches between two decisions of --adaptive, between two choices of --clamp, and in a "
+        "window of metrics ({default}, or WINDOW_SIZE)",
+    )
+    send_constraint: Number | None = option(
+        None,
+        "--send-constraint",
+        type=float,
+        metavar="RATE",
+        variable="SEND_CONSTRAINT",
+        check=Check(lambda rate: 0 < rate < math.inf, "must be a number of items per second above 0"),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="items per second for --adaptive to reach",
+    )
+    min_bits: Count | None = option(
+        None,
+        "--min-bits",
+        type=int,
+        check=Check(BIT_WIDTHS.__contains__, f"choose one of {', '.join(map(str, BIT_WIDTHS))}"),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="fewest bits that --adaptive may choose (2)",
+    )
+
+    def __post_init__(self) -> None:
+        self._check_target()
+        if self.min_bits is not None and self.adaptive is None:
+            raise RequestError("--min-bits needs --adaptive")
+        check_options(self)
+
+    def _check_target(self) -> None:
+        target, policies = self.send_constraint, ADAPTIVE[:-1]
+        if self.adaptive in policies and target is None:
+            raise RequestError(
+                f"--adaptive {self.adaptive} needs --send-constraint (SEND_CONSTRAINT), the items per "
+                "second to reach; --adaptive auto does not"
+            )
+        if target is not None and self.adaptive not in policies:
+            raise RequestError(
+                "--send-constraint (SEND_CONSTRAINT) has an effect only with --adaptive "
+                f"{', '.join(policies)}; leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class LinkRequest:
+    """Bits of the values on links, and how they are compressed to them.
+
+    ``quant_bits`` fixes the bits, ``link_bits`` leaves them to the scheduler, and ``compression.adaptive``
+    changes them while the pipeline runs.
+    """
+
+    quant_bits: tuple[int, ...] | None = option(
+        None,
+        "-q/--quant",
+        type=integers,
+        check=Check(lambda found: set(found) <= set(LINK_BITS), LINK_BITS_RULE),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="bits per value on each stage's outgoing link: 2 to 8, 16, or 0 for no compression (those of "
+        "the schedule file, else 0)",
+    )
+    link_bits: str | None = option(
+        None,
+        "--link-bits",
+        metavar="N|auto",
+        check=Check((AUTO, *map(str, LINK_BITS)).__contains__, f"choose {AUTO}, 0, 2 to 8 or 16"),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="with automatic scheduling: bits per value on links between stages, in the schedule and in the "
+        "run; auto: as many as possible without a link becoming the bottleneck (0)",
+    )
+    compression: CompressionRequest = field(default_factory=CompressionRequest)
+
+    def __post_init__(self) -> None:
+        check_options(self, ScheduleError)
+        if self.link_bits is not None and self.quant_bits is not None:
+            raise ScheduleError("--link-bits and -q both set the bits of links; give one of them")
