@@ -89,12 +89,12 @@ class ControlGroups:
     def _groups(self, controller: str) -> list[Path]:
         """Return this process's group and its ancestors, the root last; ``""`` is version 2."""
         root = self.mount / controller
-        own = root / self._own(controller).lstrip("/")
+        own = root / self._own_group(controller).lstrip("/")
         if not own.is_dir():
             return [root]
         return [own, *(parent for parent in own.parents if root in (parent, *parent.parents))]
 
-    def _own(self, controller: str) -> str:
+    def _own_group(self, controller: str) -> str:
         try:
             lines = self.membership.read_text().splitlines()
         except OSError:

@@ -104,13 +104,13 @@ class Tokenizer:
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
         """Tokenise ``sentences``. Those beyond the model's longest sequence are truncated, with a warning."""
         limit = self.model.config.max_positions
-        texts = [_beginning(sentence.text, limit * _TOKEN_CHARACTERS) for sentence in sentences]
+        texts = [_first_words(sentence.text, limit * _TOKEN_CHARACTERS) for sentence in sentences]
         ids = self._encode(texts)
         for number, sentence in enumerate(sentences):
             characters = limit * _TOKEN_CHARACTERS
             while len(ids[number]) < limit and characters < min(len(sentence.text), _MOST_CHARACTERS):
                 characters *= 8
-                texts[number] = _beginning(sentence.text, min(characters, _MOST_CHARACTERS))
+                texts[number] = _first_words(sentence.text, min(characters, _MOST_CHARACTERS))
                 (ids[number],) = self._encode([texts[number]])
         too_long = [
             number
@@ -156,7 +156,7 @@ class Tokenizer:
         return encoded
 
 
-def _beginning(text: str, characters: int) -> str:
+def _first_words(text: str, characters: int) -> str:
     """Return the first ``characters`` characters of ``text``, cut at a word boundary."""
     if len(text) <= characters:
         return text

@@ -87,7 +87,7 @@ def main() -> NoReturn:
         code = _launch(sys.argv[1:])
 
     program = program_name(PROGRAM)
-    status = guard(program, launch, verbose="--verbose" in _own(sys.argv[1:])[0])
+    status = guard(program, launch, verbose="--verbose" in _split_options(sys.argv[1:])[0])
     end(program, status or code)
 
 
@@ -189,7 +189,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
         RequestError: an option or a value is invalid.
         SystemExit: after ``--help``.
     """
-    own, arguments = _own(argv)
+    own, arguments = _split_options(argv)
     if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:
         own = list(argv[: argv.index(_ENDED)])  # everything before it is the launcher's, known or not
     parsed = launch_parser().parse_args(own)
@@ -212,7 +212,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
     if hosts:
         remote = Remote(
             directory=parsed.directory or str(Path.cwd()),
-            python=parsed.python or _python_there(),
+            python=parsed.python or _remote_python(),
             user=parsed.user,
             ssh=tuple(shlex.split(parsed.ssh)) or ("ssh",),
         )
@@ -226,7 +226,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
     )
 
 
-def _own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the launcher's options, which come first, from the runtime's; ``--`` between them is optional."""
     index = 0
     while index < len(argv):
@@ -261,7 +261,7 @@ def _devices_of(arguments: Sequence[str]) -> Path | None:
     return None
 
 
-def _python_there() -> str:
+def _remote_python() -> str:
     """Return the path of this interpreter, relative if it lies below this directory (``.venv/bin/python``).
 
     The remote directory may have another path, but its contents are the same.

@@ -25,7 +25,7 @@ from typing import IO, Protocol
 from pipeedge.base.errors import EXIT_PEER, RequestError
 from pipeedge.launch.commands import RankCommand
 
-__all__ = ["INTERRUPTED", "Ending", "Lines", "Supervisor", "status_of"]
+__all__ = ["INTERRUPTED", "Lines", "RankExit", "Supervisor", "status_of"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
@@ -36,7 +36,7 @@ _DRAIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Ending:
+class RankExit:
     """How a rank ended."""
 
     rank: int
@@ -64,7 +64,7 @@ class Ending:
         return f"rank {self.rank} exited with status {self.code}"
 
 
-def status_of(endings: Sequence[Ending]) -> Ending | None:
+def status_of(endings: Sequence[RankExit]) -> RankExit | None:
     """Return the ending that decides the exit status: the first failure that another rank did not cause.
 
     A rank that fails tells the others, which then exit with ``EXIT_PEER`` in any order. A rank that was
@@ -94,7 +94,7 @@ class _Process:
         command: RankCommand,
         environment: Mapping[str, str],
         forward: Callable[[int, str, bool], None],
-        ended: Callable[[Ending], None],
+        ended: Callable[[RankExit], None],
     ) -> None:
         self.command = command
         try:
@@ -153,7 +153,7 @@ class _Process:
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
-        self._ended(Ending(self.command.rank, code, self.command.remote))
+        self._ended(RankExit(self.command.rank, code, self.command.remote))
 
 
 class Supervisor:
@@ -192,7 +192,7 @@ class Supervisor:
         self._reported_by: dict[str, int] = {}
         self._settle_s = settle_s
         self._grace_s = grace_s
-        self._events: queue.Queue[Ending | None] = queue.Queue()
+        self._events: queue.Queue[RankExit | None] = queue.Queue()
         self._write = threading.Lock()
         self._quiet = False
         self._alive: dict[int, _Process] = {}
@@ -221,7 +221,7 @@ class Supervisor:
                 process.kill()
 
     def _watch(self) -> int:
-        endings: list[Ending] = []
+        endings: list[RankExit] = []
         deadline = None
         while self._alive:
             ending = self._next(deadline)
@@ -250,7 +250,7 @@ class Supervisor:
         while self._alive and self._next(deadline) is not None:
             pass
 
-    def _next(self, deadline: float | None) -> Ending | None:
+    def _next(self, deadline: float | None) -> RankExit | None:
         """Return the ending of the next rank that exits, or None at ``deadline``."""
         try:
             ending = self._events.get(

@@ -439,7 +439,7 @@ def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
 def _nearest(name: str) -> str | None:
     """Return the known model that ``name`` resembles: misspelt, or without its owner or its end."""
 
-    def likeness(known: str) -> float:
+    def similarity(known: str) -> float:
         forms = (known, known.rpartition("/")[2])
         wanted = name.casefold()
         return max(
@@ -448,8 +448,8 @@ def _nearest(name: str) -> str | None:
             for form in (whole, whole[: len(name)])
         )
 
-    best = max(MODEL_NAMES, key=likeness)
-    return best if likeness(best) >= _LIKE else None
+    best = max(MODEL_NAMES, key=similarity)
+    return best if similarity(best) >= _LIKE else None
 
 
 def _from_directory(directory: Path, name: str) -> Model:

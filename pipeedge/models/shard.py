@@ -135,7 +135,7 @@ class Shard(nn.Module):
         Returns:
             Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
         """
-        state = tuple(self._own(tensor) for tensor in payload)
+        state = tuple(self._in_stream_dtype(tensor) for tensor in payload)
         del payload
         mask: torch.Tensor | None = None
         if self.embeddings is not None:
@@ -155,7 +155,7 @@ class Shard(nn.Module):
             return (self.head(*state),)
         return (*state, mask) if self._mask_out and mask is not None else state
 
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _in_stream_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` contiguous, and converted to the stream type if it is floating point."""
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
 

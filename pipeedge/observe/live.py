@@ -23,7 +23,7 @@ from rich.text import Text
 from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import StageWork
 
-__all__ = ["Display", "Progress", "Shown", "StageShown"]
+__all__ = ["Display", "DisplayState", "Progress", "StageShown"]
 
 _TABLE_S = 1.0
 _LINE_S = 5.0
@@ -51,7 +51,7 @@ class StageShown:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayState:
     """State of the display at one moment."""
 
     items: int
@@ -107,13 +107,13 @@ class Progress:
                 now.bits,
             )
 
-    def at(self, now_s: float, items: int, waited_s: float = 0.0) -> Shown:
+    def at(self, now_s: float, items: int, waited_s: float = 0.0) -> DisplayState:
         """``items`` are done at ``now_s``, and ``waited_s`` seconds were waited for input until then."""
         self._past.append((now_s, items, waited_s))
         while len(self._past) > 2 and self._past[1][0] <= now_s - _NOW_S:
             self._past.popleft()
         then_s, then, waited_then_s = self._past[0]
-        return Shown(
+        return DisplayState(
             items,
             self._total,
             (items - then) / (now_s - then_s) if items and now_s > then_s else None,
@@ -190,17 +190,17 @@ class Display:
         while not self._ending.wait(_LINE_S):
             self._console.print(_line(self._now()), highlight=False, markup=False, soft_wrap=True)
 
-    def _now(self) -> Shown:
+    def _now(self) -> DisplayState:
         with self._lock:
             return self._progress.at(self._clock(), self._items(), self._waited_s())
 
 
-def _table(shown: Shown) -> RenderableType:
+def _table(shown: DisplayState) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_row(
         ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
         Text(f"{figure(shown.items)} of {count(shown.total, 'item')}"),
-        Text(_paces(shown)),
+        Text(_rate_text(shown)),
         Text(_input(shown)),
     )
     stages = Table.grid(padding=(0, 2))
@@ -221,24 +221,24 @@ def _bar(stage: StageShown) -> Text:
     return bar
 
 
-def _line(shown: Shown) -> str:
+def _line(shown: DisplayState) -> str:
     parts = [f"{figure(shown.items)} of {count(shown.total, 'item')}"]
     if shown.items_per_s is not None:
-        parts.append(_paces(shown))
+        parts.append(_rate_text(shown))
     if waits := _input(shown):
         parts.append(waits)
     parts += [f"stage {stage.stage} {_parts(stage)}, {_bits(stage)}" for stage in shown.stages]
     return "; ".join(parts)
 
 
-def _paces(shown: Shown) -> str:
+def _rate_text(shown: DisplayState) -> str:
     if shown.items_per_s is None or shown.mean_items_per_s is None:
         return "no result yet"
     left = f", {_duration(shown.left_s)} left" if shown.left_s is not None else ""
     return f"{figure(shown.items_per_s)} items/s now, {figure(shown.mean_items_per_s)} on average{left}"
 
 
-def _input(shown: Shown) -> str:
+def _input(shown: DisplayState) -> str:
     return f"waits {shown.wait_input:.0%} for input" if shown.wait_input >= _FELT else ""
 
 

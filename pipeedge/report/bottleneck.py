@@ -95,7 +95,7 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
     if busy < BUSY and waiting >= FELT:
         if turn == 0 and reading_s > (run.feed_s or {}).get(Doing.WAIT_LINK.value, 0.0):
             return _input(run, reading_s)
-        return _link(run, turn, _who_waits(run, turn, known))
+        return _link(run, turn, _waiting_neighbors(run, turn, known))
     return _stage(run, busiest, busy)
 
 
@@ -175,7 +175,7 @@ def _link(run: SavedRun, number: int, why: str) -> Bottleneck:
     return Bottleneck(Part.LINK, number, f"{what}: {why}")
 
 
-def _who_waits(run: SavedRun, number: int, known: list[Shares]) -> str:
+def _waiting_neighbors(run: SavedRun, number: int, known: list[Shares]) -> str:
     words = []
     if number:
         words.append(f"stage {number - 1} waits {known[number - 1].blocked:.0%} of the time to send")

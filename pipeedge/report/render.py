@@ -131,10 +131,10 @@ class _RunView:
             ("throughput_items_per_s", "once the pipeline is full"),
             ("run_items_per_s", "with filling and draining it"),
         ):
-            rows += _beside(self.run.predicted, key, f"throughput, {name}", "items/s")
+            rows += _prediction_rows(self.run.predicted, key, f"throughput, {name}", "items/s")
         for number, stage in enumerate(self.run.predicted_stages):
-            rows += _beside(stage, "compute_s", f"stage {number}, a microbatch", "s")
-            rows += _beside(stage, "link_s", f"stage {number}, its link", "s")
+            rows += _prediction_rows(stage, "compute_s", f"stage {number}, a microbatch", "s")
+            rows += _prediction_rows(stage, "link_s", f"stage {number}, its link", "s")
         return rows
 
     @property
@@ -238,7 +238,7 @@ def _ordered(seconds: dict[str, float] | Any) -> dict[str, float]:
     return {doing: seconds[doing] for doing in [*known, *(set(seconds) - set(known))]}
 
 
-def _beside(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str, str]]:
+def _prediction_rows(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str, str]]:
     predicted, measured = of.get(key), of.get(f"{key}_measured")
     if predicted is None or measured is None:
         return []

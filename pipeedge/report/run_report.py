@@ -295,11 +295,11 @@ def _comparison_table(comparison: Comparison) -> Table:
     for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
         table.add_column(name, justify="right", overflow="fold")
     for stage in comparison.stages:
-        table.add_row(str(stage.stage), *_beside(stage.compute), *_beside(stage.link))
+        table.add_row(str(stage.stage), *_comparison_cells(stage.compute), *_comparison_cells(stage.link))
     return table
 
 
-def _beside(figures: Beside | None) -> tuple[str, str, str]:
+def _comparison_cells(figures: Beside | None) -> tuple[str, str, str]:
     if figures is None:
         return "-", "-", "-"
     error = "-" if figures.error is None else percent(figures.error)

@@ -26,7 +26,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.testbed import network
 from pipeedge.testbed.cluster import Cluster
 from pipeedge.testbed.groups import GroupSettings, Hierarchy, HostUsage, find_hierarchies, kill_all
-from pipeedge.testbed.journal import Journal, Owner, Shelf
+from pipeedge.testbed.journal import Journal, JournalFiles, Owner
 
 __all__ = ["DEFAULT_NAME", "TestBed", "TestBeds"]
 
@@ -91,7 +91,7 @@ class TestBeds:
     """
 
     __test__ = False
-    shelf: Shelf = field(default_factory=lambda: Shelf(_SHELF))
+    shelf: JournalFiles = field(default_factory=lambda: JournalFiles(_SHELF))
     mounts: Path = Path("/proc/mounts")
 
     def up(self, name: str, cluster: Cluster, *, owner: Owner | None = None) -> TestBed:

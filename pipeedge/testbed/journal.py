@@ -19,7 +19,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.yamlfile import write_text
 from pipeedge.testbed.cluster import EmulatedHost
 
-__all__ = ["Journal", "Owner", "Shelf"]
+__all__ = ["Journal", "JournalFiles", "Owner"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Journal:
         return cls(body["name"], hosts, owner, body["whole"])
 
 
-class Shelf:
+class JournalFiles:
     """The journals of this machine, ``DIRECTORY/NAME/journal.json``, and other files of a test bed."""
 
     def __init__(self, directory: Path) -> None:

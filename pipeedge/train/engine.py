@@ -78,8 +78,8 @@ class _Stage(PipelineStage):
             stage,
             order.stages,
             _CPU,
-            input_args=_like(before, stage > 0),
-            output_args=_like(after, True),
+            input_args=_empty_tensors(before, stage > 0),
+            output_args=_empty_tensors(after, True),
         )
         self._module = module
         self._placement = order.placement
@@ -92,7 +92,7 @@ class _Stage(PipelineStage):
     # -- computing --------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if self.stage_index and self._elsewhere(self.stage_index - 1):
+        if self.stage_index and self._is_remote(self.stage_index - 1):
             self._watch.received(self._placement[self.stage_index - 1])
         self._module.position.item = self.first_item + fwd_chunk_id * self._microbatch_size
         with self._work(Doing.FORWARD, fwd_chunk_id):
@@ -102,7 +102,7 @@ class _Stage(PipelineStage):
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        if not self.is_last and self._elsewhere(self.stage_index + 1):
+        if not self.is_last and self._is_remote(self.stage_index + 1):
             self._watch.received(self._placement[self.stage_index + 1])
         with self._work(Doing.BACKWARD, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -158,7 +158,7 @@ class _Stage(PipelineStage):
         self.sends.post(operations)
         return []
 
-    def _elsewhere(self, stage: int) -> bool:
+    def _is_remote(self, stage: int) -> bool:
         return self._placement[stage] != self._placement[self.stage_index]
 
 
@@ -176,7 +176,7 @@ def _make_buffers(infos: Sequence[Any]) -> None:
             info.buffer = torch.empty(meta.shape, dtype=meta.dtype)
 
 
-def _like(specs: tuple[TensorSpec, ...], needs_gradient: bool) -> tuple[torch.Tensor, ...]:
+def _empty_tensors(specs: tuple[TensorSpec, ...], needs_gradient: bool) -> tuple[torch.Tensor, ...]:
     return tuple(spec.empty().requires_grad_(needs_gradient) for spec in specs)
 
 

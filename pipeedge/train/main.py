@@ -103,11 +103,11 @@ def _work(command: TrainCommand) -> None:
             if "--verbose" in sys.argv:
                 traceback.print_exc()
             # The worker that failed reports it itself; this report counts only if that one cannot.
-            _report(SecondHand(error.account.cause, one_line(error)))
+            _report(RelayedFailure(error.account.cause, one_line(error)))
             raise SystemExit(EXIT_PEER) from None
 
 
-class SecondHand(Struct, frozen=True):
+class RelayedFailure(Struct, frozen=True):
     """A worker's report of the failure of another one."""
 
     cause: Line
@@ -120,18 +120,18 @@ class SecondHand(Struct, frozen=True):
         return f"{_RECORD}{encode(self).decode()}\n"
 
     @classmethod
-    def from_text(cls, line: str) -> SecondHand | None:
+    def from_text(cls, line: str) -> RelayedFailure | None:
         """Parse a line that a worker printed; None if it is an ordinary one."""
         if not line.startswith(_RECORD):
             return None
         try:
-            report: SecondHand = decode(line.removeprefix(_RECORD), cls)
+            report: RelayedFailure = decode(line.removeprefix(_RECORD), cls)
         except MALFORMED:
             return None
         return report
 
 
-def _report(report: SecondHand) -> None:
+def _report(report: RelayedFailure) -> None:
     """Hand a report to the launcher, if it still listens."""
     with suppress(OSError, ValueError):
         print(report.to_text(), end="", file=sys.stderr, flush=True)
@@ -177,11 +177,11 @@ class _Output:
 
     def __init__(self) -> None:
         self._said: dict[str, None] = {}
-        self._second_hand: list[SecondHand] = []
+        self._second_hand: list[RelayedFailure] = []
 
     def line(self, text: str, *, error: bool) -> None:
         """Take a line that a worker printed."""
-        report = SecondHand.from_text(text) if error else None
+        report = RelayedFailure.from_text(text) if error else None
         if report is not None:
             self._second_hand.append(report)
         elif not error or text not in self._said:

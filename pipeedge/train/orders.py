@@ -155,7 +155,7 @@ def _gpipe(blocks: Sequence[_Block], microbatches: int) -> _Steps:
     ]
 
 
-def _ahead(blocks: Sequence[_Block], microbatches: int, lead: Callable[[int], int]) -> _Steps:
+def _with_lead(blocks: Sequence[_Block], microbatches: int, lead: Callable[[int], int]) -> _Steps:
     """Order the passes so that forward runs ``lead(worker)`` microbatches ahead of backward."""
     order = []
     for worker, block in enumerate(blocks):
@@ -170,11 +170,11 @@ def _ahead(blocks: Sequence[_Block], microbatches: int, lead: Callable[[int], in
 
 
 def _one_forward_one_backward(blocks: Sequence[_Block], microbatches: int) -> _Steps:
-    return _ahead(blocks, microbatches, lambda worker: len(blocks) - 1 - worker)
+    return _with_lead(blocks, microbatches, lambda worker: len(blocks) - 1 - worker)
 
 
 def _staggered(blocks: Sequence[_Block], microbatches: int) -> _Steps:
-    return _ahead(blocks, microbatches, lambda worker: 2 * (len(blocks) - 1 - worker))
+    return _with_lead(blocks, microbatches, lambda worker: 2 * (len(blocks) - 1 - worker))
 
 
 def _zero_bubble(blocks: Sequence[_Block], microbatches: int) -> _Steps:

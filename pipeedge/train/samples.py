@@ -132,8 +132,8 @@ def _digits(network: Network, batch_size: int, seed: int) -> Samples:
     shape = (1, *arrays["images_train"].shape[1:])
     if network.image_shape != shape or network.classes < 10:
         raise InputError(
-            f"--data digits has images of {_by(shape)} in 10 classes, but {network.name} takes "
-            f"{_by(network.image_shape)} in {network.classes}; use --model vit-digits"
+            f"--data digits has images of {_dimensions(shape)} in 10 classes, but {network.name} takes "
+            f"{_dimensions(network.image_shape)} in {network.classes}; use --model vit-digits"
         )
     images, held_out = (
         torch.from_numpy(arrays[f"images_{part}"]).float().unsqueeze(1) / (_INK_LEVELS / 2) - 1
@@ -175,5 +175,5 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int, max_imag
     )
 
 
-def _by(shape: Sequence[int]) -> str:
+def _dimensions(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))

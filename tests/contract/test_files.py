@@ -193,9 +193,9 @@ def test_output_never_replaces_an_input(line: str, place: Path, monkeypatch: pyt
 def test_testbed_does_not_replace_its_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeedge.testbed import main
     from pipeedge.testbed.bed import TestBeds
-    from pipeedge.testbed.journal import Shelf
+    from pipeedge.testbed.journal import JournalFiles
 
     journal = file(tmp_path / "pipeedge" / "journal.json")
-    monkeypatch.setattr(main, "TestBeds", lambda: TestBeds(shelf=Shelf(tmp_path)))
+    monkeypatch.setattr(main, "TestBeds", lambda: TestBeds(shelf=JournalFiles(tmp_path)))
     with pytest.raises(RequestError, match=r"would replace what testbed\.py up reads"):
         main._run(["up", str(journal), "--name", "pipeedge"])

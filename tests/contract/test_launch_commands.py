@@ -18,7 +18,7 @@ from pipeedge.launch.commands import (
     threads_each,
 )
 from pipeedge.launch.main import parse_launch, plan_launch
-from pipeedge.launch.supervisor import Ending, status_of
+from pipeedge.launch.supervisor import RankExit, status_of
 
 # --- commands ---------------------------------------------------------------------------------------
 
@@ -153,11 +153,11 @@ def test_a_devices_file_gives_one_rank_per_host_in_order(tmp_path: Path) -> None
     ],
 )
 def test_the_root_failure_decides(codes: list[tuple[int, int]], rank: int | None, status: int) -> None:
-    decisive = status_of([Ending(number, code) for number, code in codes])
+    decisive = status_of([RankExit(number, code) for number, code in codes])
     assert (decisive.rank if decisive else None) == rank
     assert (decisive.status if decisive else 0) == status
 
 
 def test_a_failed_ssh_counts_as_an_unreachable_peer() -> None:
-    assert Ending(1, 255, remote=True).status == 4
-    assert Ending(1, 255).status == 255
+    assert RankExit(1, 255, remote=True).status == 4
+    assert RankExit(1, 255).status == 255

@@ -57,7 +57,7 @@ from pipeedge.data.opening import open_input
 from pipeedge.data.text import open_tokenizer
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.launch.main import parse_launch, plan_launch
-from pipeedge.launch.supervisor import Ending
+from pipeedge.launch.supervisor import RankExit
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import slow_here
 from pipeedge.models.weights.download import HttpSource, download
@@ -1212,7 +1212,7 @@ def the_loss_diverges(patch: Patch) -> str:
 
 @says("rank 1 is lost: ssh could not connect or lost its connection (see its output above)")
 def ssh_fails(patch: Patch) -> str:
-    return Ending(1, 255, remote=True).words()
+    return RankExit(1, 255, remote=True).words()
 
 
 @says("nothing says where to start the ranks: give one of --local N, --hosts a,b,c or -sd devices.yml")

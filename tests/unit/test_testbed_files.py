@@ -12,7 +12,7 @@ from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.testbed.cluster import EmulatedHost
 from pipeedge.testbed.cluster_file import load_cluster
 from pipeedge.testbed.groups import GroupSettings, find_hierarchies
-from pipeedge.testbed.journal import Journal, Owner, Shelf
+from pipeedge.testbed.journal import Journal, JournalFiles, Owner
 
 # The cluster file ------
 
@@ -141,7 +141,7 @@ def test_a_journal_is_left_over_if_its_owner_is_gone_or_it_is_unfinished(tmp_pat
     assert not journal(None, whole=True).left_over
     assert journal(None, whole=False).left_over
     assert journal(later, whole=True).left_over
-    shelf = Shelf(tmp_path / "shelf")
+    shelf = JournalFiles(tmp_path / "shelf")
     with shelf.locked():
         shelf.write(journal(here, whole=True))
         assert shelf.find("bed") == journal(here, whole=True)

@@ -23,7 +23,7 @@ def test_launcher_prints_a_failure_once(first_speaks: bool, capsys: pytest.Captu
     line = f"rank 1 (stage 1, on pi1) failed: {cause}"
     output = main._Output()
     for _ in range(2):
-        output.line(main.SecondHand(cause, line).to_text(), error=True)
+        output.line(main.RelayedFailure(cause, line).to_text(), error=True)
     if first_speaks:
         output.line(f"train.py: {cause}\n", error=True)
     output.release()

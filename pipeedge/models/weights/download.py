@@ -199,12 +199,12 @@ def download_http(model: Model, origin: HttpSource, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     resumed = part.exists()
     _fetch(origin.url, part, target)
-    problem = _damage(model, part)
+    problem = _find_damage(model, part)
     if problem is not None and resumed:
         # The part received earlier may belong to an older version of the file: fetch it again from the start.
         part.unlink()
         _fetch(origin.url, part, target)
-        problem = _damage(model, part)
+        problem = _find_damage(model, part)
     if problem is not None:
         part.unlink()
         raise WeightsError(f"the file from {origin.url} is not usable: {problem}")
@@ -264,7 +264,7 @@ def _transfer(url: str, part: Path, label: str) -> bool:
     return total_bytes is None or part.stat().st_size == total_bytes
 
 
-def _damage(model: Model, part: Path) -> str | None:
+def _find_damage(model: Model, part: Path) -> str | None:
     """Return what is wrong with a fetched ``.npz`` file, or None, by names, shapes and checksums."""
     problem = _problem(model, part)
     if problem is None:
