@@ -24,7 +24,7 @@ from pipeedge.auction.house import attend
 from pipeedge.auction.market import bid_of
 from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
 from pipeedge.plan.spec_writing import save_device_types, save_models, save_neighbors
-from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink
 from pipeedge.request.config import WorldRequest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,11 +52,11 @@ def write_files(directory: Path, devices: int, links: bool) -> None:
         )
     save_device_types(directory / "device_types.yml", kinds)
     chance = np.random.default_rng(0)
-    neighbours: dict[str, dict[str, Link]] = {f"h{device}": {} for device in range(devices)}
+    neighbours: dict[str, dict[str, NeighborLink]] = {f"h{device}": {} for device in range(devices)}
     for name in neighbours if links else ():
         for other in chance.choice(devices, 3, replace=False):
             if f"h{other}" != name:
-                neighbours[name][f"h{other}"] = Link(float(chance.uniform(1e6, 6e7)))
+                neighbours[name][f"h{other}"] = NeighborLink(float(chance.uniform(1e6, 6e7)))
     save_neighbors(directory / "neighbours.yml", neighbours)
 
 

@@ -21,7 +21,7 @@ from pipeedge.plan.spec_files import load_device_types, load_models
 from pipeedge.plan.specs import BYTES_PER_MB
 from pipeedge.report.gantt import shade
 from pipeedge.simulate.options import SimulationRequest
-from pipeedge.simulate.session import Simulated, simulate_request
+from pipeedge.simulate.session import FinishedSimulation, simulate_request
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -155,7 +155,7 @@ def _n(value: float) -> str:
 class Plan:
     """A schedule of the example's cluster, simulated."""
 
-    found: Simulated
+    found: FinishedSimulation
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:

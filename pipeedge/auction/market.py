@@ -21,7 +21,7 @@ from pipeedge.base.fields import flag, nonnegative, number, text, whole_number
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
 __all__ = ["Bid", "Call", "Market", "Seconds", "bid_of", "contradiction", "length_note"]
 
@@ -103,7 +103,7 @@ class Bid:
     """Bandwidth of its interface in bytes per second, for links that ``links`` does not list."""
     stage_s: Seconds
     """Seconds of each possible stage, ``[layers + 1, layers + 1]``, infinite where there is no bid."""
-    links: Mapping[str, Link] = field(default_factory=dict)
+    links: Mapping[str, NeighborLink] = field(default_factory=dict)
     """Links to other hosts, where they are known."""
 
     def to_body(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Bid:
                 np.inf if cell is None else number(cell) for cell in row
             ]
         links = {
-            _host(name): Link(nonnegative(bw), nonnegative(latency))
+            _host(name): NeighborLink(nonnegative(bw), nonnegative(latency))
             for name, (bw, latency) in body["links"].items()
         }
         bid = cls(
@@ -181,7 +181,12 @@ def _host(value: object) -> str:
 
 
 def bid_of(
-    host: str, type_name: str, kind: DeviceType, links: Mapping[str, Link], model: ModelSpec, call: Call
+    host: str,
+    type_name: str,
+    kind: DeviceType,
+    links: Mapping[str, NeighborLink],
+    model: ModelSpec,
+    call: Call,
 ) -> Bid:
     """Return the bid of a device with this profile: layer times, summed for each stage that fits its memory.
 
@@ -322,11 +327,11 @@ class Market:
         """Number of layers of the model."""
         return len(self.cut_bytes) - 1
 
-    def link(self, source: int, target: int) -> Link:
+    def link(self, source: int, target: int) -> NeighborLink:
         """Return the link between two devices as one of them lists it, else their slower interface."""
         here, there = self.bids[source], self.bids[target]
         known = here.links.get(there.host) or there.links.get(here.host)
-        return known or Link(min(here.bw_bytes_per_s, there.bw_bytes_per_s))
+        return known or NeighborLink(min(here.bw_bytes_per_s, there.bw_bytes_per_s))
 
     def link_s(self, source: int, target: int) -> Seconds:
         """Return the seconds to send a microbatch at each cut, ``[layers + 1]``; 0 within a device."""

@@ -52,7 +52,7 @@ def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | N
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ExaminationPlan:
     """What rank 0 found, and what is to be measured."""
 
     findings: tuple[Finding, ...]
@@ -65,7 +65,7 @@ class _Plan:
         return {"findings": _texts(self.findings), "links": None if links is None else links.to_body()}
 
     @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> _Plan:
+    def from_body(cls, body: Mapping[str, Any]) -> _ExaminationPlan:
         """Parse a message. Raises ValueError, TypeError or KeyError if it is malformed."""
         links = body["links"]
         return cls(
@@ -74,10 +74,13 @@ class _Plan:
         )
 
 
-_Session: TypeAlias = Session[Mapping[str, Any], _Plan]
+_Session: TypeAlias = Session[Mapping[str, Any], _ExaminationPlan]
 
-_FORMS: Forms[Mapping[str, Any], _Plan] = Forms(
-    write_facts=dict, read_facts=plain, write_plan=_Plan.to_body, read_plan=_Plan.from_body
+_FORMS: Forms[Mapping[str, Any], _ExaminationPlan] = Forms(
+    write_facts=dict,
+    read_facts=plain,
+    write_plan=_ExaminationPlan.to_body,
+    read_plan=_ExaminationPlan.from_body,
 )
 
 
@@ -188,7 +191,9 @@ class _Examination:
             error = next((text(one["error"]) for one in told.values() if "error" in one), None)
         self._conclude(clocks, pairs, measured, error)
 
-    def _decide(self, facts: Mapping[int, Mapping[str, Any]], look: RunLook) -> Announcement[_Plan]:
+    def _decide(
+        self, facts: Mapping[int, Mapping[str, Any]], look: RunLook
+    ) -> Announcement[_ExaminationPlan]:
         """Examine, on rank 0, all ranks together, and decide which links to measure."""
         from pipeedge.doctor.review import review
 
@@ -215,7 +220,9 @@ class _Examination:
         measured = None
         if pairs and exit_status(findings) == 0:
             measured = LinkRound(tuple(pairs), members, self._meeting.serve(self._world.addr))
-        return Announcement(_Plan(tuple(findings), measured), participants=tuple(range(self._world.size)))
+        return Announcement(
+            _ExaminationPlan(tuple(findings), measured), participants=tuple(range(self._world.size))
+        )
 
     def _neighbors_outputs(self) -> list[OutputFile]:
         path = self._neighbors_file
@@ -233,7 +240,7 @@ class _Examination:
             load_neighbors(path)
         check_writable(path, "--neighbors-file")
 
-    def _hear(self, plan: _Plan) -> None:
+    def _hear(self, plan: _ExaminationPlan) -> None:
         """Note the findings of the other ranks. Each rank has printed its own good ones, rank 0 the rest."""
         known = set(_texts(self._notes.findings))
         for finding in plan.findings:

@@ -11,7 +11,7 @@ from pipeedge.base.errors import one_line
 from pipeedge.base.fields import nonnegative, whole_number
 from pipeedge.control.member import Member
 from pipeedge.plan.link_speed import Estimate, estimate_link
-from pipeedge.plan.specs import Link
+from pipeedge.plan.specs import NeighborLink
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.interfaces import use_interface
 
@@ -162,4 +162,4 @@ def link_from_stats(link: int, told: Mapping[str, Any]) -> Estimate:
         nonnegative(told[f"link.{link}.{name}"])
         for name in ("bw_bytes_per_s", "latency_s", "low_bytes_per_s", "high_bytes_per_s", "rounds")
     )
-    return Estimate(Link(bandwidth, latency), low, high, int(rounds))
+    return Estimate(NeighborLink(bandwidth, latency), low, high, int(rounds))

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeedge.plan.specs import Link
+from pipeedge.plan.specs import NeighborLink
 
 __all__ = [
     "LEAST_ROUNDS",
@@ -70,7 +70,7 @@ class Round:
 class Estimate:
     """Estimate of a link after some rounds."""
 
-    link: Link
+    link: NeighborLink
     """Median bandwidth and latency."""
     low_bytes_per_s: float
     """Lower quartile of the bandwidths, in bytes per second."""
@@ -124,7 +124,7 @@ def estimate_link(rounds: Sequence[Round]) -> Estimate:
     rates = sorted(measured.bw_bytes_per_s for measured in rounds)
     outer = len(rates) // 4
     return Estimate(
-        Link(
+        NeighborLink(
             bw_bytes_per_s=statistics.median(rates),
             latency_s=statistics.median(measured.small.seconds for measured in rounds) / 2,
         ),

@@ -21,7 +21,7 @@ from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.observe.metrics import StageStats
 
-__all__ = ["Beside", "Comparison", "Prediction", "StageComparison", "StagePrediction", "compare"]
+__all__ = ["Comparison", "PredictedFigure", "Prediction", "StageComparison", "StagePrediction", "compare"]
 
 REMARKABLE = 0.15
 """A stage that is off by more than this part of what was predicted is worth a line."""
@@ -108,7 +108,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PredictedFigure:
     """A predicted figure and the measured one."""
 
     predicted: float
@@ -135,8 +135,8 @@ class StageComparison:
 
     stage: int
     rank: int
-    compute: Beside
-    link: Beside | None
+    compute: PredictedFigure
+    link: PredictedFigure | None
     """Seconds of the outgoing link, or None if there is none, or it was not predicted or not measured."""
     remark: str | None
     """Likely cause of a large difference, or None."""
@@ -146,9 +146,9 @@ class StageComparison:
 class Comparison:
     """Comparison of a run with its prediction."""
 
-    steady: Beside | None
+    steady: PredictedFigure | None
     """Items per second once the pipeline is full, or None if it never was."""
-    run: Beside | None
+    run: PredictedFigure | None
     """Items per second of the whole run."""
     stages: tuple[StageComparison, ...]
     bottleneck: str = ""
@@ -181,8 +181,8 @@ def compare(
     return Comparison(
         steady=None
         if promised is None or steady_items_per_s is None
-        else Beside(promised, steady_items_per_s),
-        run=None if whole is None else Beside(whole, run_items_per_s),
+        else PredictedFigure(promised, steady_items_per_s),
+        run=None if whole is None else PredictedFigure(whole, run_items_per_s),
         stages=tuple(
             _compare_stage(predicted, stats, prediction.period_s, prediction.tokens)
             for predicted, stats in zip(prediction.stages, stages, strict=True)
@@ -194,9 +194,13 @@ def compare(
 def _compare_stage(
     predicted: StagePrediction, stats: StageStats, period_s: float, tokens: int | None
 ) -> StageComparison:
-    compute = Beside(predicted.busy_s, stats.compute_s_mean)
+    compute = PredictedFigure(predicted.busy_s, stats.compute_s_mean)
     measured_s = stats.link_s
-    link = Beside(predicted.link_s, measured_s) if predicted.link_s > 0 and measured_s is not None else None
+    link = (
+        PredictedFigure(predicted.link_s, measured_s)
+        if predicted.link_s > 0 and measured_s is not None
+        else None
+    )
     remark = None
     if compute.error is not None and abs(compute.error) > REMARKABLE:
         remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(

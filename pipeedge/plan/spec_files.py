@@ -29,9 +29,9 @@ from pipeedge.plan.specs import (
     LENGTH_KEYS,
     DeviceType,
     LengthProfile,
-    Link,
     ModelProfile,
     ModelSpec,
+    NeighborLink,
     short_dtype,
 )
 
@@ -248,7 +248,7 @@ def devices_of(document: Field) -> dict[str, tuple[str, ...]]:
     return devices
 
 
-def load_neighbors(path: _PathLike) -> dict[str, dict[str, Link]]:
+def load_neighbors(path: _PathLike) -> dict[str, dict[str, NeighborLink]]:
     """Read the links from each host to its neighbours.
 
     Raises:
@@ -260,9 +260,9 @@ def load_neighbors(path: _PathLike) -> dict[str, dict[str, Link]]:
     }
 
 
-def _read_link(entry: Field) -> Link:
+def _read_link(entry: Field) -> NeighborLink:
     latency = entry.find("latency_s")
-    return Link(
+    return NeighborLink(
         bw_bytes_per_s=entry.at("bw_Mbps").number() * BYTES_PER_SECOND_PER_MBPS,
         latency_s=0.0 if latency is None else latency.number(),
     )

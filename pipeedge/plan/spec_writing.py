@@ -20,9 +20,9 @@ from pipeedge.plan.specs import (
     BYTES_PER_MB,
     BYTES_PER_SECOND_PER_MBPS,
     DeviceType,
-    Link,
     ModelProfile,
     ModelSpec,
+    NeighborLink,
 )
 
 __all__ = [
@@ -185,7 +185,7 @@ def save_devices(path: _PathLike, devices: Mapping[str, Iterable[str]]) -> None:
     write_document(path, {type_name: list(hosts) for type_name, hosts in devices.items()})
 
 
-def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Link]]) -> None:
+def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, NeighborLink]]) -> None:
     """Write ``device_neighbors_world.yml``, whole or not at all.
 
     Raises:
@@ -194,7 +194,7 @@ def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Link]])
     write_document(path, {host: _links_entry(links) for host, links in neighbors.items()})
 
 
-def _links_entry(links: Mapping[str, Link]) -> dict[str, Any]:
+def _links_entry(links: Mapping[str, NeighborLink]) -> dict[str, Any]:
     return {
         name: {"bw_Mbps": _tidy(link.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS)}
         | ({"latency_s": link.latency_s} if link.latency_s else {})
@@ -202,7 +202,7 @@ def _links_entry(links: Mapping[str, Link]) -> dict[str, Any]:
     }
 
 
-def add_links(path: _PathLike, links: Mapping[tuple[str, str], Link]) -> None:
+def add_links(path: _PathLike, links: Mapping[tuple[str, str], NeighborLink]) -> None:
     """Add links to a neighbours file, which need not exist; its other links stay.
 
     Args:

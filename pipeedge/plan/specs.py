@@ -20,9 +20,9 @@ __all__ = [
     "LENGTH_KEYS",
     "DeviceType",
     "LengthProfile",
-    "Link",
     "ModelProfile",
     "ModelSpec",
+    "NeighborLink",
     "short_dtype",
 ]
 
@@ -190,7 +190,7 @@ class DeviceType:
 
 
 @dataclass(frozen=True)
-class Link:
+class NeighborLink:
     """Speed of the connection from a host to a neighbour."""
 
     bw_bytes_per_s: float

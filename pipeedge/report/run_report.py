@@ -20,7 +20,7 @@ from pipeedge.base.wording import count, figure, percent
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.timeline import Timeline
-from pipeedge.plan.prediction import Beside, Comparison, Prediction, compare
+from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.agreement import Agreement
 
@@ -299,7 +299,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _comparison_cells(figures: Beside | None) -> tuple[str, str, str]:
+def _comparison_cells(figures: PredictedFigure | None) -> tuple[str, str, str]:
     if figures is None:
         return "-", "-", "-"
     error = "-" if figures.error is None else percent(figures.error)

@@ -19,7 +19,7 @@ from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
-from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, Link, ModelProfile, ModelSpec, short_dtype
+from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
@@ -114,7 +114,7 @@ class SimulatedCluster:
     """Device types by name, with the profiles of the workload's model under its name."""
     devices: Mapping[str, Sequence[str]]
     """Hosts of each device type."""
-    neighbors: Mapping[str, Mapping[str, Link]]
+    neighbors: Mapping[str, Mapping[str, NeighborLink]]
     """Links by source and destination host, where they are known."""
 
     @property
@@ -177,7 +177,7 @@ class SimulatedCluster:
                 return number(profile.extra.get("feed_s")), number(profile.extra.get("collect_s"))
         return 0.0, 0.0
 
-    def link(self, source: str, destination: str) -> Link:
+    def link(self, source: str, destination: str) -> NeighborLink:
         """Return the link between two hosts.
 
         Raises:
@@ -185,7 +185,9 @@ class SimulatedCluster:
         """
         named = self.neighbors.get(source, {}).get(destination)
         named = named or self.neighbors.get(destination, {}).get(source)
-        link = named or Link(min(self.type_of(host)[1].bw_bytes_per_s for host in (source, destination)))
+        link = named or NeighborLink(
+            min(self.type_of(host)[1].bw_bytes_per_s for host in (source, destination))
+        )
         if link.bw_bytes_per_s <= 0:
             raise ScheduleError(
                 f"{source} cannot reach {destination}, because the bandwidth between them is 0; raise "

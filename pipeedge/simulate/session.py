@@ -32,14 +32,14 @@ from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
 
-__all__ = ["Simulated", "run", "simulate_request"]
+__all__ = ["FinishedSimulation", "run", "simulate_request"]
 
 _SERIES, _POINTS = 16, 100
 """Number of stages whose throughput is reported over time, and number of points for each."""
 
 
 @dataclass(frozen=True)
-class Simulated:
+class FinishedSimulation:
     """A finished simulation."""
 
     cluster: SimulatedCluster
@@ -147,7 +147,7 @@ def _steady(run: SimulatedRun, load: Workload) -> float | None:
     return (load.items - load.ubatch_size) / seconds if seconds > 0 else None
 
 
-def simulate_request(request: SimulationRequest) -> Simulated:
+def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     """Read the files, compute a schedule unless one is given, and simulate it.
 
     Raises:
@@ -169,7 +169,7 @@ def simulate_request(request: SimulationRequest) -> Simulated:
     schedule.check(n_layers=load.model.layers, world_size=max(ranks, len(schedule.stages)))
     data_host = request.data_host or host_of(schedule.stages[0])
     model = cluster.pipeline(schedule, data_host, load)
-    found = Simulated(
+    found = FinishedSimulation(
         cluster=cluster,
         load=load,
         schedule=schedule,
@@ -250,7 +250,7 @@ def _rank_of(host: str, schedule: Schedule, cluster: SimulatedCluster, hosts: tu
     return order.index(host)
 
 
-def _notes(found: Simulated, request: SimulationRequest, model: PipelineModel) -> Iterator[str]:
+def _notes(found: FinishedSimulation, request: SimulationRequest, model: PipelineModel) -> Iterator[str]:
     for stage, memory in enumerate(found.memory):
         if memory.missing:
             yield (

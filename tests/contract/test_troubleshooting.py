@@ -70,7 +70,7 @@ from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.scheduler import find_executable
 from pipeedge.plan.spec_files import load_models
-from pipeedge.plan.specs import Link as LinkSpec
+from pipeedge.plan.specs import NeighborLink as LinkSpec
 from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler

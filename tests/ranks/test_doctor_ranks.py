@@ -16,7 +16,7 @@ from processes import Ended, Programs
 from pipeedge.models import DIGITS
 from pipeedge.plan.spec_files import load_neighbors
 from pipeedge.plan.spec_writing import save_neighbors
-from pipeedge.plan.specs import Link
+from pipeedge.plan.specs import NeighborLink
 
 DOCTOR = "pipeedge/doctor/__main__.py"
 
@@ -31,7 +31,7 @@ def examined(directory: Path, spaces: Mapping[int, str | None], *arguments: obje
 
 def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
     target = tmp_path / "links.yml"
-    save_neighbors(target, {"x": {"y": Link(1e6)}, "a": {"b": Link(1.0)}})
+    save_neighbors(target, {"x": {"y": NeighborLink(1e6)}, "a": {"b": NeighborLink(1.0)}})
     arguments = ("--port", free_port(), "-H", "a,b,c", "--neighbors-file", target, "--timeout", "15")
     ended = examined(tmp_path, dict.fromkeys(range(3)), 3, *arguments)
     assert [end.status for end in ended.values()] == [0, 0, 0], ended
@@ -50,7 +50,7 @@ def test_three_ranks_measure_their_links_and_write_them(tmp_path: Path) -> None:
     for host, name in steady:
         assert links[host][name].bw_bytes_per_s > 0
         assert links[host][name].latency_s >= 0
-    assert links["x"]["y"] == Link(1e6)
+    assert links["x"]["y"] == NeighborLink(1e6)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from places import ROOT
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import parse_document, yaml_name
 from pipeedge.plan import spec_files, spec_writing
-from pipeedge.plan.specs import DeviceType, LengthProfile, Link, ModelProfile, ModelSpec
+from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec, NeighborLink
 
 MIB = 2**20
 
@@ -106,7 +106,7 @@ def test_devices_read_back_as_written(
 
 
 def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
-    neighbors = {"a": {"b": Link(12.5 * MIB, 0.25), "10.0.0.1": Link(0.0)}, "b": {}}
+    neighbors = {"a": {"b": NeighborLink(12.5 * MIB, 0.25), "10.0.0.1": NeighborLink(0.0)}, "b": {}}
     spec_writing.save_neighbors(tmp_path / "n.yml", neighbors)
     assert spec_files.load_neighbors(tmp_path / "n.yml") == neighbors
     assert yaml.safe_load((tmp_path / "n.yml").read_text())["a"]["b"] == {"bw_Mbps": 100, "latency_s": 0.25}
@@ -448,7 +448,7 @@ def test_a_chain_of_merge_keys_ends() -> None:
         lambda: ModelProfile(1, "float32", (float("inf"),)),
         lambda: DeviceType(-1.0, 0.0),
         lambda: DeviceType(0.0, float("nan")),
-        lambda: Link(0.0, -1.0),
+        lambda: NeighborLink(0.0, -1.0),
     ],
 )
 def test_data_that_cannot_be_is_refused_on_creation(make: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pipeedge.auction.market import Bid, Call, Market
-from pipeedge.plan.specs import Link
+from pipeedge.plan.specs import NeighborLink
 
 
 def every_schedule(devices: Sequence[int], layers: int) -> Iterator[list[tuple[int, int, int]]]:
@@ -28,7 +28,7 @@ def costs(market: Market, schedule: list[tuple[int, int, int]]) -> tuple[float, 
             return 0.0
         one, two = market.bids[a], market.bids[b]
         slower = min(one.bw_bytes_per_s, two.bw_bytes_per_s)
-        link = one.links.get(two.host, two.links.get(one.host, Link(slower)))
+        link = one.links.get(two.host, two.links.get(one.host, NeighborLink(slower)))
         size = float(market.cut_bytes[cut])
         if size == 0:
             return link.latency_s
@@ -80,7 +80,7 @@ def markets(draw: st.DrawFn) -> Market:
         else:
             bandwidth = float(rng.choice([0, 1, 3, 10]) if rng.random() < 0.3 else rng.uniform(1, 10))
         links = {
-            f"h{other}": Link(float(rng.choice([0.0, 2.0, 20.0])), float(rng.choice([0.0, 0.1])))
+            f"h{other}": NeighborLink(float(rng.choice([0.0, 2.0, 20.0])), float(rng.choice([0.0, 0.1])))
             for other in range(count)
             if other != device and draw(st.booleans()) and rng.random() < 0.5
         }
