@@ -25,10 +25,10 @@ from rich.table import Table
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
-from pipeedge.run.worker import Activity, Outgoing, StageLoop
-from pipeedge.transport.base import Link, Packet, Receiver
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import connect_store, serve_store
+from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 
 SHAPES = {(8, 197, 768): 0.85, (1, 197, 768): 0.70, (1, 197, 192): 0.55}
 """Payload of float32, and the part of raw gloo's throughput that is asked for."""
@@ -93,9 +93,10 @@ def relay(
     """Our links: bytes a second each way, or with ``one`` at a time the median round trip in seconds."""
     there, back = Link(0, 1, specs), Link(1, 0, specs)
     if rank == 1:
-        crew = Crew()
-        sending = Outgoing(transport.sender(back), 0, Activity())
-        stage = StageLoop(lambda packet: packet, transport.receiver(there), 0, sending, Activity())
+        crew, activity = Crew(), Activity()
+        sending = Outgoing(SendingEnd(transport.sender(back), 0), activity)
+        incoming = Incoming(transport.receiver(there), 0, activity)
+        stage = StageLoop(StageSteps(lambda packet: packet), incoming, sending, activity)
         dist.barrier()
         crew.start("compute", stage.run)
         crew.start("watch", sending.run)
@@ -138,8 +139,9 @@ def measure(rank: int, port: int, repetitions: int, megabytes: int, results: Any
     """Run one rank of the benchmark."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = connect_store(ADDR, port, timeout_s=60)
-    transport = P2PTransport(store=store, rank=rank, members=(0, 1))
+    join_group(connect_store(ADDR, port, timeout_s=60), index=rank, size=2)  # for raw gloo
+    transport = P2PTransport(rank)
+    transport.open(Rendezvous(ADDR, port, (0, 1), 60.0))
     for shape in SHAPES:
         specs = (TensorSpec(shape, torch.float32),)
         size = specs[0].bytes

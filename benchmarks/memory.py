@@ -66,21 +66,21 @@ print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_
 
 COMPUTE = """
 import json, sys, torch
-import pipeedge.run.pipeline as pipeline
-from pipeedge.models import find_model
+import pipeedge.run.pipeline
+from pipeedge.base.machine import peak_rss_mb
 from pipeedge.base.schedule import LayerRange
-from pipeedge.transport.base import Packet
+from pipeedge.models import find_model
 
 name, weights, start, stop, items = sys.argv[1:]
 model, layers = find_model(name), LayerRange(int(start), int(stop))
-imported = pipeline.peak_rss_mb()
+imported = peak_rss_mb()
 shard = model.load(layers, weights)
 specs = model.payload_specs(layers.start, int(items), None)
 payload = tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in specs)
-loaded = pipeline.peak_rss_mb()
+loaded = peak_rss_mb()
 with torch.inference_mode():
     shard(payload)
-print(json.dumps({"imported": imported, "scratch": pipeline.peak_rss_mb() - loaded}))
+print(json.dumps({"imported": imported, "scratch": peak_rss_mb() - loaded}))
 """
 
 

@@ -39,12 +39,12 @@ from pipeedge.models.weights.fill import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_npz
 from pipeedge.run.stage import Stage
-from pipeedge.run.worker import Activity, Outgoing, StageLoop
-from pipeedge.transport.base import Link, Packet
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.transport.base import Link, Packet, Rendezvous, Transport
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import connect_store, serve_store
+from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 from pipeedge.transport.rpc import RpcTransport
 
 VIT_BASE = "google/vit-base-patch16-224"
@@ -208,13 +208,10 @@ def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions
     stage = Stage(shard, torch.device("cpu"))
     there = Link(0, 1, model.payload_specs(half, UBATCH, None))
     back = Link(1, 0, model.payload_specs(model.n_layers, UBATCH, None))
-    store = connect_store("127.0.0.1", port, timeout_s=60)
-    transports: dict[str, P2PTransport | RpcTransport] = {
-        "p2p": P2PTransport(store=store, rank=rank, members=(0, 1)),
-        "rpc": RpcTransport(
-            addr="127.0.0.1", port=port, rank=rank, members=(0, 1), worker_threads=4, timeout_s=60
-        ),
-    }
+    join_group(connect_store("127.0.0.1", port, timeout_s=60), index=rank, size=2)  # for barriers
+    transports: dict[str, Transport] = {"p2p": P2PTransport(rank), "rpc": RpcTransport(rank, 4)}
+    for transport in transports.values():
+        transport.open(Rendezvous("127.0.0.1", port, (0, 1), 60.0))
     for repetition in range(-1, repetitions):
         rates = {}
         for comm in ("p2p", "rpc") if repetition % 2 else ("rpc", "p2p"):
@@ -225,15 +222,14 @@ def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions
         transport.close()
 
 
-def once(
-    rank: int, transport: P2PTransport | RpcTransport, stage: Stage, there: Link, back: Link, count: int
-) -> float:
+def once(rank: int, transport: Transport, stage: Stage, there: Link, back: Link, count: int) -> float:
     """Run ``count`` microbatches and return the items per second, on rank 0."""
     crew, activity = Crew(), Activity()
-    sending = Outgoing(transport.sender(there if rank == 0 else back), 1 - rank, activity)
+    sending = Outgoing(SendingEnd(transport.sender(there if rank == 0 else back), 1 - rank), activity)
     receiver = transport.receiver(back if rank == 0 else there)
     source = LocalLink()
-    loop = StageLoop(stage, source if rank == 0 else receiver, None if rank == 0 else 0, sending, activity)
+    incoming = Incoming(source, None, activity) if rank == 0 else Incoming(receiver, 0, activity)
+    loop = StageLoop(StageSteps(stage), incoming, sending, activity)
 
     def feed() -> None:
         pixels = torch.zeros(UBATCH, 3, 224, 224)

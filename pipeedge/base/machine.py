@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ __all__ = [
     "ControlGroups",
     "MemoryBudget",
     "available_bytes",
+    "peak_rss_mb",
     "processor_vendor",
     "processors",
     "resident_bytes",
@@ -155,3 +157,12 @@ def processor_vendor(cpuinfo: Path = Path("/proc/cpuinfo"), described: str | Non
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_mb() -> float:
+    """Return the peak resident memory of this process in MB of 2^20 bytes."""
+    if sys.platform == "linux":
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return resident_bytes() / 2**20

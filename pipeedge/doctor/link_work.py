@@ -126,11 +126,11 @@ def _exchange(
 ) -> None:
     """Connect, then measure or answer link by link; figures go to ``stats`` as they come."""
     from pipeedge.doctor.links import PASSES, LinkMeter, answer_link
+    from pipeedge.transport.base import Rendezvous
     from pipeedge.transport.p2p import P2PTransport
-    from pipeedge.transport.rendezvous import connect_store
 
-    store = connect_store(world.addr, links.store_port, timeout_s=world.timeout_s)
-    transport = P2PTransport(store=store, rank=world.rank, members=tuple(links.members))
+    transport = P2PTransport(world.rank)
+    transport.open(Rendezvous(world.addr, links.store_port, tuple(links.members), world.timeout_s))
     meeting.close()  # all have met
     connected.set()
     meters = {number: LinkMeter(*pair) for number, pair in enumerate(links.pairs)}

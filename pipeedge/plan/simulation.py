@@ -4,7 +4,7 @@
     node 0              node 1                    node S                  node S+1
 
 Every node takes a microbatch, works on it and passes it on; every link bounds how far a node runs ahead of
-the next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p.py``:
+the next. For microbatch n, in the words of ``worker.py`` and ``transport/p2p_links.py``:
 
     taken(n)   = max(free(n-1), arrived_in(n))                 the node has time, and it is there
     done(n)    = taken(n) + work

@@ -33,8 +33,8 @@ from pipeedge.models import Model
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.profile.handling import Wire
 from pipeedge.request.files import InputRequest
-from pipeedge.run.data_rank import Collector, Feeder
-from pipeedge.run.worker import Activity, Outgoing
+from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet, Receipt, Reserved
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 
@@ -108,14 +108,8 @@ def measure_data_work(
         tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
         ResultWriter(Path(directory) / f"results{suffix}", model, None) as writer,
     ):
-        Collector(
-            feeder,
-            receiver,
-            None,
-            writer,
-            activity,
-            counts_accuracy=model.output_kind == "logits",
-        ).run()
+        collection = Collection(writer, counts_accuracy=model.output_kind == "logits")
+        Collector(feeder, Incoming(receiver, None, activity), collection).run()
     return DataWork(
         stretch * _usual_step(sender.posted_at) + wire.send_s_per_byte * sender.bytes,
         stretch * _usual_step(receiver.taken_at) + wire.receive_s_per_byte * specs_bytes(outputs),
@@ -131,14 +125,8 @@ def _feed(
     if not source.in_memory:
         reading = ReadAhead(source, ubatch_size, threads=read_threads())
         reading.start(crew)
-    feeder = Feeder(
-        source,
-        ubatch_size,
-        Outgoing(sender, None, activity),
-        activity,
-        dtype=stream_dtype(dtype),
-        readings=None if reading is None else reading.readings(),
-    )
+    feed = Feed(source, ubatch_size, stream_dtype(dtype), None if reading is None else reading.readings())
+    feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
     crew.start("feed", feeder.run)
     try:
         crew.wait()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,49 +16,46 @@ from pipeedge.data import Group, InputSource, Microbatch, Reading
 from pipeedge.data.results import Accuracy, ResultWriter
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind
-from pipeedge.run.worker import Activity, Outgoing, receive
-from pipeedge.transport.base import Packet, Receiver
+from pipeedge.run.worker import Activity, Incoming, Outgoing
+from pipeedge.transport.base import Packet
 
-__all__ = ["Collector", "Feeder"]
+__all__ = ["Collection", "Collector", "Feed", "Feeder"]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The input, cut into microbatches for the first stage."""
+
+    source: InputSource
+    ubatch_size: int
+    """Number of items of a microbatch."""
+    dtype: torch.dtype = torch.float32
+    """Number type in which the first stage computes."""
+    readings: Iterable[Reading] | None = None
+    """Items that other threads read ahead, or None if each is read when it is due."""
 
 
 class Feeder:
-    """Sends the input to the first stage, in the number type in which that one computes.
+    """Sends the input to the first stage.
 
     Args:
-        source: the input.
-        ubatch_size: items of a microbatch.
-        outgoing: the link to the first stage.
-        activity: of this rank.
-        clock: seconds.
-        lane: records what the thread does.
-        dtype: type of the values that are sent.
-        readings: the items, where other threads read them ahead; None: this thread reads each when it is
-            due.
+        feed: Input to send.
+        outgoing: Link to the first stage.
+        activity: Activity of this rank.
+        lane: Record of what the thread does.
     """
 
-    def __init__(
-        self,
-        source: InputSource,
-        ubatch_size: int,
-        outgoing: Outgoing,
-        activity: Activity,
-        clock: Callable[[], float] = time.perf_counter,
-        *,
-        lane: Lane | None = None,
-        dtype: torch.dtype = torch.float32,
-        readings: Iterable[Reading] | None = None,
-    ) -> None:
-        self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, clock)
-        self._dtype = dtype
-        self._groups = source.groups(ubatch_size, readings)
-        self._fetching = Doing.READ if readings is None else Doing.WAIT_INPUT
+    def __init__(self, feed: Feed, outgoing: Outgoing, activity: Activity, lane: Lane | None = None) -> None:
+        self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
+        self._dtype = feed.dtype
+        self._groups = feed.source.groups(feed.ubatch_size, feed.readings)
+        self._fetching = Doing.READ if feed.readings is None else Doing.WAIT_INPUT
         self._outgoing = outgoing
         self._activity = activity
         self._lock = threading.Lock()
         self._under_way: deque[tuple[Microbatch, float]] = deque()
         self.started_at: float | None = None
-        """When reading began."""
+        """Time when reading began."""
 
     def run(self) -> None:
         """Read and send until the input ends."""
@@ -80,7 +78,7 @@ class Feeder:
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Values in the type of the first stage, which may halve the bytes; tokens as they are."""
+        """Return ``specs`` with values in the first stage's type, which may halve the bytes; not tokens."""
         return tuple(
             dataclasses.replace(spec, dtype=self._dtype) if spec.dtype.is_floating_point else spec
             for spec in specs
@@ -92,7 +90,7 @@ class Feeder:
             return self._under_way.popleft()
 
     def waited_for_input_s(self) -> float:
-        """Seconds until now in which nothing was sent because the input was being read; from any thread."""
+        """Return the seconds so far in which nothing was sent because input was read. Any thread may ask."""
         totals = self.lane.totals()
         return totals[Doing.READ] + totals[Doing.WAIT_INPUT]
 
@@ -101,48 +99,45 @@ class Feeder:
             return next(self._groups, None)
 
 
+@dataclass(frozen=True)
+class Collection:
+    """What is done to the outputs."""
+
+    writer: ResultWriter
+    counts_accuracy: bool
+    """Whether the outputs are logits, whose classes are compared with the labels."""
+    decode: Callable[[Packet], Packet] | None = None
+    """Decodes what a compressed link brings, or None."""
+    keep_items: int = 0
+    """Number of the first items whose outputs are kept in memory."""
+
+
 class Collector:
     """Takes the results from the last stage and writes them, in input order."""
 
     def __init__(
-        self,
-        feeder: Feeder,
-        receiver: Receiver,
-        peer: int | None,
-        writer: ResultWriter,
-        activity: Activity,
-        *,
-        counts_accuracy: bool,
-        decode: Callable[[Packet], Packet] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        lane: Lane | None = None,
-        keep_items: int = 0,
+        self, feeder: Feeder, incoming: Incoming, collection: Collection, lane: Lane | None = None
     ) -> None:
-        self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
-        self._keep_items = keep_items
+        self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter)
         self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
         """Places in the input and outputs of the microbatches with the first ``keep_items`` items."""
         self._feeder = feeder
-        self._receiver = receiver
-        self._peer = peer
-        self._writer = writer
-        self._activity = activity
-        self._counts_accuracy = counts_accuracy
-        self._decode = decode
+        self._incoming = incoming
+        self._collection = collection
         self.latencies: list[float] = []
-        """Seconds of each microbatch, from the data rank to the data rank."""
+        """Seconds of each microbatch from leaving the data rank to its return."""
         self.accuracy = Accuracy()
         self.not_finite = 0
         """Items whose outputs hold NaN or infinity."""
         self.elapsed_s = 0.0
-        """From the beginning of reading to the last result out."""
+        """Seconds from the beginning of reading to the last result."""
         self._first_at: float | None = None
         self._last_at = 0.0
         self._items_after_first = 0
 
     @property
     def steady_items_per_s(self) -> float | None:
-        """Seconds from the first result to the last, or None for a single microbatch."""
+        """Items per second from the first result to the last, or None for a single microbatch."""
         if self._first_at is None or self._last_at <= self._first_at:
             return None
         return self._items_after_first / (self._last_at - self._first_at)
@@ -150,8 +145,9 @@ class Collector:
     def run(self) -> None:
         """Collect until the last stage has finished."""
         self.lane.begin()
-        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
-            now = self.lane.enter(Doing.WRITE if self._decode is None else Doing.DECODE)
+        decode, writer = self._collection.decode, self._collection.writer
+        while (packet := self._incoming.receive()) is not None:
+            now = self.lane.enter(Doing.WRITE if decode is None else Doing.DECODE)
             batch, sent_at = self._feeder.take()
             self.latencies.append(now - sent_at)
             if self._feeder.started_at is not None:
@@ -161,22 +157,22 @@ class Collector:
                 self._first_at = now
             else:
                 self._items_after_first += packet.items
-            if self._decode is not None:
-                packet = self._decode(packet)
+            if decode is not None:
+                packet = decode(packet)
                 self.lane.enter(Doing.WRITE)
             (outputs,) = packet.payload
-            with self._activity.busy(f"writing the results of microbatch {packet.number}"):
-                self._writer.write(packet.number, outputs, batch)
+            with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
+                writer.write(packet.number, outputs, batch)
                 self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
-                if batch.numbers[0] < self._keep_items:
+                if batch.numbers[0] < self._collection.keep_items:
                     self.kept.append((batch.numbers, outputs.clone()))
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 
     def _judge(self, outputs: torch.Tensor, batch: Microbatch) -> float:
-        """Count the right answers. How many there are or, where nobody knows, how sure the model is."""
-        if not self._counts_accuracy:
+        """Count the right answers; return their number or, without labels, how sure the model is."""
+        if not self._collection.counts_accuracy:
             return 0.0
         before, self.accuracy = self.accuracy, self.accuracy.with_outputs(outputs, batch.labels)
         if self.accuracy.labelled > before.labelled or not self.lane.observed:

@@ -1,4 +1,4 @@
-"""The threads of one rank, and what they wait for.
+"""The threads of one rank, and what each waits for.
 
     stage            link in ──> [compute] ──> link out ──> [watch]
     data rank        source  ──> [feed] ──> link to stage 0 ──> [watch]
@@ -31,16 +31,16 @@ from pipeedge.observe.timeline import Doing, LaneId
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel
 
-__all__ = ["Activity", "Outgoing", "StageLoop", "receive"]
+__all__ = ["Activity", "Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 
 _WATCH_S = 0.02
 _WATCHED = 4
 _RECENT = 9
-"""Microbatches of which the median tells how long one takes."""
+"""Number of microbatches whose median is the time of one."""
 _MEASURED = 1000
-"""Receipts of which the median tells what the link takes."""
+"""Number of receipts whose median is the time on the link."""
 _WITH_RECEIPTS = 8
-"""More packets than may be under way: whoever sends does not wait for whoever watches."""
+"""Number of packets that may wait for their receipts: more than may be in flight, so sending never waits."""
 
 
 class Activity:
@@ -106,7 +106,7 @@ class Activity:
             self._work = work
 
     def status(self) -> RankStatus:
-        """All of it, now."""
+        """Return the activity of this moment."""
         with self._lock:
             busy = min(self._busy.values(), key=lambda entry: entry[1], default=None)
             return RankStatus(
@@ -120,78 +120,91 @@ class Activity:
             )
 
 
-def receive(receiver: Receiver, peer: int | None, activity: Activity) -> Packet | None:
-    """Receive the next packet, or None after the last, and record in ``activity`` which peer is awaited.
+@dataclass(frozen=True)
+class Incoming:
+    """The receiving side of a stage or of the data rank."""
 
-    Args:
-        receiver: the end of a link.
-        peer: the rank at its other end; None where that is this one.
-        activity: of this rank.
+    receiver: Receiver
+    peer: int | None
+    """Rank at the other end of the link, or None if that is this rank."""
+    activity: Activity
 
-    Raises:
-        PeerError: as ``receiver`` does.
-    """
-    if peer is None:
-        return receiver.receive()
-    with activity.awaiting(peer):
-        packet = receiver.receive()
-    activity.received(peer)
-    return packet
+    def receive(self) -> Packet | None:
+        """Return the next packet, or None after the last; meanwhile ``activity`` shows who is awaited.
+
+        Raises:
+            PeerError: The other end is gone, or sent a malformed frame.
+        """
+        if self.peer is None:
+            return self.receiver.receive()
+        with self.activity.awaiting(self.peer):
+            packet = self.receiver.receive()
+        self.activity.received(self.peer)
+        return packet
+
+
+@dataclass(frozen=True)
+class SendingEnd:
+    """The sending end of a link, and where it leads."""
+
+    sender: Sender
+    peer: int | None = None
+    """Rank at the other end of the link, or None if that is this rank."""
+    receipts: bool = False
+    """Whether the other end sends a receipt for each packet."""
 
 
 class Outgoing:
     """The sending side of a stage or of the data rank.
 
-    Args:
-        sender: puts packets on the link.
-        peer: the rank at its other end; None where that is this one.
-        activity: of this rank.
-        clock: seconds.
-        receipts: whether it is a link with receipts.
-        arrived: on a link with receipts: called, from the watching thread, with each microbatch, its bytes,
-            and the seconds that it occupied the link without waiting for the next stage.
-
     ``send`` puts a packet on the link from the caller's thread, so that nothing stands between a
     result and the wire; ``run`` waits, in a thread of its own, for packets to arrive, so that the time
     they occupy the link is known. Two packets in a row are watched at least every ``_WATCH_S``: all of
     them where packets are long, a sample where they are short and watching would slow them.
+
+    Args:
+        end: Sending end of the link.
+        activity: Activity of this rank.
+        clock: Clock in seconds.
+        lane: Record of the transfers, or None.
+        arrived: On a link with receipts: called by the watching thread with each microbatch, its bytes, and
+            the seconds that it occupied the link without waiting for the next stage; or None.
     """
 
     def __init__(
         self,
-        sender: Sender,
-        peer: int | None,
+        end: SendingEnd,
         activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
         *,
         lane: LinkLane | None = None,
-        receipts: bool = False,
-        arrived: Callable[[int, int, float], None] = lambda microbatch, size, seconds: None,
+        arrived: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self.seconds = Tally()
-        """That a packet occupied the link; of those that were watched."""
+        """Seconds that watched packets occupied the link."""
         self._link_seconds: deque[float] = deque(maxlen=_MEASURED)
         self.best_bytes_per_s = 0.0
-        """The fastest of them. Others may have waited for the other end to take earlier ones first."""
+        """Throughput of the fastest packet. Others may have waited until the other end took earlier ones."""
         self.bytes = Tally()
-        self._sender = sender
-        self._peer = peer
+        """Bytes of all packets."""
+        self._sender = end.sender
+        self._peer = end.peer
+        self._receipts = end.receipts
         self._activity = activity
         self._clock = clock
         self._lane = lane
-        self._receipts = receipts
         self._arrived = arrived
-        self._watched: Channel[_Watched] = Channel(_WITH_RECEIPTS if receipts else _WATCHED)
+        self._watched: Channel[_Watched] = Channel(_WITH_RECEIPTS if end.receipts else _WATCHED)
         self._watch_next = 0
         self._watch_at = 0.0
         self._sent = 0
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
-        """Memory of the link for the payload of the next packet; waits while the link is full."""
+        """Reserve memory of the link for the payload of the next packet; blocks while the link is full."""
         return self._sender.reserve(specs)
 
     def send(self, packet: Packet) -> int:
-        """Put ``packet`` on the link; waits while the link is full. The bytes that it takes there."""
+        """Put ``packet`` on the link and return its bytes there; blocks while the link is full."""
         started = self._clock()
         shipment = self._sender.post(packet)
         self._sent += 1
@@ -210,7 +223,7 @@ class Outgoing:
         return shipment.bytes
 
     def finish(self) -> None:
-        """Nothing follows; waits until everything has arrived."""
+        """Tell the other end that nothing follows, and wait until everything has arrived."""
         if self._peer is not None:
             self._activity.sent(self._peer)
         self._sender.finish()
@@ -248,7 +261,8 @@ class Outgoing:
                 self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
             if self._lane is not None:
                 self._lane.add(watched.microbatch, size, now - seconds, now)
-            self._arrived(watched.microbatch, size, seconds)
+            if self._arrived is not None:
+                self._arrived(watched.microbatch, size, seconds)
 
     @property
     def link_s(self) -> float | None:
@@ -261,57 +275,60 @@ class Outgoing:
         return self.bytes.mean / self.best_bytes_per_s if self.best_bytes_per_s else 0.0
 
     def close(self) -> None:
-        """Wake whoever waits here."""
+        """Wake all waiting threads."""
         self._watched.close()
 
 
 @dataclass(frozen=True)
 class _Watched:
     number: int
-    """From 1, among those sent."""
+    """Number among the packets sent, from 1."""
     microbatch: int
     started: float
-    """When it began to be posted; on a link with receipts, when that was done."""
+    """Time when posting began; on a link with receipts, when it ended."""
     shipment: Shipment
 
 
+@dataclass(frozen=True)
+class StageSteps:
+    """What a stage does to each microbatch, in order."""
+
+    compute: Callable[[Packet], Packet]
+    decode: Callable[[Packet], Packet] | None = None
+    """Decodes what a compressed link brings, or None."""
+    encode: Callable[[Packet], Packet] | None = None
+    """Encodes what a compressed link takes away, or None."""
+    bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS
+    """Returns the bits per value on the outgoing link."""
+
+
 class StageLoop:
-    """Receives, computes and hands on, microbatch by microbatch."""
+    """Receives microbatches, computes and sends them, one after the other."""
 
     def __init__(
         self,
-        compute: Callable[[Packet], Packet],
-        receiver: Receiver,
-        peer: int | None,
+        steps: StageSteps,
+        incoming: Incoming,
         outgoing: Outgoing,
         activity: Activity,
-        clock: Callable[[], float] = time.perf_counter,
-        cpu_clock: Callable[[], float] = time.thread_time,
-        *,
-        decode: Callable[[Packet], Packet] | None = None,
-        encode: Callable[[Packet], Packet] | None = None,
-        bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS,
         lane: Lane | None = None,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.lane = lane or Lane(LaneId.stage(0), STAGE, clock)
+        self.lane = lane or Lane(LaneId.stage(0), STAGE, time.perf_counter)
         self.compute_cpu_seconds = Tally()
-        """That this thread had a processor while it computed."""
-        self._bits = bits
-        self._compute = compute
-        self._decode = decode
-        self._encode = encode
-        self._receiver = receiver
-        self._peer = peer
+        """Processor seconds of this thread while it computed."""
+        self._steps = steps
+        self._incoming = incoming
         self._outgoing = outgoing
         self._activity = activity
-        self._clock = clock
         self._cpu_clock = cpu_clock
 
     def run(self) -> None:
         """Compute until the link ends."""
         self.lane.begin()
-        while (packet := receive(self._receiver, self._peer, self._activity)) is not None:
-            started = self._clock()
+        first = Doing.COMPUTE if self._steps.decode is None else Doing.DECODE
+        while (packet := self._incoming.receive()) is not None:
+            started = self.lane.enter(first)
             came = self._bytes(packet)
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
@@ -324,12 +341,12 @@ class StageLoop:
                 ) from error
             self._activity.computed(self.lane.enter(Doing.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
-            self.lane.finish(packet.number, packet.items, size, self._bits(), came)
+            self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came)
         self._outgoing.finish()
 
     def _bytes(self, packet: Packet) -> int:
         """Return the bytes that arrived over the network, or 0 if the lane is not observed."""
-        if self._peer is None or not self.lane.observed:
+        if self._incoming.peer is None or not self.lane.observed:
             return 0
         return sum(tensor.nbytes for tensor in packet.payload)
 
@@ -340,20 +357,19 @@ class StageLoop:
             busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
             wait_input_s=totals[Doing.WAIT_INPUT],
             wait_link_s=totals[Doing.WAIT_LINK],
-            bits=round(self._bits()),
+            bits=round(self._steps.bits()),
         )
 
     def _step(self, packet: Packet) -> Packet:
-        if self._decode is not None:
-            self.lane.enter(Doing.DECODE)
-            packet = self._decode(packet)
-        self.lane.enter(Doing.COMPUTE)
+        if self._steps.decode is not None:
+            packet = self._steps.decode(packet)
+            self.lane.enter(Doing.COMPUTE)
         cpu_started = self._cpu_clock()
-        packet = self._compute(packet)
+        packet = self._steps.compute(packet)
         self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
-        if self._encode is not None:
+        if self._steps.encode is not None:
             self.lane.enter(Doing.ENCODE)
-            packet = self._encode(packet)
+            packet = self._steps.encode(packet)
         return packet
 
     @property

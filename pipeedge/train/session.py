@@ -33,7 +33,7 @@ from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, RequestError, one_line
 from pipeedge.base.fields import Port, convert, decoding, plain, to_plain
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, write_whole
-from pipeedge.base.machine import available_bytes, resident_bytes
+from pipeedge.base.machine import available_bytes, peak_rss_mb, resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.session import Announcement, Forms, Refusal, Session, report_early_failure
@@ -44,7 +44,6 @@ from pipeedge.observe.records import Recording
 from pipeedge.observe.timeline import Doing, LaneId, stages_label
 from pipeedge.observe.trace import timeline_events
 from pipeedge.report.run_report import save_body
-from pipeedge.run.pipeline import peak_rss_mb
 from pipeedge.run.worker import Activity
 from pipeedge.train.checkpoint import Checkpoint, CheckpointWriter, is_checkpoint_file, latest
 from pipeedge.train.costs import measure_costs

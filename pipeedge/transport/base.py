@@ -15,6 +15,7 @@ __all__ = [
     "Packet",
     "Receipt",
     "Receiver",
+    "Rendezvous",
     "Reserved",
     "Sender",
     "Shipment",
@@ -168,8 +169,65 @@ class Receiver(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the members of a group meet to open their links; the same on every member."""
+
+    addr: str
+    """Address at which the rendezvous is served."""
+    port: int
+    """Port at which the rendezvous is served."""
+    members: tuple[int, ...]
+    """Ranks of the group, in the same order on every member."""
+    timeout_s: float
+    """Seconds to wait for the rendezvous to answer."""
+
+
 class Transport(Protocol):
-    """Factory of the ends of links."""
+    """Links among the ranks of a group. It can be closed and opened again, for another group.
+
+        closed ──open──> open ──sender, receiver──> ends of links ──all finished──> close ──> closed
+                           └───────────────abort, from any thread───────────────> close ──> closed
+
+    ``open``, ``sender``, ``receiver`` and ``close`` are called by one thread at a time, ``abort`` by any
+    thread at any time. A run, or an epoch of one, is one such cycle. Ends of links belong to the group they
+    were made for: they end with it, and a transport that is opened again needs new ones.
+
+                               loopback         p2p (gloo)            rpc (TensorPipe)
+        in one process         any number       any number            one at a time
+        rendezvous is served   never            until all are open    until all are closed
+        abort wakes            every wait       every wait on a       every wait on a link; ``open`` and
+                                                link; not ``open``    ``close`` cannot be woken
+                                                before all are there
+        peers of an aborted    are not told     lose their links      have frames refused
+        transport                               to it
+        close waits for        nobody           nobody                all members; nobody after ``abort``
+        open again             anything         any members           same place among as many members, as
+                                                                      often on each (torch numbers groups)
+
+    Who cannot be woken is left behind in a daemon thread (``base.crew``), which is why ``open`` and ``close``
+    are called in one.
+    """
+
+    @property
+    def keeps_rendezvous(self) -> bool:
+        """Whether the rendezvous must be served until ``close`` has returned, not just ``open``."""
+
+    @property
+    def closes_together(self) -> bool:
+        """Whether ``close`` waits until all members have called it."""
+
+    def exposure(self, addresses: Sequence[str]) -> str | None:
+        """Return a warning if links at ``addresses`` endanger this machine, or None."""
+
+    def open(self, rendezvous: Rendezvous) -> None:
+        """Form a group of this rank and the other members; wait until all of them have joined.
+
+        Raises:
+            PeerFailedError: The group could not be formed.
+            PipeEdgeError: The transport is open already.
+            Closed: It was aborted meanwhile.
+        """
 
     def sender(self, link: Link) -> Sender:
         """Open the sending end of ``link``, which starts on this rank."""
@@ -177,5 +235,16 @@ class Transport(Protocol):
     def receiver(self, link: Link) -> Receiver:
         """Open the receiving end of ``link``, which ends on this rank."""
 
+    def abort(self) -> None:
+        """Wake the threads that wait on links: they raise ``Closed`` or ``PeerError``.
+
+        Peers may take this for the loss of this rank, so report the reason first. On a transport that is not
+        open this does nothing.
+        """
+
     def close(self) -> None:
-        """Close the links after all of them have finished."""
+        """Leave the group, after all links have finished or after ``abort``.
+
+        Raises:
+            PeerError: The other members did not close theirs.
+        """

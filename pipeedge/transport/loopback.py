@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from threading import Lock
 
 from pipeedge.base.payload import TensorSpec
-from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
+from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous, Reserved, unbound
 from pipeedge.transport.channel import Channel
+from pipeedge.transport.lifecycle import Lifecycle
 
 __all__ = ["LocalLink", "LoopbackTransport"]
 
@@ -63,11 +64,26 @@ class LocalLink:
 
 
 class LoopbackTransport:
-    """Transport for any number of ranks in one process: the same link always gets the same channel."""
+    """Transport for any number of ranks in one process: the same link always gets the same channel.
+
+    One object serves all ranks, so it is opened once for all of them.
+    """
+
+    keeps_rendezvous = False
+    closes_together = False
 
     def __init__(self) -> None:
+        self._lifecycle = Lifecycle()
         self._links: dict[tuple[int, int], LocalLink] = {}
         self._lock = Lock()
+
+    def exposure(self, addresses: Sequence[str]) -> None:
+        """Return None: nothing leaves the process."""
+
+    def open(self, rendezvous: Rendezvous) -> None:
+        """Allow links; there is nobody to wait for."""
+        with self._lifecycle.opening(), self._lock:
+            self._links = {}
 
     def sender(self, link: Link) -> LocalLink:
         """Open the sending end of ``link``."""
@@ -77,12 +93,22 @@ class LoopbackTransport:
         """Open the receiving end of ``link``."""
         return self._open(link)
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Wake all waiting threads."""
+        if self._lifecycle.abort():
+            self._close_links()
+
+    def close(self) -> None:
+        """Wake all waiting threads; the links do not outlive it."""
+        self._lifecycle.close()
+        self._close_links()
+
+    def _open(self, link: Link) -> LocalLink:
+        self._lifecycle.check_open()
+        with self._lock:
+            return self._links.setdefault((link.source, link.destination), LocalLink())
+
+    def _close_links(self) -> None:
         with self._lock:
             for link in self._links.values():
                 link.close()
-
-    def _open(self, link: Link) -> LocalLink:
-        with self._lock:
-            return self._links.setdefault((link.source, link.destination), LocalLink())

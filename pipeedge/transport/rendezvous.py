@@ -1,8 +1,8 @@
-"""The rendezvous of a gloo group: a key-value store on rank 0.
+"""The rendezvous of a group: a key-value store on rank 0.
 
 torch's own store would listen at every address of the machine. It is therefore given a socket that listens at
-one. The store keeps whatever anybody sends, so it is closed as soon as the group has formed: ``join_group``
-ends with a barrier, after which no member needs it. RPC, however, asks it for addresses until the end.
+one. The store keeps whatever anybody sends, so it is closed as soon as no member needs it: a gloo group is
+formed with a barrier at its end, after which nobody does. RPC, however, asks it for addresses until the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.transport.interfaces import listen
 
-__all__ = ["agent_store", "connect_store", "join_group", "serve_store"]
+__all__ = ["RendezvousServer", "agent_store", "connect_store", "gloo_group", "join_group", "serve_store"]
 
 _FOREVER = datetime.timedelta(days=365)
 """Timeout of gloo's waits: never, because one timeout closes all connections. The hub watches instead."""
@@ -56,8 +56,45 @@ def connect_store(addr: str, port: int, *, timeout_s: float) -> Any:
         raise PeerFailedError(f"no rendezvous at {addr}:{port}: {error}") from error
 
 
+class RendezvousServer:
+    """The store at ``addr`` while it is served; torch stops serving when nothing refers to it any more."""
+
+    def __init__(self, addr: str) -> None:
+        self._addr = addr
+        self._store: Any = None
+
+    def serve(self) -> int:
+        """Serve the store, and return its port.
+
+        Raises:
+            RequestError: ``addr`` does not belong to this machine.
+        """
+        self._store, port = serve_store(self._addr)
+        return port
+
+    def close(self) -> None:
+        """Stop serving, so that no stranger can fill this process's memory; do nothing if not served."""
+        self._store = None
+
+
+def gloo_group(store: Any, *, index: int, size: int) -> Any:
+    """Create a gloo group apart from torch's default group, so that a process can have several.
+
+    Returns when this member is connected to all others. The store is needed until all of them are.
+
+    Args:
+        store: Store through which the members find one another.
+        index: Number of this member.
+        size: Number of members.
+
+    Raises:
+        RuntimeError, ValueError: The connections could not be opened.
+    """
+    return _dist.ProcessGroupGloo(store, index, size, _FOREVER)
+
+
 def join_group(store: Any, *, index: int, size: int) -> Any:
-    """Join the gloo group of ``store``; wait until all members have joined and need the store no longer.
+    """Join torch's default group over gloo; wait until all members have and need the store no longer.
 
     Args:
         store: Store through which the members find one another.

@@ -14,10 +14,11 @@ from pipeedge.base.crew import Crew
 from pipeedge.data import InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import find_model
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.lanes import COLLECT, FEED, Lane
+from pipeedge.observe.timeline import Doing, LaneId, LaneKind
 from pipeedge.request.files import InputRequest
-from pipeedge.run.data_rank import Collector, Feeder
-from pipeedge.run.worker import Activity, Outgoing
+from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 
@@ -27,11 +28,11 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     model = find_model("vit-digits")
     source = open_input(InputRequest(max_items=6), model)
     inwards, outwards, activity = LocalLink(), LocalLink(), Activity()
-    outgoing = Outgoing(inwards, None, activity)
-    feeder = Feeder(source, 3, outgoing, activity)
+    feeder = Feeder(Feed(source, 3), Outgoing(SendingEnd(inwards), activity), activity)
     crew = Crew()
     with ResultWriter(tmp_path / "o.npz", model, 6) as writer:
-        collector = Collector(feeder, outwards, None, writer, activity, counts_accuracy=True)
+        collection = Collection(writer, counts_accuracy=True)
+        collector = Collector(feeder, Incoming(outwards, None, activity), collection)
         crew.start("feed", feeder.run)
         crew.start("collect", collector.run)
         for value in (math.nan, -math.inf):
@@ -59,12 +60,15 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
 
     source = InputSource(NumberedItems(12, take_two_seconds))
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
-    outgoing = Outgoing(inwards, None, activity)
+    outgoing = Outgoing(SendingEnd(inwards), activity)
     reading = ReadAhead(source, ubatch, threads=1, clock=clock) if ahead else None
     readings = None if reading is None else reading.readings()
-    feeder = Feeder(source, ubatch, outgoing, activity, clock, readings=readings)
+    feed_lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
+    feeder = Feeder(Feed(source, ubatch, readings=readings), outgoing, activity, feed_lane)
     with ResultWriter(None, find_model("vit-digits"), None) as writer:
-        collector = Collector(feeder, outwards, None, writer, activity, counts_accuracy=False, clock=clock)
+        collection = Collection(writer, counts_accuracy=False)
+        collect_lane = Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
+        collector = Collector(feeder, Incoming(outwards, None, activity), collection, collect_lane)
         collector.lane.begin()
         crew.start("feed", feeder.run)
         crew.start("collect", collector.run)

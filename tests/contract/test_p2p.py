@@ -13,7 +13,7 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.frame import FrameError
-from pipeedge.transport.p2p import P2PReceiver, P2PSender, P2PShipment, _brief
+from pipeedge.transport.p2p_links import P2PReceiver, P2PSender, P2PShipment, brief
 
 LINK = Link(3, 5, (TensorSpec((2, 3), torch.float32),))
 LIMIT_S = 5.0
@@ -180,6 +180,6 @@ def test_second_waiter_sees_released_buffer() -> None:
 
 
 def test_gloo_messages_are_shortened() -> None:
-    assert _brief(RuntimeError(CLOSED)) == "Connection closed by peer [10.0.0.1]:4"
+    assert brief(RuntimeError(CLOSED)) == "Connection closed by peer [10.0.0.1]:4"
     noisy = "[a/b.cc:1] Gloo connectFullMesh failed with [c/d.cc:31] no error. GLHF!\nmore"
-    assert _brief(RuntimeError(noisy)) == "Gloo connectFullMesh failed with no error"
+    assert brief(RuntimeError(noisy)) == "Gloo connectFullMesh failed with no error"

@@ -77,10 +77,11 @@ from pipeedge.profile.options import parse_profiler
 from pipeedge.profile.result_files import load_results
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.run import pipeline
+from pipeedge.run import context, pipeline
+from pipeedge.run.outcome import explain_missing_report
 from pipeedge.run.pipeline import show_schedule
 from pipeedge.run.stage import Encode, resolve_device
-from pipeedge.run.worker import Activity, Outgoing, StageLoop
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.testbed.bed import TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
 from pipeedge.train.checkpoint import Checkpoint, latest
@@ -89,10 +90,10 @@ from pipeedge.train.options import parse_train
 from pipeedge.train.orders import make_order
 from pipeedge.train.partition import find_partition
 from pipeedge.train.session import train
-from pipeedge.transport import interfaces
+from pipeedge.transport import interfaces, p2p
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
-from pipeedge.transport.rpc import exposure
+from pipeedge.transport.rpc import RpcTransport
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 MIB = 1 << 20
@@ -464,8 +465,8 @@ def a_rank_without_a_stage(patch: Patch) -> str:
 def links_do_not_open(patch: Patch) -> str:
     ended = threading.Event()
     within = {10.0: Limits(silence_s=10.0, stall_s=0.05)}
-    patch.setattr(pipeline, "connect_store", lambda *_, **__: ended.wait(30))
-    patch.setattr(pipeline, "Limits", SimpleNamespace(within=lambda s: within.get(s, Limits.within(s))))
+    patch.setattr(p2p, "connect_store", lambda *_, **__: ended.wait(30))
+    patch.setattr(context, "Limits", SimpleNamespace(within=lambda s: within.get(s, Limits.within(s))))
     with beside(f"1 2 -m vit-digits --port {(port := free_port())}"):
         said = start(f"0 2 -m vit-digits --port {port} --timeout 10")
         ended.set()
@@ -518,9 +519,8 @@ def a_rank_leaves_at_the_end(patch: Patch) -> str:
     said: list[str] = []
     for line in ("0 2 -m vit-digits", "0 2 -m vit-digits --report r.json"):
         request = parse_runtime(line.split(), Environment()).request
-        rank = pipeline._Rank(request, DIGITS, Console(), said.append)
         try:
-            rank._go_without_report([1])
+            said.append(explain_missing_report(request.output, [1]))
         except PipeEdgeError as error:
             said.append(one_line(error))
     return "\n".join(said)
@@ -617,8 +617,12 @@ def the_hub_is_gone(patch: Patch) -> str:
 def computing_fails(patch: Patch) -> str:
     link = LocalLink()
     link.post(Packet(3, 1, (torch.zeros(1),)))
+    activity = Activity()
     loop = StageLoop(
-        raising(RuntimeError("no memory")), link, None, Outgoing(LocalLink(), None, None), Activity()
+        StageSteps(raising(RuntimeError("no memory"))),
+        Incoming(link, None, activity),
+        Outgoing(SendingEnd(LocalLink()), activity),
+        activity,
     )
     return refused(loop.run)
 
@@ -713,7 +717,7 @@ def rounds_differ(patch: Patch) -> str:
     "use it in a network that you trust, or leave it out"
 )
 def rpc_is_exposed(patch: Patch) -> str:
-    return exposure(["10.0.0.1"]) or ""
+    return RpcTransport(0, 1).exposure(["10.0.0.1"]) or ""
 
 
 # --- model and weights --------------------------------------------------------------------------------

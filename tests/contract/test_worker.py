@@ -17,8 +17,8 @@ from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
 from pipeedge.observe.timeline import Doing
-from pipeedge.run.worker import Activity, Outgoing, StageLoop, receive
-from pipeedge.transport.base import Link, Packet
+from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.transport.base import Link, Packet, Rendezvous
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
 
@@ -68,10 +68,11 @@ def test_receiving_counts_the_end_mark_too() -> None:
     given = packet(0)
     link.post(given)
     link.finish()
-    assert receive(link, 3, activity) is given
-    assert receive(link, 3, activity) is None
+    incoming = Incoming(link, 3, activity)
+    assert incoming.receive() is given
+    assert incoming.receive() is None
     assert activity.status().received == {3: 2}
-    assert receive(link, None, activity) is None
+    assert Incoming(link, None, activity).receive() is None
     assert activity.status().received == {3: 2}
 
 
@@ -144,14 +145,15 @@ def pipeline(
 ) -> tuple[LocalLink, LocalLink, list[StageLoop], list[Activity]]:
     """Stages in a row in memory: the way in, the way out, and what they measured."""
     transport = LoopbackTransport()
+    transport.open(Rendezvous("", 0, (), 0.0))
     links = [transport.sender(Link(number, number + 1, ())) for number in range(len(computes) + 1)]
     crew.on_stop(transport.close)
     loops, activities = [], []
     for number, compute in enumerate(computes):
         activity = Activity()
-        outgoing = Outgoing(links[number + 1], peer, activity)
+        outgoing = Outgoing(SendingEnd(links[number + 1], peer), activity)
         crew.on_stop(outgoing.close)
-        loop = StageLoop(compute, links[number], peer, outgoing, activity)
+        loop = StageLoop(StageSteps(compute), Incoming(links[number], peer, activity), outgoing, activity)
         crew.start("compute", loop.run)
         crew.start("watch", outgoing.run)
         loops.append(loop)
@@ -286,7 +288,7 @@ class FakeShipment:
 def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
     clock = Clock()
     link = FakeLink()
-    outgoing = Outgoing(link, 1, Activity(), clock)
+    outgoing = Outgoing(SendingEnd(link, 1), Activity(), clock)
     crew = Crew()
     outgoing.send(packet(0))
     clock.now = 2.0

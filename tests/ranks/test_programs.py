@@ -97,12 +97,14 @@ def test_shards_are_built_without_importing_transformers(tmp_path: Path) -> None
 
 MEET = """
 import os, resource, socket
+from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import connect_store, serve_store
+from pipeedge.transport.rendezvous import serve_store
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 served, port = serve_store("127.0.0.1")
-transport = P2PTransport(store=connect_store("127.0.0.1", port, timeout_s=20), rank=4, members=(4,))
+transport = P2PTransport(4)
+transport.open(Rendezvous("127.0.0.1", port, (4,), 20.0))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 socket.create_connection(("127.0.0.1", port)).close()
 del served

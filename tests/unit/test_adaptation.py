@@ -18,11 +18,11 @@ from pipeedge.base.fields import decode, encode
 from pipeedge.base.payload import TensorSpec
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
 from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
-from pipeedge.run.worker import Activity, Outgoing
+from pipeedge.run.worker import Activity, Outgoing, SendingEnd
 from pipeedge.transport.base import Link, Packet, Receipt
 from pipeedge.transport.frame import FrameBuffer, FrameError, Kind
-from pipeedge.transport.p2p import P2PSender, ReceiptingReceiver
-from pipeedge.transport.rpc import RpcReceiver
+from pipeedge.transport.p2p_links import P2PSender, ReceiptingReceiver
+from pipeedge.transport.rpc_links import RpcReceiver
 
 LIMIT_S = 10.0
 SIZES = Sizes({2: 100.0, 4: 200.0, 8: 400.0, 0: 1600.0})
@@ -105,7 +105,8 @@ def test_packets_arrive_in_order_and_each_is_receipted(count: int) -> None:
     receiver = ReceiptingReceiver(group, 0, LINK)
     arrived: list[tuple[int, int, float]] = []
     sender = P2PSender(group, 1, LINK)
-    outgoing = Outgoing(sender, 1, Activity(), receipts=True, arrived=lambda *what: arrived.append(what))
+    end = SendingEnd(sender, 1, receipts=True)
+    outgoing = Outgoing(end, Activity(), arrived=lambda *what: arrived.append(what))
 
     def send() -> None:
         for number in range(count):

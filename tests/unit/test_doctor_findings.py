@@ -30,6 +30,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
+from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.loopback import LoopbackTransport
 
 # --- findings ---------------------------------------------------------------------------------------
@@ -290,13 +291,14 @@ def test_each_pass_measures_a_link_at_least_once() -> None:
     transport = LoopbackTransport()
     meter = LinkMeter(0, 1)
     for number, budget_s in enumerate((0.0, 60.0)):
+        transport.open(Rendezvous("", 0, (0, 1), 0.0))
         answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
         answering.start()
         meter.measure(transport, budget_s)
         answering.join(5)
         assert not answering.is_alive()
         assert len(meter.rounds) == (1, 6)[number]
-        transport = LoopbackTransport()  # a link in memory ends with its last packet
+        transport.close()  # a link in memory ends with its last packet
     assert all(one.small.seconds >= 0 and one.whole.seconds > 0 for one in meter.rounds)
 
 

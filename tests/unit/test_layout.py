@@ -22,7 +22,8 @@ models     activations dtypes linear int8 kernels progress weights.reading archi
            shard weights.names families.bert families.vit weights.fill families.deit weights.writing
            registry weights.download
 compress   policies clamping adaptation codec wire link
-transport  base channel frame interfaces loopback rendezvous p2p rpc
+transport  base channel frame lifecycle interfaces loopback rendezvous p2p_links p2p unlocking_store
+           rpc_links rpc choice
 control    clocks messages failures liveness roster attendance telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
@@ -30,7 +31,8 @@ plan       problem specs spec_files spec_writing schedule_files link_speed predi
 data       source model_inputs pictures selection tables results reading arrays companions images
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
-run        worker stage data_rank pipeline main __main__
+run        worker stage data_rank context links stage_part data_part parts decision phases outcome
+           pipeline main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main

@@ -1,4 +1,4 @@
-"""The inbox of a rank over RPC, and the options of that transport."""
+"""The ends of links over RPC, joined without RPC, and the options of that transport."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.plan.facts import disagreement
 from pipeedge.request.config import TransportRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.transport.base import Link
+from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import FrameError, Kind, frame_capacity, write_frame
-from pipeedge.transport.rpc import QUEUE, WINDOW, RpcReceiver, exposure
+from pipeedge.transport.rpc_links import QUEUE, WINDOW, RpcReceiver, RpcSender
 
 SHAPE = (2, 3)
 LINK = Link(1, 0, (TensorSpec(SHAPE, torch.float32),))
@@ -171,11 +171,50 @@ def test_close_wakes_waiters_and_answers_late_frames() -> None:
 # -- one after the other in one process -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("addresses", "warned"),
-    [(["127.0.0.1"], None), (["127.0.0.1", "::1"], None), (["10.0.0.7", "fe80::1"], "10.0.0.7"), ([], None)],
-)
-def test_rpc_beyond_loopback_gives_a_warning(addresses: list[str], warned: str | None) -> None:
-    line = exposure(addresses)
-    assert (line is None) == (warned is None)
-    assert line is None or f"-c rpc listens at {warned}:" in line
+def test_close_answers_withheld_replies() -> None:
+    receiver = RpcReceiver(LINK)
+    replies = [receiver.deliver(frame(number)) for number in range(QUEUE)]
+    receiver.close()
+    assert [reply.value() for reply in replies] == [""] * (QUEUE - WINDOW) + ["the run has ended"] * WINDOW
+
+
+# --- both ends together ---------------------------------------------------------------------------------
+
+
+def packet(number: int) -> Packet:
+    return Packet(number, 2, (torch.full(SHAPE, float(number)),))
+
+
+def test_sender_fills_the_receiver_and_no_more() -> None:
+    receiver = RpcReceiver(LINK)
+    sender = RpcSender(LINK, lambda buffer: receiver.deliver(buffer.clone()))  # as the network copies it
+    shipments = [sender.post(packet(number)) for number in range(QUEUE)]
+    for shipment in shipments[: QUEUE - WINDOW]:
+        shipment.wait()
+    for number in range(WINDOW):
+        received = receiver.receive()
+        assert received is not None
+        assert torch.equal(received.payload[0], torch.full(SHAPE, float(number)))
+    for shipment in shipments:
+        shipment.wait()
+
+
+def test_refused_frame_fails_its_sender() -> None:
+    receiver = RpcReceiver(LINK)
+    receiver.close()
+    with pytest.raises(PeerFailedError, match="rank 0 refused microbatch 0: the run has ended") as caught:
+        RpcSender(LINK, receiver.deliver).post(packet(0)).wait()
+    assert caught.value.peer == LINK.destination
+
+
+@pytest.mark.parametrize("fails_at_once", [True, False])
+def test_lost_connection_fails_the_sender(fails_at_once: bool) -> None:
+    def deliver(buffer: torch.Tensor) -> Any:
+        if fails_at_once:
+            raise RuntimeError("broken pipe")
+        future: Any = torch.futures.Future()
+        future.set_exception(RuntimeError("broken pipe"))
+        return future
+
+    with pytest.raises(PeerFailedError, match=r"connection to rank 0 was lost while sending: .*broken pipe"):
+        RpcSender(LINK, deliver).post(packet(0)).wait()

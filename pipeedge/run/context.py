@@ -1,0 +1,124 @@
+"""What one rank has from the beginning of its run to the end, whatever the plan gives it to do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from pipeedge.base.crew import Crew
+from pipeedge.base.errors import DeadlineError
+from pipeedge.control.liveness import Limits, StageWork
+from pipeedge.models import Model
+from pipeedge.observe.live import Display
+from pipeedge.request.config import RunRequest
+from pipeedge.run.worker import Activity
+from pipeedge.transport.base import Transport
+from pipeedge.transport.rendezvous import RendezvousServer
+
+__all__ = ["PATIENCE_S", "DisplayFeed", "RankContext", "aborted_on_failure"]
+
+PATIENCE_S = 2.0
+"""Seconds after which a person at a terminal is told what takes so long."""
+
+
+class DisplayFeed:
+    """Passes how the stages spend their time to the display, while there is one."""
+
+    def __init__(self) -> None:
+        self._display: Display | None = None
+
+    def __call__(self, work: Mapping[int, StageWork]) -> None:
+        """Show the ``work`` of the stages, by rank; called by the member's thread."""
+        display = self._display
+        if display is not None:
+            display.heard(work)
+
+    @contextmanager
+    def to(self, display: Display) -> Iterator[None]:
+        """Feed ``display`` while the body runs."""
+        self._display = display
+        try:
+            yield
+        finally:
+            self._display = None
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of one run: its request, and what its phases and threads share."""
+
+    request: RunRequest
+    model: Model
+    console: Console
+    """Console where the data rank prints its table."""
+    warn: Callable[[str], None]
+    """Takes a line for the user that ends nothing; called from any thread."""
+    transport: Transport
+    rendezvous: RendezvousServer
+    """Rendezvous of the links, served by rank 0."""
+    activity: Activity = field(default_factory=Activity)
+    crew: Crew = field(default_factory=Crew)
+    display_feed: DisplayFeed = field(default_factory=DisplayFeed)
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.request.world.rank
+
+    def say_waiting(self, line: str) -> None:
+        """Tell a person at a terminal why nothing happens here."""
+        if sys.stderr.isatty():
+            self.warn(line)
+
+    @contextmanager
+    def patience(self, what: str) -> Iterator[None]:
+        """Say ``what`` this rank does, at a terminal, if it takes more than a moment."""
+        timer = threading.Timer(PATIENCE_S, self.say_waiting, (what,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def wait_in_thread(self, name: str, wait: Callable[[], None], too_long: str | None = None) -> None:
+        """Call ``wait``, which waits for peers, in a separate thread, and return when it has.
+
+        When one of the peers dies, torch may go on waiting, but this rank must end.
+
+        Args:
+            name: Name of the thread.
+            wait: Waits for peers.
+            too_long: Message for when it takes longer than a dead link may, or None if it may take as long as
+                the peers live.
+
+        Raises:
+            DeadlineError: It took too long.
+        """
+        self.crew.start(name, wait)
+        limit_s = Limits.within(self.request.world.timeout_s).stall_s if too_long is not None else None
+        if not self.crew.wait(limit_s):
+            raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")
+
+    def stop_serving_rendezvous(self) -> None:
+        """Stop serving the rendezvous, unless the transport needs it until it is closed."""
+        if not self.transport.keeps_rendezvous:
+            self.rendezvous.close()
+
+
+@contextmanager
+def aborted_on_failure(transport: Transport) -> Iterator[None]:
+    """Abort the links if the body fails.
+
+    The body must have reported the failure: peers may take lost links for the loss of this rank.
+    """
+    try:
+        yield
+    except BaseException:
+        transport.abort()
+        raise

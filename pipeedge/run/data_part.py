@@ -1,0 +1,184 @@
+"""The data rank's part: the input, the first and the last link, and the results.
+
+input ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
+└──> [watch] times the link
+... ──> last link ──> Incoming ──> [collect] ──> results
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeedge.base.crew import Crew
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.data import InputSource, ReadAhead, open_run_input, read_threads
+from pipeedge.data.protected_files import check_run_outputs
+from pipeedge.data.results import ResultWriter
+from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype, stream_dtype
+from pipeedge.observe.lanes import COLLECT, FEED, Lane, LinkLane
+from pipeedge.observe.monitoring import Monitor, output_samples
+from pipeedge.observe.records import Row
+from pipeedge.observe.timeline import LaneId, LaneKind
+from pipeedge.plan.planning import Plan
+from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
+from pipeedge.request.config import RunRequest
+from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.links import LinkEnds
+from pipeedge.run.stage_part import make_decoder
+from pipeedge.run.worker import Activity, Outgoing
+
+__all__ = ["DataFiles", "DataPart", "make_data_part", "open_data_files"]
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """The files of a run on the data rank, checked before anybody else is kept waiting."""
+
+    source: InputSource
+    writer: ResultWriter
+    check_items: int
+    """Number of the first items whose outputs are compared with float32."""
+    replaced: frozenset[Path]
+    """Outputs that existed before the run."""
+
+
+def open_data_files(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataFiles:
+    """Open the input, and check that all outputs can be written.
+
+    Args:
+        request: The request of the data rank.
+        model: The model.
+        metrics: Files that this rank's metrics go to.
+
+    Raises:
+        PipeEdgeError: One of the files cannot be used.
+    """
+    output = request.output
+    replaced = check_run_outputs(request, model, metrics)
+    if output.report is not None:
+        check_writable(output.report, "--report")
+    if output.trace is not None:
+        check_writable(output.trace, "--trace")
+    if output.check_items:
+        with _naming("--check computes in float32"):
+            model.check_weights(request.model.weights)
+    writer = ResultWriter(output.results, model, None)
+    source = open_run_input(request, model)
+    if output.check_items:
+        source.check_distinct(output.check_items, "--check")
+    return DataFiles(source, writer, output.check_items, replaced)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Add ``what`` the weights were for to the message about weights that do not fit."""
+    try:
+        yield
+    except WeightsError as error:
+        raise WeightsError(f"{what}: {error}") from error
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """The data rank's files with the threads that move data from one to the other end of the pipeline."""
+
+    files: DataFiles
+    feeder: Feeder
+    outgoing: Outgoing
+    collector: Collector
+    link: LinkLane
+    """Record of the first link."""
+    reading: ReadAhead | None
+    """Threads that read the input ahead, or None if it is in memory."""
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Lanes of its threads."""
+        ahead = () if self.reading is None else self.reading.lanes
+        return (*ahead, self.feeder.lane, self.collector.lane)
+
+    def start(self, crew: Crew) -> None:
+        """Begin to feed and to collect."""
+        crew.on_stop(self.outgoing.close)
+        crew.start("feed", self.feeder.run)
+        if self.reading is not None:
+            self.reading.start(crew)
+        crew.start("watch", self.outgoing.run)
+        crew.start("collect", self.collector.run)
+
+    def check(self, request: RunRequest, model: Model, device: torch.device) -> Agreement:
+        """Compare the first items with the outputs of the model in float32, computed here."""
+        kept = self.collector.kept
+        numbers = tuple(number for each, _ in kept for number in each)
+        found = Outputs(numbers, torch.cat([outputs for _, outputs in kept]))
+        exact = outputs_by_block(
+            model,
+            self.files.source.first(self.files.check_items),
+            request.ubatch_size,
+            weights=request.model.weights,
+            device=device,
+            dtype=torch.float32,
+        )
+        return agreement(found, exact, classes=model.output_kind == "logits")
+
+
+def make_data_part(
+    files: DataFiles, plan: Plan, model: Model, ends: LinkEnds, activity: Activity, monitor: Monitor
+) -> DataPart:
+    """Join the files to the first and the last link.
+
+    Args:
+        files: Files of the run.
+        plan: Plan of the run.
+        model: The model.
+        ends: Links of this rank.
+        activity: Activity of this rank.
+        monitor: Takes a sample of each microbatch, if anybody wants them.
+    """
+    end = ends.outgoing(0)
+    link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
+    outgoing = Outgoing(end, activity, lane=link)
+    reading = None
+    if not files.source.in_memory:
+        reading = ReadAhead(files.source, plan.ubatch_size, threads=read_threads(), rows=plan.record_rows)
+    feed = Feed(
+        files.source,
+        plan.ubatch_size,
+        dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
+        readings=None if reading is None else reading.readings(),
+    )
+    feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
+    feeder = Feeder(feed, outgoing, activity, feed_lane)
+    observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
+    collector = Collector(
+        feeder,
+        ends.incoming(-1),
+        Collection(
+            files.writer, model.output_kind == "logits", make_decoder(plan, -1), keep_items=files.check_items
+        ),
+        Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
+    )
+    return DataPart(files, feeder, outgoing, collector, link, reading)
+
+
+class _OutputObserver:
+    """Turns each microbatch that comes back into a sample of the run's output."""
+
+    def __init__(self, feeder: Feeder, monitor: Monitor) -> None:
+        self._feeder = feeder
+        self._monitor = monitor
+        self._last_at = 0.0
+
+    def __call__(self, row: Row, right: float) -> None:
+        # Until the first result the pipeline fills; the time of that one is the time of its way through.
+        since = self._last_at or self._feeder.started_at or row.start_s
+        self._last_at = row.start_s + row.seconds[0]
+        self._monitor.tell(output_samples(since, self._last_at, row.items, right))

@@ -1,0 +1,64 @@
+"""The ends of this rank's links: in memory where both ends are here, else on the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeedge.base.crew import Crew
+from pipeedge.run.worker import Activity, Incoming, SendingEnd
+from pipeedge.transport.base import Link, Receiver, Transport
+from pipeedge.transport.loopback import LocalLink
+
+__all__ = ["LinkEnds"]
+
+
+class LinkEnds:
+    """Ends of links on one rank: link ``n`` leads to stage n, the last one back to the data rank.
+
+    Args:
+        rank: This rank.
+        links: All links of the plan, in order.
+        transport: Transport of the links that leave this rank.
+        activity: Activity of this rank.
+        crew: Threads of this rank.
+    """
+
+    def __init__(
+        self, rank: int, links: Sequence[Link], transport: Transport, activity: Activity, crew: Crew
+    ) -> None:
+        self._links = links
+        self._transport = transport
+        self._activity = activity
+        self._crew = crew
+        self._receipting: list[Receiver] = []
+        self._local = {
+            number: LocalLink()
+            for number, link in enumerate(links)
+            if link.source == link.destination == rank
+        }
+        for local in self._local.values():
+            crew.on_stop(local.close)
+
+    def outgoing(self, number: int) -> SendingEnd:
+        """Open the sending end of link ``number``."""
+        if number in self._local:
+            return SendingEnd(self._local[number])
+        link = self._links[number]
+        return SendingEnd(self._transport.sender(link), link.destination, link.receipts)
+
+    def incoming(self, number: int) -> Incoming:
+        """Open the receiving end of link ``number``, where -1 is the last one."""
+        number %= len(self._links)
+        if number in self._local:
+            return Incoming(self._local[number], None, self._activity)
+        link = self._links[number]
+        receiver = self._transport.receiver(link)
+        if link.receipts:
+            self._crew.on_stop(receiver.close)
+            self._receipting.append(receiver)
+        return Incoming(receiver, link.source, self._activity)
+
+    def start(self) -> None:
+        """Begin to send receipts."""
+        for receiver in self._receipting:
+            self._crew.start("receipts", receiver.run)

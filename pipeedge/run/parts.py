@@ -1,0 +1,88 @@
+"""What a rank consists of while microbatches flow.
+
+Parts ─┬─ StagePart   on a rank of the schedule: the loop, its outgoing link, its bits
+├─ DataPart    on the data rank: feeder, collector, their links and files
+├─ LinkEnds    links between these and to other ranks, over the transport
+└─ Monitor     samples and energy, if anybody wants them
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pipeedge.control.member import Member
+from pipeedge.observe.energy import EnergyMeter, open_source
+from pipeedge.observe.monitoring import DATA_KEYS, STAGE_KEYS, CsvFiles, Exporter, Monitor, Sink
+from pipeedge.plan.planning import Plan
+from pipeedge.run.context import RankContext
+from pipeedge.run.data_part import DataFiles, DataPart, make_data_part
+from pipeedge.run.links import LinkEnds
+from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, make_stage_part
+
+__all__ = ["Parts", "assemble"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a rank."""
+
+    ends: LinkEnds
+    monitor: Monitor
+    stage: StagePart | None
+    """The stage of this rank, if the plan gives it one."""
+    data: DataPart | None
+    """Input and results, on the data rank."""
+
+    @property
+    def all(self) -> tuple[DataPart | StagePart, ...]:
+        """The parts that there are."""
+        return tuple(part for part in (self.data, self.stage) if part is not None)
+
+
+def assemble(
+    context: RankContext,
+    member: Member,
+    plan: Plan,
+    *,
+    stage: LoadedStage | None,
+    files: DataFiles | None,
+    exporter: Exporter | None,
+) -> Parts:
+    """Join the stage and the files of this rank to its links.
+
+    Args:
+        context: This rank.
+        member: Connection to the hub, which knows the slowest stage.
+        plan: Plan of the run.
+        stage: Stage of this rank, or None.
+        files: Files of the run, on the data rank.
+        exporter: Server of the metrics, or None.
+    """
+    model, activity = context.model, context.activity
+    ends = LinkEnds(context.rank, plan.links(model), context.transport, activity, context.crew)
+    monitor = _open_monitor(context, plan, exporter)
+    stage_part = data_part = None
+    if stage is not None:
+        number = stage.number
+
+        def tell(line: str) -> None:
+            context.warn(f"stage {number}: {line}")
+
+        bits = make_stage_bits(plan, model, number, lambda: member.slowest_stage_s, tell)
+        stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor)
+    if files is not None:
+        data_part = make_data_part(files, plan, model, ends, activity, monitor)
+    return Parts(ends, monitor, stage_part, data_part)
+
+
+def _open_monitor(context: RankContext, plan: Plan, exporter: Exporter | None) -> Monitor:
+    metrics = context.request.metrics
+    sinks: list[Sink] = [] if exporter is None else [exporter]
+    if metrics.directory is not None:
+        keys: tuple[str, ...] = DATA_KEYS if context.rank == plan.data_rank else ()
+        if plan.schedule.stage_of(context.rank) is not None:
+            keys += STAGE_KEYS
+        sinks.append(CsvFiles(metrics.directory, metrics.csv_file_mode, context.rank, keys))
+    meter = EnergyMeter(*open_source())
+    return Monitor(meter, sinks, metrics.window_size, time.perf_counter, context.warn)

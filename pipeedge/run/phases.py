@@ -1,0 +1,221 @@
+"""The phases of a rank's run, each a function from values to values, in the order in which they happen.
+
+    prepare ──> agree ──> connect ──> load_stage ──> assemble ──> stream ──> close_links
+     Prepared    Plan       links      LoadedStage     Parts       results
+
+``run.pipeline`` joins them; ``run.parts`` has ``assemble``, and ``run.outcome`` what follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeedge.base.errors import PeerError
+from pipeedge.base.payload import PixelTable
+from pipeedge.models.dtypes import find_dtype, slow_here
+from pipeedge.models.progress import ByteBar
+from pipeedge.observe.live import Display, Progress
+from pipeedge.observe.monitoring import KEYS, Exporter, check_metrics_dir, metrics_files
+from pipeedge.plan.planning import Plan
+from pipeedge.run.context import PATIENCE_S, RankContext
+from pipeedge.run.data_part import DataFiles, DataPart, open_data_files
+from pipeedge.run.decision import RunSession, decide, find_facts
+from pipeedge.run.parts import Parts
+from pipeedge.run.stage import Stage, resolve_device
+from pipeedge.run.stage_part import LoadedStage
+from pipeedge.transport.base import Rendezvous
+from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
+
+__all__ = [
+    "Prepared",
+    "agree",
+    "close_links",
+    "connect",
+    "leave",
+    "load_stage",
+    "prepare",
+    "stream",
+]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank finds out and opens before it hears of the others."""
+
+    device: torch.device
+    interface: str
+    """Network interface of the links."""
+    exporter: Exporter | None
+    """Server of the metrics, or None."""
+    files: DataFiles | None
+    """Files of the run, on the data rank."""
+    facts: Mapping[str, Any]
+    """What this rank was asked to do, for comparison with the others."""
+
+
+@contextmanager
+def prepare(context: RankContext) -> Iterator[Prepared]:
+    """Check and open all that this rank can alone; close it at the end of the run.
+
+    Raises:
+        PipeEdgeError: This rank cannot take part. The others are told.
+    """
+    request = context.request
+    with ExitStack() as stack, context.activity.busy("reading its weights and input"):
+        context.model.check_sizes(request.model.weights)
+        device = resolve_device(request.model.device)
+        interface = choose_interface(request.world.socket_ifname, request.world.addr, request.world.port)
+        exporter = _open_exporter(context, interface)
+        if exporter is not None:
+            stack.callback(exporter.close)
+        files = None
+        if context.rank == request.schedule.data_rank:
+            metrics = metrics_files(request.metrics.directory, context.rank)
+            files = open_data_files(request, context.model, metrics)
+        prepared = Prepared(device, interface, exporter, files, find_facts(context, files))
+        to_close = stack.pop_all()
+    with to_close:
+        yield prepared
+
+
+def _open_exporter(context: RankContext, interface: str) -> Exporter | None:
+    """Refuse places for metrics that cannot take them; open the port for them, if one was asked for."""
+    metrics = context.request.metrics
+    if metrics.directory is not None:
+        check_metrics_dir(metrics.directory, metrics.csv_file_mode, context.rank, KEYS)
+    if metrics.prometheus_port is None:
+        return None
+    return Exporter(interface_addresses()[interface][0], metrics.prometheus_port, context.rank)
+
+
+def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan:
+    """Tell rank 0 the facts of this rank, and return the plan that it makes of all of them.
+
+    Raises:
+        PipeEdgeError: There is no plan; the same line on every rank.
+    """
+    plan = session.agree(prepared.facts, functools.partial(decide, context))
+    member, crew = session.member, context.crew
+    if context.rank in plan.participants:
+        member.set_hub_name(plan.name(0) or "without a part in the pipeline")
+        member.on_end(lambda: crew.stop(member.error))
+    return plan
+
+
+def leave(context: RankContext, session: RunSession) -> None:
+    """Leave the run, which gives this rank nothing to do; rank 0 stays to serve the hub."""
+    context.say_waiting("the schedule gives it no stage, so it has nothing to do")
+    if session.serves_hub:
+        session.member.wait("start")
+        context.stop_serving_rendezvous()
+        session.summary()
+
+
+def connect(context: RankContext, plan: Plan, interface: str) -> None:
+    """Open the links among all that have a part in the plan, unless this rank is alone.
+
+    Raises:
+        PeerError: The links do not open.
+    """
+    if plan.store_port is None:
+        return
+    use_interface(interface)
+    world, transport = context.request.world, context.transport
+    exposed = transport.exposure(interface_addresses().get(interface, ()))
+    if exposed is not None:
+        context.warn(exposed)
+    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s)
+    # Everybody who has the plan connects at once, so who does not answer cannot be reached.
+    peers = ", ".join(str(rank) for rank in plan.participants if rank != context.rank)
+    with context.activity.busy("connecting to its peers"):
+        context.wait_in_thread(
+            "connect",
+            lambda: transport.open(rendezvous),
+            f"the links of rank {context.rank} to {peers} over {interface} do not open: is there a "
+            "firewall between them, or another interface to choose with -s?",
+        )
+    context.stop_serving_rendezvous()
+
+
+def load_stage(context: RankContext, plan: Plan, device: torch.device) -> LoadedStage | None:
+    """Load the layers that the plan gives this rank; return None if it gives none.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not fit the model.
+    """
+    number = plan.schedule.stage_of(context.rank)
+    if number is None:
+        return None
+    stage = plan.schedule.stages[number]
+    layers, dtype = stage.layers, find_dtype(stage.dtype)
+    slow = slow_here(dtype, device)
+    if slow is not None:
+        context.warn(f"stage {number} on rank {context.rank}: {slow}")
+    model, weights = context.model, context.request.model.weights
+    with (
+        context.activity.busy(f"loading {layers.named}"),
+        context.patience(f"loading {layers.named} of {model.name}"),
+    ):
+        total = model.weight_bytes(layers, dtype)
+        with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
+            shard = model.load(layers, weights, device, dtype, progress=bar.advance)
+    table = plan.pixel_table if number == 0 else None
+    pixels = None if table is None else PixelTable.from_text(table)
+    return LoadedStage(number, shard.parameter_count, Stage(shard, device, pixels))
+
+
+def stream(context: RankContext, plan: Plan, parts: Parts) -> None:
+    """Let microbatches flow until all have passed; on the data rank, write the results under their name.
+
+    Raises:
+        PipeEdgeError: This rank or another failed.
+    """
+    writer = parts.data.files.writer if parts.data is not None else ExitStack()
+    with parts.monitor, _progress_shown(context, plan, parts.data), writer:
+        parts.ends.start()
+        for part in reversed(parts.all):
+            part.start(context.crew)
+        context.crew.wait()
+
+
+@contextmanager
+def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> Iterator[None]:
+    """Show the progress of the run, on the data rank, unless it is to be quiet."""
+    if data is None or context.request.output.quiet:
+        yield
+        return
+    writer = data.files.writer
+    progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
+    with (
+        Display(
+            progress,
+            context.console,
+            lambda: writer.items,
+            time.monotonic,
+            data.feeder.waited_for_input_s,
+        ) as display,
+        context.display_feed.to(display),
+    ):
+        yield
+
+
+def close_links(context: RankContext) -> PeerError | None:
+    """Close the links; all that they had to carry has arrived. Return why it did not work, if so."""
+    transport = context.transport
+    try:
+        if transport.closes_together:
+            # The first waits while the last still computes.
+            context.wait_in_thread("close", transport.close)
+        else:
+            with context.activity.busy("closing its links"):
+                context.wait_in_thread("close", transport.close, "the links could not be closed")
+    except PeerError as error:
+        return error
+    return None

@@ -1,0 +1,187 @@
+"""A stage between its links, as one part of a rank.
+
+link n ──> Incoming ──> [compute] StageLoop: decode, compute, encode ──> Outgoing ──> link n + 1
+└──> [watch] times the link
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pipeedge.base.crew import Crew
+from pipeedge.base.machine import peak_rss_mb
+from pipeedge.compress.adaptation import AdaptiveBits, FixedBits
+from pipeedge.compress.policies import Decided, make_policy
+from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype, stream_dtype
+from pipeedge.observe.lanes import STAGE, Lane, LinkLane
+from pipeedge.observe.metrics import StageStats
+from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
+from pipeedge.observe.records import Row
+from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.plan.planning import Plan
+from pipeedge.run.links import LinkEnds
+from pipeedge.run.stage import Decode, Encode, Stage
+from pipeedge.run.worker import Activity, Outgoing, StageLoop, StageSteps
+
+__all__ = ["LoadedStage", "StageBits", "StagePart", "make_decoder", "make_stage_bits", "make_stage_part"]
+
+
+@dataclass(frozen=True)
+class LoadedStage:
+    """A stage with its weights."""
+
+    number: int
+    parameters: int
+    """Number of parameters."""
+    compute: Stage
+
+
+StageBits = AdaptiveBits | FixedBits | None
+"""Bit width policy for the output of a stage, or None if it is not encoded."""
+
+
+def make_stage_bits(
+    plan: Plan, model: Model, stage: int, slowest_s: Callable[[], float], tell: Callable[[str], None]
+) -> StageBits:
+    """Return the bit width policy for the output of ``stage``.
+
+    Args:
+        plan: Plan of the run.
+        model: The model, which sets the sizes of the payloads.
+        stage: Number of the stage.
+        slowest_s: Returns the seconds that the slowest stage spends on a microbatch.
+        tell: Called with a line when the bits change.
+    """
+    bits, compression = plan.schedule.stages[stage].quant_bits, plan.compression
+    if compression.adaptive is None or not plan.adapts(stage):
+        return FixedBits(bits) if bits else None
+    policy, target = compression.adaptive, compression.send_constraint or 0.0
+    sizes = plan.sizes(model, stage)
+    return AdaptiveBits(
+        lambda sizes: make_policy(policy, sizes, target),
+        sizes,
+        window=compression.window_size,
+        first_bits=bits if bits in sizes.bytes_at else 0,
+        slowest_s=slowest_s,
+        clock=time.perf_counter,
+        tell=tell,
+    )
+
+
+def make_decoder(plan: Plan, stage: int) -> Decode | None:
+    """Return what undoes the encoding of the output of ``stage`` (-1: the last), or None without one."""
+    stage %= len(plan.schedule.stages)
+    return Decode(plan.schedule.stages[stage].rank) if plan.compresses(stage) else None
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """A stage with the threads that run it."""
+
+    stage: LoadedStage
+    loop: StageLoop
+    outgoing: Outgoing
+    link: LinkLane
+    """Record of the outgoing link."""
+    bits: StageBits
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Lanes of its threads."""
+        return (self.loop.lane,)
+
+    def start(self, crew: Crew) -> None:
+        """Begin to compute."""
+        crew.on_stop(self.outgoing.close)
+        crew.start("compute", self.loop.run)
+        crew.start("watch", self.outgoing.run)
+
+    def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
+        """Return the bit widths that were chosen, timed by the hub's clock."""
+        if not isinstance(self.bits, AdaptiveBits):
+            return ()
+        return tuple(dataclasses.replace(one, time_s=hub_clock(one.time_s)) for one in self.bits.decided)
+
+    def stats(self, rank: int) -> StageStats:
+        """Return the statistics of this stage, on ``rank``."""
+        lane = self.loop.lane
+        return StageStats(
+            stage=self.stage.number,
+            rank=rank,
+            microbatches=lane.microbatches,
+            compute_s_mean=lane.tally(Doing.COMPUTE).mean,
+            send_s_mean=self.outgoing.seconds.mean,
+            send_s_best=self.outgoing.send_s_best,
+            recv_wait_s_mean=lane.tally(Doing.WAIT_INPUT).mean,
+            bytes_out_mean=self.outgoing.bytes.mean,
+            busy_fraction=self.loop.busy_fraction,
+            rss_peak_mb=peak_rss_mb(),
+            parameters=self.stage.parameters,
+            compute_cpu_s_mean=self.loop.compute_cpu_seconds.mean,
+            threads=torch.get_num_threads(),
+            encode_s_mean=lane.tally(Doing.ENCODE).mean,
+            decode_s_mean=lane.tally(Doing.DECODE).mean,
+            # Where the bits change, so does the time of a microbatch, and none of it is what was promised.
+            link_s=None if isinstance(self.bits, AdaptiveBits) else self.outgoing.link_s,
+        )
+
+
+def make_stage_part(
+    stage: LoadedStage, plan: Plan, ends: LinkEnds, bits: StageBits, activity: Activity, monitor: Monitor
+) -> StagePart:
+    """Join a loaded stage to its links.
+
+    Args:
+        stage: The stage.
+        plan: Plan of the run.
+        ends: Links of this rank.
+        bits: Bit width policy of its output.
+        activity: Activity of this rank.
+        monitor: Takes a sample of each microbatch, if anybody wants them.
+    """
+    number = stage.number
+    decode = make_decoder(plan, number - 1) if number else None
+    layers = len(plan.schedule.stages[number].layers)
+    plain_bits = torch.finfo(stream_dtype(find_dtype(plan.schedule.stages[number].dtype))).bits
+
+    def computed(row: Row, received: float) -> None:
+        came_bits = decode.latest_bits if decode is not None else 0
+        monitor.tell(stage_samples(row, STAGE, int(received), layers, came_bits))
+
+    def sent(size: int, start_s: float, end_s: float) -> None:
+        monitor.tell(send_samples(size, start_s, end_s))
+
+    wants_samples = monitor.wants_samples
+    end = ends.outgoing(number + 1)
+    link = LinkLane(LaneId.link(number), end.peer, plan.record_rows, sent if wants_samples else None)
+    arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
+    outgoing = Outgoing(end, activity, lane=link, arrived=arrived)
+    steps = StageSteps(
+        stage.compute,
+        decode,
+        None if bits is None else _make_encoder(plan, number, bits),
+        lambda: (bits.latest if bits is not None else 0) or plain_bits,
+    )
+    lane = Lane(
+        LaneId.stage(number), STAGE, time.perf_counter, plan.record_rows, computed if wants_samples else None
+    )
+    loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
+    activity.stage(loop.work)
+    return StagePart(stage, loop, outgoing, link, bits)
+
+
+def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:
+    compression = plan.compression
+    return Encode(
+        bits,
+        compression.clamp,
+        compression.window_size,
+        stage=stage,
+        rank=plan.schedule.stages[stage].rank,
+    )
