@@ -37,7 +37,7 @@ profile    request options results result_files handling network measuring emitt
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
 train      batchlinear checkpoint dropout heap sends orders recording request report networks
-           options costs engine exporting samples partition session main __main__
+           options costs engine exporting samples partition preparing dividing batches session main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look
            links link_work review examine main __main__
 auction    market ordered sale optimal options house main
