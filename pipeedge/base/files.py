@@ -195,7 +195,7 @@ def make_writable_directory(directory: Path, option: str, *, parents: bool = Fal
     try:
         directory.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"{option} {directory}: cannot be made ({error.strerror})") from error
+        raise RequestError(f"{option} {directory}: cannot be created ({error.strerror})") from error
     check_writable_directory(directory, option)
 
 

@@ -40,17 +40,22 @@ def fetch_parser() -> argparse.ArgumentParser:
         help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
     )
     parser.add_argument(
-        "-o", "--output-dir", type=path, default=Path(), metavar="DIR", help="where to (default: here)"
+        "-o",
+        "--output-dir",
+        type=path,
+        default=Path(),
+        metavar="DIR",
+        help="directory to save in (default: the current one)",
     )
     parser.add_argument(
-        "--random", action="store_true", help="random weights of the right shapes, without a network"
+        "--random", action="store_true", help="write random weights of the right shapes; needs no network"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the random weights (default: 0)")
     parser.add_argument(
         "--dtype",
         choices=DTYPES[1:],
-        help="store them in this number type too, beside the originals: a device that runs with the same "
-        "--dtype then needs that file alone",
+        help="also store the weights in this number type, next to the originals: a device that runs with the "
+        "same --dtype then only needs that file",
     )
     add_common(parser)
     return parser
@@ -66,7 +71,7 @@ def parse_fetch(argv: Sequence[str]) -> argparse.Namespace:
     parser = fetch_parser()
     args = parser.parse_args(argv)
     if args.seed is not None and not args.random:
-        parser.error("--seed is for --random")
+        parser.error("--seed has an effect only with --random; give that too")
     if args.seed is not None and args.seed < 0:
         parser.error(f"--seed is {args.seed}; it must be at least 0")
     return args
@@ -85,5 +90,5 @@ def _fetch() -> None:
     try:
         save_weights(args.model_name, args.output_dir, random_seed=seed, dtype=dtype)
     except KeyboardInterrupt:
-        print("interrupted; what has arrived is kept, the same command continues it", file=sys.stderr)
+        print("interrupted; the downloaded part is kept, and the same command continues", file=sys.stderr)
         raise

@@ -180,4 +180,4 @@ def _widths(decision: Decision) -> str:
 
 
 def _name(bits: int) -> str:
-    return count(bits, "bit") if bits else "values as they are"
+    return count(bits, "bit") if bits else "uncompressed values"

@@ -182,7 +182,7 @@ def _start(sizes: Sizes) -> State:
 
 
 def _name(bits: int) -> str:
-    return count(bits, "bit") if bits else "values as they are"
+    return count(bits, "bit") if bits else "uncompressed values"
 
 
 def _mbps(bytes_per_s: float) -> str:

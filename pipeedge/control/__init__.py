@@ -1,11 +1,11 @@
-"""How the ranks of a run agree, notice that one of them is gone, and end together.
+"""Let the ranks of a run agree on a plan, detect failures, and end together.
 
     rank 0                                          every rank (0 too)
     ┌──────────────────┐      one TCP connection    ┌─────────────────┐
     │ Hub: HubState,   │<── hello, facts, beat, ───│ Member          │
     │ sans I/O, behind │    ready, lost, done, ...  │  beats, waits   │
     │ one selector     │─── plan, start, verdict, ─>│  for the plan,  │
-    │ thread           │    notice, summary, beat   │  hears verdicts │
+    │ thread           │    notice, summary, beat   │  gets verdicts  │
     └──────────────────┘                            └─────────────────┘
 
 messages   what is said, and its bytes (pure)
@@ -20,7 +20,7 @@ hub        the thread that serves the rules
 member     a rank's end
 session    how a program takes part: hello, brief, facts, plan, ready, start, done, summary
 
-Values travel through ``pipeedge.transport``; here travel only decisions. A connection that closes is
-noticed at once, a host that falls silent by its missing beats, a link that carries nothing by counts
-that stand still. The first cause found is the verdict, and every rank reports the same one.
+Tensors travel through ``pipeedge.transport``; only decisions travel here. A closed connection is detected
+at once, a silent host by its missing heartbeats, and a dead link by counters that stop growing. The first
+cause found is the verdict, and every rank reports the same one.
 """

@@ -1,11 +1,11 @@
-"""One clock for all ranks: what the hub's clock showed when ours showed a certain time. Pure.
+"""Convert times of this rank's clock to the hub's clock. Pure.
 
     ours    sent ───────────────────── received          offset = there - (sent + received) / 2
-    hub          ╲──── there ────╱                       wrong by at most (received - sent) / 2
+    hub          ╲──── there ────╱                       error at most (received - sent) / 2
 
 The exchange is F. Cristian's ("Probabilistic clock synchronization", Distributed Computing 3, 1989), as
-in NTP (RFC 5905): of many, those with the shortest round trips count. Clocks of two machines drift apart by
-some 10 us a second, so exchanges go on during the run, and between them the offset is interpolated.
+in NTP (RFC 5905): only the exchanges with the shortest round trips count. The clocks of two machines drift
+apart by about 10 us per second, so exchanges continue during the run, and the offset is interpolated.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import NamedTuple
 __all__ = ["ClockMap"]
 
 _PERIOD_S = 4.0
-"""Of the exchanges within one period, the best is kept."""
+"""Seconds of a period, of which only the best exchange is kept."""
 _PERIODS = 256
-"""When there are more, periods become twice as long."""
+"""Number of periods to keep; when there are more, each becomes twice as long."""
 _GOOD = 1.5
-"""Round trips up to this many times the shortest count."""
+"""Longest round trip to use, as a multiple of the shortest."""
 
 
 class _Exchange(NamedTuple):
     ours: float
-    """Middle of the round trip."""
+    """Our time in the middle of the round trip."""
     offset: float
     round_trip: float
 
 
 class ClockMap:
-    """From seconds of our clock to seconds of the hub's."""
+    """A conversion from seconds of our clock to seconds of the hub's."""
 
     def __init__(self) -> None:
         self._period_s = _PERIOD_S
-        # Replaced whole, never changed: one thread adds, another asks.
+        # Replaced as a whole, never modified, because one thread writes it and another reads it.
         self._best: dict[int, _Exchange] = {}
 
     def add(self, sent: float, there: float, received: float) -> None:
@@ -56,7 +56,7 @@ class ClockMap:
         after = min(max(1, bisect_left(good, ours, key=lambda one: one.ours)), len(good) - 1)
         left, right = good[after - 1], good[after]
         length = right.ours - left.ours
-        # Beyond the first and the last exchange drift goes on; beyond that, nothing is known of it.
+        # Extrapolate the drift by one interval at each end, but no further.
         part = min(max(-1.0, (ours - left.ours) / length), 2.0)
         return ours + left.offset + part * (right.offset - left.offset)
 

@@ -1,6 +1,6 @@
-"""Why a session ended, as data: which rank, what kind of failure, and the cause. Pure.
+"""Describe why a session ended, as data: the rank, the kind of failure, and the cause. Pure.
 
-The hub sends a ``Failure`` to every rank. The line for the user is made of it where it is shown.
+The hub sends a ``Failure`` to every rank. The line for the user is made from it where it is shown.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _EXIT_CODES = 256
 
 
 class FailureKind(enum.Enum):
-    """How a session failed."""
+    """Kind of a failure."""
 
     REFUSED = "refused"
-    """The ranks, or what they were asked, do not fit together."""
+    """The ranks disagree, or ask for something impossible."""
     ABSENT = "absent"
     """A rank never appeared."""
     LATE = "late"
@@ -46,9 +46,9 @@ class FailureKind(enum.Enum):
     SILENT = "silent"
     """A rank sent no heartbeat."""
     STUCK = "stuck"
-    """A link carries nothing although both its ends live."""
+    """A link carries nothing although both its ends are alive."""
     STALLED = "stalled"
-    """Nothing moves, and no rank or link is to blame."""
+    """Nothing moves, although no rank or link is at fault."""
 
 
 _JOINTS: Mapping[FailureKind, str] = {FailureKind.FAILED: " failed: ", FailureKind.GONE: " is gone: "}
@@ -57,7 +57,7 @@ _JOINTS: Mapping[FailureKind, str] = {FailureKind.FAILED: " failed: ", FailureKi
 
 @dataclass(frozen=True)
 class Failure:
-    """The first cause for which a session ended."""
+    """The first reason why a session ended."""
 
     kind: FailureKind
     cause: str

@@ -1,4 +1,4 @@
-"""The hub as a thread: it serves the rules of ``pipeedge.control.rules`` on a listening socket."""
+"""Serve the rules of ``pipeedge.control.rules`` on a listening socket, in a thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Hub"]
 _PARTING_S = 2.0
 """Seconds that the hub waits at most, at the end, for the ranks to hear of it and leave."""
 _MAX_STRANGERS = 16
-"""Connections without a rank. A further one takes the place of the oldest, which has had its time."""
+"""Largest number of connections without a rank. A further one replaces the oldest."""
 
 
 class _Connection:
-    """A member's socket as the hub's thread sees it."""
+    """A connection to a member, used by the hub's thread."""
 
     def __init__(self, number: int, sock: socket.socket, peer: str, max_message_bytes: int) -> None:
         self.number = number
@@ -35,10 +35,10 @@ class _Connection:
         self.peer = peer
         self.decoder = Decoder(max_message_bytes)
         self._outgoing: deque[bytes] = deque()
-        self._sent = 0  # bytes of the first message that have left
+        self._sent = 0  # bytes of the first message that have been sent
 
     def queue(self, message: Message) -> None:
-        """Queue a message. A verdict takes the place of all that has not begun to leave."""
+        """Queue a message. A verdict replaces all messages of which nothing has been sent yet."""
         if message.kind == "verdict":
             begun = [self._outgoing[0]] if self._sent else []
             self._outgoing = deque(begun)
@@ -111,7 +111,7 @@ class Hub:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        """Wait a moment until all ranks have heard of the end and left, then stop serving."""
+        """Wait briefly until all ranks know that the session has ended and have left, then stop serving."""
         with self._changed:
             self._parting = exc[0] is None
         self._wake()
@@ -217,7 +217,7 @@ class Hub:
                     if self._parting and self._state.verdict is None:
                         self._stop_listening()
                     self._changed.notify_all()
-        except Exception as error:  # nobody may wait for ever because this thread has ended
+        except Exception as error:  # no rank may wait forever because this thread has ended
             self._give_up(error)
         finally:
             for connection in self._connections.values():
@@ -231,7 +231,7 @@ class Hub:
                 self._changed.notify_all()
 
     def _give_up(self, error: Exception) -> None:
-        """Tell all ranks that the hub has failed, as far as they take it at once."""
+        """Tell all ranks that the hub has failed, if they accept the message at once."""
         with self._changed:
             self._queue(self._state.failed(one_line(error), self._clock()))
         until = self._clock() + self._parting_s
@@ -240,7 +240,7 @@ class Hub:
                 connection.socket.settimeout(max(0.01, until - self._clock()))
                 connection.send()
                 connection.socket.shutdown(socket.SHUT_WR)
-        # Closing a connection with unread bytes would reset it, and what was sent with it.
+        # Closing a connection with unread bytes would reset it, and the verdict would be lost.
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.socket.settimeout(max(0.01, until - self._clock()))
@@ -257,7 +257,7 @@ class Hub:
         try:
             sock, address = self._listener.accept()
         except OSError:
-            return  # it was gone before we got to it
+            return  # the peer closed it already
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -305,7 +305,7 @@ class Hub:
             except OSError:
                 self._drop(connection)
                 continue
-            # Called only when there is something left to wait for, or no longer.
+            # Wait for the socket to become writable only while messages are queued.
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 

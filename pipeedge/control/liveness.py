@@ -1,9 +1,9 @@
-"""Who is silent, who is stuck, who is only slow. Pure: statuses and ages in, a finding out.
+"""Diagnose silent, stuck and slow ranks. Pure: statuses and ages in, a finding out.
 
-no beat for a while                          -> Silent: stopped, or its network is cut
-beats, nobody busy, no count moves anywhere  -> Stuck: the link that was sent more than arrived, and
-                                                whose other end waits for it; Stalled without one
-beats, somebody busy for long                -> Slow: a notice, not a failure
+no heartbeat for a while                           -> Silent: suspended, or disconnected
+heartbeats, no rank busy, no counter grows         -> Stuck: a link on which more was sent than received,
+                                                      and whose receiver waits; Stalled if there is none
+heartbeats, one rank busy for a long time          -> Slow: a notice, not a failure
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _counts(value: Mapping[str, object]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class StageWork:
-    """How a stage has spent its time until now. Seconds."""
+    """Seconds that a stage has spent working and waiting until now."""
 
     busy_s: float = 0.0
-    """Decoding, computing, encoding."""
+    """Seconds spent decoding, computing and encoding."""
     wait_input_s: float = 0.0
     wait_link_s: float = 0.0
     bits: int = 0
-    """A value on its outgoing link."""
+    """Bits per value on its outgoing link."""
 
     @property
     def seconds(self) -> float:
@@ -61,7 +61,7 @@ class StageWork:
     def from_body(cls, body: object) -> StageWork:
         """Parse part of a message. Raises ValueError or TypeError if it is malformed."""
         if not isinstance(body, list):
-            raise TypeError(f"{type(body).__name__} where numbers were due")
+            raise TypeError(f"{type(body).__name__} instead of a list of numbers")
         busy, wait_input, wait_link, bits = body
         return cls(
             nonnegative(busy),
@@ -73,22 +73,22 @@ class StageWork:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank says of itself with each beat."""
+    """Status of a rank, as sent with each heartbeat."""
 
     busy: tuple[str, float] | None = None
-    """What it is doing on its own (not waiting for a peer), and for how many seconds."""
+    """Description of what it is busy with (not waiting for a peer), and for how many seconds."""
     sent: Mapping[int, int] = field(default_factory=dict)
-    """Per peer, microbatches handed to the network, and the end mark after them."""
+    """Number of microbatches handed to the network for each peer, plus one for the end mark."""
     received: Mapping[int, int] = field(default_factory=dict)
-    """Per peer, microbatches that have come, and the end mark after them."""
+    """Number of microbatches received from each peer, plus one for the end mark."""
     awaiting: frozenset[int] = frozenset()
-    """Peers that it waits for, with nothing else to do until a microbatch comes from them."""
+    """Peers from which it awaits a microbatch, with nothing else to do."""
     stage_s: float | None = None
-    """That its stage spends on a microbatch, without waiting; None before the first, or without a stage."""
+    """Seconds that its stage works on a microbatch; None before the first, or without a stage."""
     work: StageWork | None = None
-    """Of its stage; None without one."""
+    """Work of its stage; None without one."""
     finished: int = 0
-    """Pieces of work that it has done, where work can go on for long with nothing to send."""
+    """Number of finished operations, for programs that may work for a long time without sending."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the status as a message body."""
@@ -133,20 +133,20 @@ def beat_interval_s(timeout_s: float) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """When to say something. Seconds."""
+    """Limits in seconds after which the hub acts."""
 
     silence_s: float
-    """Without a beat for this long a rank is taken for gone."""
+    """Longest time without a heartbeat before a rank counts as lost."""
     stall_s: float
-    """With nobody busy and no progress for this long, a link is taken for dead."""
+    """Longest time without progress and without a busy rank before a link counts as dead."""
 
     @classmethod
     def within(cls, timeout_s: float) -> Limits:
-        """Limits under which every failure is reported, everywhere, before ``timeout_s`` is over.
+        """Return limits with which every rank reports a failure within ``timeout_s``.
 
-        They leave as little of it as telling all ranks takes. After an outage TCP stays silent for up to as
-        long again, because it doubles the pause before each retransmission: a connection that was cut for
-        30 s first carries data again after about 51 s.
+        They leave only the time that it takes to tell all ranks. After an outage, TCP may stay silent for as
+        long again, because it doubles the pause before each retransmission: after an outage of 30 s, a
+        connection first carries data again after about 51 s.
         """
         beat_s = beat_interval_s(timeout_s)
         return cls(silence_s=timeout_s - 3 * beat_s, stall_s=timeout_s - 2 * beat_s)
@@ -154,7 +154,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Silent:
-    """A rank that no longer beats."""
+    """A rank that no longer sends heartbeats."""
 
     rank: int
     seconds: float
@@ -162,7 +162,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A link that carries nothing although both its ends live."""
+    """A link that carries nothing although both its ends are alive."""
 
     source: int
     destination: int
@@ -172,14 +172,14 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Nobody works, nothing moves, and no link is to blame."""
+    """A run in which no rank is busy and nothing moves, although no link is at fault."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that has been busy with one thing for long."""
+    """A rank that has been busy with one operation for a long time."""
 
     rank: int
     what: str
@@ -198,10 +198,10 @@ def diagnose(
     """Return what is wrong with the run, or None if nothing is.
 
     Args:
-        statuses: the last status of each rank that runs, or has finished.
-        silence_s: seconds since the last beat of each that has not finished.
-        stalled_s: seconds since any count of any rank moved.
-        limits: when to speak.
+        statuses: last status of each rank that runs or has finished.
+        silence_s: seconds since the last heartbeat of each rank that has not finished.
+        stalled_s: seconds since a counter of any rank grew.
+        limits: limits after which something is wrong.
     """
     silent = [rank for rank in silence_s if silence_s[rank] > limits.silence_s]
     if silent:
@@ -216,8 +216,8 @@ def diagnose(
         if status.busy and seconds > limits.stall_s:
             return Slow(rank, status.busy[0], seconds)
         return None
-    # Behind a dead link everybody is stuck with more sent than arrived; but only at its end does
-    # somebody wait for what was sent.
+    # Before a dead link, every link has more sent than received, because its receiver is blocked. Only the
+    # receiver of the dead link itself waits for what was sent.
     for destination in sorted(statuses):
         for source in sorted(statuses[destination].awaiting & statuses.keys()):
             arrived = statuses[destination].received.get(source, 0)

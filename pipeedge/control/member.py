@@ -1,4 +1,4 @@
-"""A rank's end of the control connection: says hello, beats, and hears what the hub decides."""
+"""Connect a rank to the hub: introduce it, send heartbeats, and receive the hub's decisions."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from pipeedge.control.messages import Decoder, Message, encode
 __all__ = ["Callbacks", "Member"]
 
 _VERDICT_WAIT_S = 3.0
-"""How long a rank that lost another waits to hear from the hub what the cause was."""
+"""Seconds that a rank that lost a peer waits for the hub to name the cause."""
 _RETRY_S = 0.2
 _CONNECT_S = 5.0
 _MORE_DIALS = 10
 _CLOCK_BURST = 8
-"""Exchanges of clocks, one after the other, as soon as the hub knows this rank; later, one with each beat."""
+"""Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
 _MAX_NOTICE = 8000
 _MAX_KIND = 40
 _RECORD_CHARS = 24 << 10
-"""Of one message. The hub takes 64 KiB, and what is quoted grows."""
+"""Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
 
 
 def _peer(sock: socket.socket) -> tuple[str, int] | None:
-    """Return where ``sock`` leads, or None if that is no address of a network."""
+    """Return the address and port that ``sock`` is connected to, or None for other kinds of socket."""
     try:
         return sock.getpeername()[:2] if sock.family in (socket.AF_INET, socket.AF_INET6) else None
     except OSError:
@@ -53,28 +53,28 @@ def _peer(sock: socket.socket) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a member's thread calls."""
+    """Functions that a member's thread calls."""
 
     status: Callable[[], RankStatus] = RankStatus
     """Returns what this rank is doing; called for each heartbeat."""
     notify: Callable[[str], None] = lambda line: None
-    """Takes a line for the user that ends nothing."""
+    """Takes a line for the user about something that does not end the run."""
     show_waiting: Callable[[str], None] = lambda line: None
-    """Takes a line, before the plan, that names the ranks that have not come yet."""
+    """Takes a line, before the plan, that names the ranks that are still missing."""
     record_stage_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None
-    """Takes, on the data rank, how the stages spend their time, by rank."""
+    """Takes the work of the stages, by rank; called on the data rank."""
 
 
 class Member:
-    """One rank's connection to the hub, with a thread that beats and listens. A context manager.
+    """A rank's connection to the hub, with a thread that sends heartbeats and listens. A context manager.
 
     Args:
-        sock: connected to the hub; the member closes it.
+        sock: socket that is connected to the hub; the member closes it.
         rank: this rank.
-        timeout_s: within how many seconds a silent hub is to be noticed.
-        callbacks: what the member's thread calls.
-        clock: monotonic seconds.
-        run_clock: seconds, the clock by which the run is recorded.
+        timeout_s: seconds within which a silent hub is detected.
+        callbacks: functions that the member's thread calls.
+        clock: monotonic clock in seconds.
+        run_clock: clock in seconds by which the run is recorded.
     """
 
     def __init__(
@@ -95,17 +95,19 @@ class Member:
         self._run_clock = run_clock
         self._clock_burst = _CLOCK_BURST
         self.hub_clock = ClockMap()
-        """From ``run_clock`` to the hub's."""
+        """Conversion from ``run_clock`` to the hub's clock."""
         self._records: dict[int, list[str]] = {}
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
-        self._hub_heard = False  # whether who listens there has shown that it is a hub
+        self._hub_heard = False  # whether the listener has proved to be a hub
         self._hub_at = _peer(sock)
         self._dials = _MORE_DIALS
-        self._unheard: list[bytes] = []  # said before the hub was heard, to be said again if it was not taken
+        self._unheard: list[
+            bytes
+        ] = []  # messages to repeat if the hub drops this connection unread
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
@@ -119,8 +121,8 @@ class Member:
         """Connect to the hub, which may not be there yet.
 
         Raises:
-            DeadlineError: it was not there within ``timeout_s``.
-            RequestError: ``addr`` is no address or name.
+            DeadlineError: it did not appear within ``timeout_s``.
+            RequestError: ``addr`` cannot be resolved.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -128,7 +130,7 @@ class Member:
                 remaining_s = max(_RETRY_S, deadline - time.monotonic())
                 sock = socket.create_connection((addr, port), timeout=min(_CONNECT_S, remaining_s))
                 if sock.getsockname() == sock.getpeername():
-                    # Nobody listened, and TCP joined a port of its own choice to itself.
+                    # No process listens: TCP chose this port for itself and connected it to itself.
                     sock.close()
                     raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             except socket.gaierror as error:
@@ -140,7 +142,7 @@ class Member:
                         f"({error.strerror or error}): start rank 0 or read why it ended, and check "
                         "--addr and --port"
                     ) from error
-                time.sleep(_RETRY_S)  # nothing announces that a remote port opens
+                time.sleep(_RETRY_S)  # there is no event for a remote port that opens
                 continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(timeout_s)
@@ -158,15 +160,15 @@ class Member:
         for sock in (self._socket, self._waker, self._wakened):
             sock.close()
 
-    # -- what this rank says ----------------------------------------------------------------------
+    # -- messages of this rank --------------------------------------------------------------------
 
     def hello(self, *, world_size: int, host: str) -> None:
-        """Introduce this rank, as soon as it runs."""
+        """Introduce this rank to the hub."""
         self._say(Message("hello", {"rank": self._rank, "world": world_size, "host": host}))
         self._ask_the_time()
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Send what this rank was asked to do, so that the hub can compare it with the other ranks."""
+        """Send the facts of this rank, which the hub compares with those of the other ranks."""
         self._say(Message("facts", {"facts": facts}))
 
     def ready(self) -> None:
@@ -184,7 +186,7 @@ class Member:
 
     def done(self, stats: Mapping[str, Any]) -> None:
         """Report that this rank has finished its part."""
-        # No beat follows, and what came here last may be what another rank's fate hangs on.
+        # No heartbeat follows, and the diagnosis of other ranks may depend on this rank's last counters.
         self._say(Message("beat", self._callbacks.status().to_body()))
         self._say(Message("done", {"stats": stats}))
 
@@ -203,10 +205,10 @@ class Member:
         """Set the description of rank 0 (``stage 0, layers 1-8``) for messages that name it."""
         self._hub_name = f"rank 0 ({what})"
 
-    # -- what this rank waits for -----------------------------------------------------------------
+    # -- messages for this rank ------------------------------------------------------------------
 
     def on_end(self, abort: Callable[[], None]) -> None:
-        """Call ``abort`` (from the member's thread) as soon as the run has failed somewhere."""
+        """Call ``abort``, from the member's thread, as soon as the run has failed on any rank."""
         with self._changed:
             self._abort = abort
             if self._error is None:
@@ -216,10 +218,10 @@ class Member:
     def wait(self, kind: str) -> Mapping[str, Any]:
         """Wait for the message ``kind`` (``plan``, ``start`` or ``summary``) and return its body.
 
-        There is no deadline of its own: the hub has one for every rank, and this rank one for the hub.
+        This needs no timeout: the hub has one for every rank, and this rank has one for the hub.
 
         Raises:
-            PipeEdgeError: the run failed; the same line on every rank.
+            PipeEdgeError: the run failed; every rank has the same line.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or kind in self._heard)
@@ -228,7 +230,7 @@ class Member:
             return self._heard[kind]
 
     def records(self) -> dict[int, str]:
-        """On the data rank, once the summary has come: what each rank recorded."""
+        """Return the record of each rank. Only on the data rank, after the summary."""
         with self._changed:
             return {rank: "".join(parts) for rank, parts in sorted(self._records.items())}
 
@@ -240,7 +242,7 @@ class Member:
 
     @property
     def results_complete(self) -> bool:
-        """Whether the data rank has all results and has written them, as far as this rank has heard."""
+        """Whether the data rank has written all results, as far as this rank knows."""
         with self._changed:
             return "complete" in self._heard
 
@@ -262,14 +264,14 @@ class Member:
         except TimeoutError:
             self._fail(self._hub_gone())
         except OSError:
-            # The member's thread sees the same. Where the hub has not heard this rank yet, it connects anew;
-            # else it first reads what is left: the hub may have said why it ends.
+            # The member's thread gets the same error. If the hub does not know this rank yet, the thread
+            # connects again; otherwise it first reads what is left, which may be the reason for the end.
             return
 
     def _serve(self) -> None:
         try:
             self._listen()
-        except Exception as error:  # whoever waits for the hub must not wait for ever
+        except Exception as error:  # a thread that waits for the hub must not wait forever
             line = f"internal error in the control connection of rank {self._rank}: {one_line(error)}"
             self.failed(line)
             self._fail(PipeEdgeError(line))
@@ -306,7 +308,7 @@ class Member:
                 self._fail(
                     DeadlineError(
                         f"{self._hub_name} has been silent for {now - heard_at:.1f} s: "
-                        f"it is stopped, or the network between is cut{self._or_another}"
+                        f"its process is suspended or the network is disconnected{self._or_another}"
                     )
                 )
                 return
@@ -316,15 +318,15 @@ class Member:
                 self._ask_the_time()
 
     def _connect_again(self) -> bool:
-        """Connect once more if the hub has not taken notice of this rank, and say again what was said.
+        """Connect again and repeat all messages if the hub has not answered this rank yet.
 
-        The hub keeps few connections that have not said which rank they are. When many strangers come at
-        once, one of them can take the place of this rank before its hello was read.
+        The hub keeps only a few connections without a rank. If many processes connect at once, one of them
+        can displace this rank before the hub has read its hello.
         """
         if self._hub_heard or self._hub_at is None or not self._dials:
             return False
         self._dials -= 1
-        time.sleep(_RETRY_S)  # others crowd in at this moment
+        time.sleep(_RETRY_S)  # many processes connect at this moment
         try:
             sock = self.dial(*self._hub_at, timeout_s=_RETRY_S)
         except PipeEdgeError:
@@ -333,7 +335,7 @@ class Member:
         with self._send_lock:
             self._socket.close()
             self._socket = sock
-            with contextlib.suppress(OSError):  # what happened to this one is seen when it is read
+            with contextlib.suppress(OSError):  # an error shows when the socket is read
                 sock.sendall(b"".join(self._unheard))
         return True
 
@@ -369,13 +371,13 @@ class Member:
             work = {whole_number(int(rank)): StageWork.from_body(one) for rank, one in told}
             try:
                 self._callbacks.record_stage_work(work)
-            except Exception as error:  # what is shown of a run must not end it
+            except Exception as error:  # the display must not end the run
                 self._callbacks = replace(self._callbacks, record_stage_work=lambda work: None)
                 self._show_notice(f"the display of the run has failed: {one_line(error)}")
         elif message.kind == "record":
             rank, part = whole_number(message.body["rank"]), message.body["text"]
             if not isinstance(part, str):
-                raise TypeError(f"{type(part).__name__} where text was due")
+                raise TypeError(f"{type(part).__name__} instead of text")
             with self._changed:
                 self._records.setdefault(rank, []).append(part)
         elif message.kind == "beat":
@@ -391,7 +393,7 @@ class Member:
         return "" if self._hub_heard else ", or another program listens on this --port"
 
     def _show_notice(self, line: str) -> None:
-        # A notice that cannot be shown is lost; the run has no need of it.
+        # A notice that cannot be shown is lost; the run does not need it.
         with contextlib.suppress(OSError, ValueError):
             self._callbacks.notify(line)
 

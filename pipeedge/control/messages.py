@@ -1,12 +1,12 @@
-"""What hub and members say to each other: JSON objects behind their length.
+"""Messages between the hub and its members: JSON objects with a length prefix.
 
     0        4
     +--------+---------------------------------+
-    | length | {"kind": "beat", ...} in UTF-8  |      length: big-endian, of the JSON alone
+    | length | {"kind": "beat", ...} in UTF-8  |      length: big-endian, of the JSON only
     +--------+---------------------------------+
 
-Nothing is unpickled and a length beyond the limit is refused before anything is allocated for it. Numbers
-are finite, and whole ones fit 64 bits: others are not read, and NaN and infinity are not written.
+Nothing is unpickled, and a length beyond the limit is refused before memory is allocated for it. Numbers
+must be finite, and integers must fit into 64 bits; anything else is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Message:
-    """One thing said. What a ``kind`` carries is listed in ``pipeedge.control.rules``."""
+    """A message. The module ``pipeedge.control.rules`` lists the fields of each kind."""
 
     kind: str
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ def encode(message: Message) -> bytes:
     """Return ``message`` as bytes.
 
     Raises:
-        ValueError: it is larger than the protocol allows; a fault of the caller.
+        ValueError: it is larger than the protocol allows; an error of the caller.
     """
     text = json.dumps({"kind": message.kind, **message.body}, allow_nan=False).encode()
     if len(text) > MAX_BYTES:
@@ -47,10 +47,10 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Bytes as they come, messages as they are whole.
+    """Splits a stream of bytes into messages.
 
     Args:
-        max_bytes: the longest message that is taken.
+        max_bytes: length of the longest message that is accepted.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -61,7 +61,7 @@ class Decoder:
         """Return the messages that ``data`` completes.
 
         Raises:
-            PeerFailedError: these bytes are not this protocol's.
+            PeerFailedError: ``data`` is not part of a message.
         """
         self._buffer += data
         messages = []
@@ -69,7 +69,7 @@ class Decoder:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > self._max_bytes:
                 raise PeerFailedError(
-                    "what came is no message of this program: is another program on this port?"
+                    "received data is not a message of this program: is another program on this port?"
                 )
             end = _LENGTH.size + length
             if len(self._buffer) < end:
@@ -84,7 +84,7 @@ def _parse(text: bytes) -> Message:
         value = fields.parse(text)
         kind = value.pop("kind")
     except fields.MALFORMED as error:
-        raise PeerFailedError("what came is no message of this program") from error
+        raise PeerFailedError("received data is not a message of this program") from error
     if not isinstance(kind, str):
-        raise PeerFailedError("what came is no message of this program")
+        raise PeerFailedError("received data is not a message of this program")
     return Message(kind, value)

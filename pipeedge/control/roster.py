@@ -1,4 +1,4 @@
-"""Who takes part in a session: the ranks that have come, and how far each of them is. Pure."""
+"""Keep track of the ranks of a session, and of the phase of each. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["Phase", "Roster", "Seat"]
 
 
 class Phase(enum.Enum):
-    """How far a rank is."""
+    """Phase of a rank."""
 
     MET = "met"
-    """It has introduced itself."""
+    """The rank has introduced itself."""
     KNOWN = "known"
-    """It has sent its facts."""
+    """The rank has sent its facts."""
     PLANNED = "planned"
-    """It has a part in the plan."""
+    """The rank has a part in the plan."""
     READY = "ready"
-    """It waits for the other participants."""
+    """The rank waits for the other participants."""
     RUNNING = "running"
     FINISHED = "finished"
     BYSTANDER = "bystander"
-    """The plan gives it no part."""
+    """The rank has no part in the plan."""
     LEFT = "left"
-    """It ended after the results were complete, without having finished."""
+    """The rank ended after the results were complete, but before it had finished."""
 
 
 @dataclass
 class Seat:
-    """What the hub knows of one rank that has introduced itself."""
+    """State of one rank that has introduced itself."""
 
     connection: int
     host: str
@@ -48,7 +48,7 @@ class Seat:
     recorded: int = 0
     """Number of characters of its records."""
     left: bool = False
-    """Whether it ended after the results were complete, without having finished."""
+    """Whether the rank ended after the results were complete, but before it had finished."""
 
     @property
     def finished(self) -> bool:
@@ -72,7 +72,7 @@ class Roster:
         self.data_rank: int | None = None
 
     def phase(self, rank: int) -> Phase:
-        """Return how far ``rank`` is, which has introduced itself."""
+        """Return the phase of ``rank``, which has introduced itself."""
         seat = self.seats[rank]
         if seat.left:
             return Phase.LEFT

@@ -1,6 +1,6 @@
-"""The rules of the hub: what it makes of each message, of time that passes, and of ranks that go. Pure.
+"""Rules of the hub: its reaction to messages, to the passage of time, and to lost ranks. Pure.
 
-    a rank's life      absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
+    phases of a rank   absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
     to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
                        failed {line}                lost {rank, line}  done {stats}
                        clock {sent}                 record {text}, any number of them before done
@@ -11,20 +11,20 @@
                        record {rank, text}, work {by rank}: to the data rank alone
                        verdict {failure, rank, name, cause, exit_code}
 
-``HubState`` touches neither socket nor clock: connections, messages and the time come in, messages to
-send come out. Which message may come in which phase stands in one table, ``HubState._STEPS``.
+``HubState`` uses neither sockets nor clocks: connections, messages and times go in, messages to send come
+out. The table ``HubState._STEPS`` contains the messages that are allowed in each phase.
 
 A rank that the session can do without (``attendance.Terms``) and that does not come, or is lost before the
 plan, is left out. From the plan on every participant is needed. Once the data rank has all results, and has
 written them, nothing that happens to a rank ends the run: all hear a notice of it, and the summary goes
 without what that rank would have told.
 
-A rank's own word on why it failed beats what others saw of it: when a rank reports that it *lost*
-another, the hub gives that other a moment to say why before it takes the loss for the cause.
+The report of a failing rank takes precedence over what its peers observe. When a rank reports that it
+*lost* another, the hub gives the other a moment to report the reason, before it declares the loss the cause.
 
-Whatever connects is taken for hostile until it has said hello, and even then what it says is checked:
-numbers for their type and range, text for length and control characters. A rank that breaks the
-protocol ends the run, it never harms the hub.
+A connection is untrusted until its hello, and its messages are always checked: numbers for type and range,
+text for length and control characters. A rank that breaks the protocol ends the run, but cannot harm the
+hub.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class HubState:
         self._beat_at = now
         self._suspect: tuple[float, Failure] | None = None
         self._complete = False  # whether the data rank has written all results
-        self._late = 0  # ranks that came after the verdict, and heard it
+        self._late = 0  # number of ranks that came after the verdict and received it
         self.verdict: Failure | None = None
-        self._hears_of_late_ranks = True  # whether the verdict came while ranks could still appear
+        self._hears_of_late_ranks = True  # whether ranks could still appear when the verdict was made
 
-    # -- what the hub is told ---------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def received(self, connection: int, message: Message, now: float) -> list[tuple[int, Message]]:
         """Handle a message from a connection."""
@@ -134,7 +134,7 @@ class HubState:
 
     def _take_complete(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
         if rank != self._roster.data_rank:
-            raise ValueError("complete, from another rank than the data rank")
+            raise ValueError("complete, but not from the data rank")
         self._complete = True
         return self._roster.to_all(Message("complete"))
 
@@ -164,7 +164,7 @@ class HubState:
             **dict.fromkeys(("facts", "ready", "record", "complete", "done"), _ignore),
         },
     }
-    """What a rank may send in each phase, and what follows; anything else breaks the protocol."""
+    """Messages that a rank may send in each phase, with their handlers; others break the protocol."""
 
     def closed(
         self, connection: int, now: float, why: str = "", *, left: str = ""
@@ -188,7 +188,7 @@ class HubState:
         return self._judge(Failure(FailureKind.FAILED, cause, 0, self._roster.name(0), EXIT_FAULT), now)
 
     def tick(self, now: float) -> list[tuple[int, Message]]:
-        """Time has passed."""
+        """Handle the passage of time."""
         outgoing = []
         if now - self._beat_at >= self._beat_s:
             self._beat_at = now
@@ -204,7 +204,7 @@ class HubState:
         outgoing += self._attendance.close(now)
         return outgoing + self._attendance.tell_absent(now) + self._watch(now)
 
-    # -- what the hub decides ---------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -216,7 +216,7 @@ class HubState:
     ) -> list[tuple[int, Message]]:
         """Announce the plan, once all ranks that take part in the session are here and agree.
 
-        From here on only ``participants`` are watched, and their records go to ``data_rank``.
+        From now on only ``participants`` are monitored, and their records go to ``data_rank``.
         """
         for rank in participants:
             if rank in self._roster.left_out:  # it was lost while the plan was made
@@ -231,7 +231,7 @@ class HubState:
         """End the session because the ranks disagree or ask for something impossible."""
         return self._judge(Failure(FailureKind.REFUSED, line, exit_code=exit_code), now)
 
-    # -- what one may ask -------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def roster(self) -> Roster:
@@ -239,13 +239,13 @@ class HubState:
         return self._roster
 
     def expected_to_leave(self) -> tuple[int, ...]:
-        """Ranks that are still there and will leave by themselves: not the one that stopped answering."""
+        """Return the connected ranks that will leave by themselves, without the one that failed."""
         culprit = self.verdict.rank if self.verdict is not None else None
         here = self._roster.rank_of.values()
         return tuple(rank for rank in here if rank != culprit and not self._roster.seats[rank].left)
 
     def awaits_others(self) -> bool:
-        """Return whether the run failed before all ranks joined, so that some may still be on their way."""
+        """Return whether the run failed before all ranks joined, so that some may still be starting."""
         if self.verdict is None or not self._hears_of_late_ranks:
             return False
         return self._roster.participants is None and len(self._roster.absent()) > self._late
@@ -265,7 +265,7 @@ class HubState:
             for rank in self._roster.seats
             if self._roster.takes_part(rank) and not self._roster.seats[rank].finished
         ]
-        # Those that have finished are not watched, but what they received explains who waits for what.
+        # Ranks that have finished are not monitored, but their counters are needed to find a dead link.
         statuses = {
             rank: self._roster.seats[rank].status
             for rank in self._roster.seats
@@ -278,23 +278,26 @@ class HubState:
         finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
         if isinstance(finding, Silent) and self._hears_nobody(silence):
             cause = (
-                f"has heard none of the {len(silence) - (0 in silence)} other ranks for "
-                f"{finding.seconds:.1f} s: its own network is cut, or that of all others"
+                f"has not heard from any of the {len(silence) - (0 in silence)} other ranks for "
+                f"{finding.seconds:.1f} s: its own network is disconnected, or that of all others"
             )
             return self._judge(self._failure(FailureKind.SILENT, 0, cause), now)
         if isinstance(finding, Silent):
-            cause = f"has been silent for {finding.seconds:.1f} s: it is stopped, or its network is cut"
+            cause = (
+                f"has been silent for {finding.seconds:.1f} s: its process is suspended or its network is "
+                "disconnected"
+            )
             return self._judge(self._failure(FailureKind.SILENT, finding.rank, cause), now)
         if isinstance(finding, Stuck):
             cause = (
                 f"has waited {finding.seconds:.1f} s for microbatch {finding.microbatch} from "
-                f"{self._roster.name(finding.source)}: the link between them is dead, or needs a "
-                "longer --timeout"
+                f"{self._roster.name(finding.source)}: the link between them is dead, or so slow that it "
+                "needs a longer --timeout"
             )
             return self._judge(self._failure(FailureKind.STUCK, finding.destination, cause), now)
         if isinstance(finding, Stalled) and watched:
             who = ", ".join(self._roster.name(rank) for rank in watched)
-            cause = f"nothing has moved for {finding.seconds:.1f} s: {who} did not end"
+            cause = f"nothing has moved for {finding.seconds:.1f} s: {who} did not finish"
             return self._judge(Failure(FailureKind.STALLED, cause), now)
         if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
             self._noticed_at = now
@@ -304,7 +307,7 @@ class HubState:
         return []
 
     def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
-        """Return whether several ranks fell silent together and none is left, through no fault of one."""
+        """Return whether all other ranks, at least two, fell silent together, so that none is at fault."""
         others = [seconds for rank, seconds in silence_s.items() if rank != 0]
         return len(others) > 1 and min(others) > self._limits.silence_s - 2 * self._beat_s
 
@@ -338,7 +341,7 @@ class HubState:
         return self._roster.to_all(notice) + self._summarize()
 
     def _summarize(self) -> list[tuple[int, Message]]:
-        """Tell all what each rank has done, once nobody is waited for any longer."""
+        """Send the statistics of each rank to all when no rank is awaited any longer."""
         running = {rank: self._roster.seats[rank] for rank in self._roster.running()}
         if not all(known.finished for known in running.values()):
             return []

@@ -1,4 +1,4 @@
-"""A session: how the ranks of one program meet, agree on a plan, start together and end together.
+"""Run a session, in which the ranks of a program meet, agree on a plan, start together and end together.
 
     every rank   connect ─hello─> brief ─> facts ──┐                   ┌─> ready ─┐
     rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
@@ -45,7 +45,7 @@ _Plan = TypeVar("_Plan")
 
 @dataclass(frozen=True)
 class Forms(Generic[_Facts, _Plan]):
-    """How a program writes its facts and its plan as messages, and reads them.
+    """Functions that convert the facts and the plan of a program to messages and back.
 
     A reader raises one of ``base.fields.MALFORMED`` or RequestError for a malformed message.
     """
@@ -93,7 +93,7 @@ class Deadlines:
 
 
 class Session(Generic[_Facts, _Plan]):
-    """One rank's part in a session. A context manager: its end closes all that ``open`` opened.
+    """One rank's part in a session. A context manager, which closes everything that ``open`` opened.
 
     Args:
         world: this rank, all ranks, and the address where they meet.
@@ -122,7 +122,7 @@ class Session(Generic[_Facts, _Plan]):
         self._host = socket.gethostname() if host is None else host
         self._required = required
         self._stack = ExitStack()
-        # Nobody else connects to a single rank: any free port will do, so that several run at once.
+        # No other rank connects to a single one, so it uses any free port, and several can run at once.
         self._port = world.port if world.size > 1 else 0
         self._agent: Any = None
         self._hub: Hub | None = None
@@ -143,7 +143,7 @@ class Session(Generic[_Facts, _Plan]):
             brief: on rank 0, what every rank must know before it states its facts.
 
         Raises:
-            RequestError: rank 0 cannot listen at its address, or the address has no such name.
+            RequestError: rank 0 cannot listen at its address, or the address cannot be resolved.
             PeerError: rank 0 did not appear in time.
         """
         self.open_hub(brief)
@@ -177,7 +177,7 @@ class Session(Generic[_Facts, _Plan]):
             self._agent.set("hub", str(self._port))
 
     def connect(self) -> Member:
-        """Connect to the hub and introduce this rank; report what fails from here on."""
+        """Connect to the hub and introduce this rank. From now on, failures are reported to the hub."""
         world = self._world
         if self._agent is not None and world.rank != 0:
             try:
@@ -224,7 +224,7 @@ class Session(Generic[_Facts, _Plan]):
             decide: called on rank 0 with the facts of all ranks that are not left out, by rank.
 
         Raises:
-            PipeEdgeError: there is no plan; the same line on every rank.
+            PipeEdgeError: there is no plan; every rank has the same line.
         """
         self.state(facts)
         if self.serves_hub:
@@ -305,12 +305,12 @@ class Session(Generic[_Facts, _Plan]):
 
 @contextmanager
 def _report_failures(member: Member) -> Iterator[None]:
-    """Report to the other ranks what fails here, and trace the loss of a peer to its cause."""
+    """Report failures to the other ranks, and trace the loss of a peer to its cause."""
     try:
         yield
     except BaseException as error:
         if error is member.error:
-            raise  # it came from the hub, so the others know it
+            raise  # it came from the hub, so all ranks have it
         if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
             raise member.explain(error.peer, error) from error
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -320,7 +320,7 @@ def _report_failures(member: Member) -> Iterator[None]:
 
 @contextmanager
 def report_early_failure(world: WorldRequest) -> Iterator[None]:
-    """Tell ranks that connect within a moment why rank 0 failed before it opened the session."""
+    """Tell ranks that connect soon why rank 0 failed before it opened the session."""
     try:
         yield
     except PipeEdgeError as error:

@@ -1,6 +1,6 @@
-"""What the hub passes on of a run that decides nothing: its clock, records, and the stages' work. Pure.
+"""Forward telemetry: the hub's clock, records, and the stages' work. Pure.
 
-Telemetry never delays the end of a session: a verdict takes the place of all that is still queued.
+Nothing here affects a decision or delays the end of a session: a verdict replaces all queued messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeedge.control.roster import Roster, Seat
 __all__ = ["clock_answer", "forward_record", "pace", "stage_work"]
 
 _MAX_RECORD_CHARS = 8 << 20
-"""Characters that a rank may record in all."""
+"""Number of characters that a rank may record in total."""
 
 
 def clock_answer(seat: Seat, body: Mapping[str, Any], elapsed_s: float) -> list[tuple[int, Message]]:
@@ -24,13 +24,13 @@ def clock_answer(seat: Seat, body: Mapping[str, Any], elapsed_s: float) -> list[
 
 
 def pace(roster: Roster) -> Message:
-    """Return a heartbeat that says how long the slowest stage takes for a microbatch, as far as known."""
+    """Return a heartbeat with the seconds that the slowest stage takes for a microbatch, if known."""
     slowest_s = max((seat.status.stage_s or 0.0 for seat in roster.seats.values()), default=0.0)
     return Message("beat", {"slowest_s": slowest_s})
 
 
 def stage_work(roster: Roster) -> list[tuple[int, Message]]:
-    """Tell the data rank, which displays it, how the stages spend their time."""
+    """Tell the data rank how the stages spend their time, for its display."""
     data = _data_seat(roster)
     if data is None or not roster.started():
         return []
@@ -43,11 +43,11 @@ def forward_record(roster: Roster, rank: int, body: Mapping[str, Any]) -> list[t
     """Forward a part of what ``rank`` recorded to the data rank."""
     part = body["text"]
     if not isinstance(part, str):
-        raise TypeError(f"{type(part).__name__} where text was due")
+        raise TypeError(f"{type(part).__name__} instead of text")
     seat = roster.seats[rank]
     seat.recorded += len(part)
     if seat.recorded > _MAX_RECORD_CHARS:
-        raise ValueError("a record without end")
+        raise ValueError("a record that is too long")
     data = _data_seat(roster)
     if data is None:
         return []

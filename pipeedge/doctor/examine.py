@@ -1,4 +1,4 @@
-"""The examination of one rank: alone, together with the others, and of the links between them."""
+"""Examine one rank, alone and together with the others, and the links between them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | N
     """Examine this rank and, with the others, the run.
 
     Args:
-        command: what would be run.
-        say: called with each line for the user.
-        probe: the machine.
+        command: run to examine.
+        say: function that prints a line for the user.
+        probe: probe of this machine.
 
     Returns:
         The exit status.

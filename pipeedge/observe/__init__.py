@@ -1,1 +1,1 @@
-"""What happens during a run: records, timelines, traces, metrics, energy, the live display."""
+"""Observe a run: records, timelines, traces, metrics, energy, the live display."""

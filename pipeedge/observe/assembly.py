@@ -1,4 +1,4 @@
-"""Put together what the ranks recorded: the timeline of the run, and the speed of its stages. Pure."""
+"""Assemble the records of all ranks: the timeline of the run, and the speed of its stages. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Span, Timeline
 __all__ = ["assemble", "series"]
 
 _POINTS = 200
-"""Points of a series."""
+"""Number of points in a series."""
 _US = 1e-6
 
 
@@ -94,7 +94,7 @@ def series(
         For each stage columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
         ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None where nothing
         was watched) and ``bits`` (mean; 32 for float32 as it is). Where the bits follow the bandwidth, also
-        ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: as they are), ``bytes_per_s``, ``reason`` of
+        ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: uncompressed), ``bytes_per_s``, ``reason`` of
         each decision.
     """
     found = []

@@ -1,10 +1,10 @@
-"""How much energy this machine has used: several sources behind one interface, the first that works.
+"""Measure the energy of this machine, with the first of several sources that works.
 
-    energymon    its package and native library: whatever that is built for
+    energymon    the package with its native library, for whatever sensors that supports
     RAPL         /sys/class/powercap: counters of processor packages and their memory; they wrap around
     INA sensors  /sys/class/hwmon: watts, integrated over time
     battery      /sys/class/power_supply: watts while it discharges, integrated over time
-    none         and why not each of them
+    none         with the reason for each of them
 
 All of them measure the machine, not a process: ranks on one host read the same joules, which count once.
 """
@@ -28,25 +28,25 @@ SYSFS = Path("/sys")
 
 
 class Unavailable(Exception):  # noqa: N818 - an answer, not a failure of the run
-    """A source that this machine does not have, or may not be read; the message says why."""
+    """A source that this machine lacks or that may not be read; the message gives the reason."""
 
 
 class Source(ABC):
-    """Something that measures energy."""
+    """A source of energy measurements."""
 
     name: str
-    """As a report shows it."""
+    """Name for reports."""
 
     @abstractmethod
     def joules(self, now_s: float) -> float:
         """Return the joules used since opening, at ``now_s``. Never decreases.
 
         Raises:
-            OSError, ValueError: it can no longer be read.
+            OSError, ValueError: the source can no longer be read.
         """
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of it."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release the source."""
 
 
 class _Energymon(Source):
@@ -74,7 +74,7 @@ class _Energymon(Source):
 
 
 class _Counter:
-    """A counter of microjoules that begins again at 0 beyond its range."""
+    """A counter of microjoules that wraps around to 0 at the end of its range."""
 
     def __init__(self, zone: Path) -> None:
         self._file = zone / "energy_uj"
@@ -83,7 +83,7 @@ class _Counter:
         self._used_uj = 0
 
     def joules(self) -> float:
-        """Since it was opened. To be asked more often than the counter wraps around."""
+        """Return the joules used since opening. Must be called more often than the counter wraps around."""
         now_uj = self._read()
         if now_uj < self._last_uj:
             self._used_uj += self._range_uj
@@ -96,7 +96,7 @@ class _Counter:
 
 
 class _Rapl(Source):
-    """Counters of all processor packages, and of the memory beside them where that has its own."""
+    """Counters of all processor packages, and of their memory if it has its own."""
 
     def __init__(self, sysfs: Path) -> None:
         zones = sorted((sysfs / "class" / "powercap").glob("intel-rapl:*"))
@@ -128,7 +128,7 @@ class _Integrated(Source):
 
     @abstractmethod
     def watts(self) -> float:
-        """Now."""
+        """Return the present power in watts."""
 
     def joules(self, now_s: float) -> float:
         now = now_s, self.watts()
@@ -145,7 +145,7 @@ class _Channel:
 
     label: str
     files: tuple[Path, ...]
-    """Microwatts, or millivolts and milliamperes."""
+    """File of microwatts, or files of millivolts and milliamperes."""
 
     def watts(self) -> float:
         values = [int(file.read_text()) for file in self.files]
@@ -153,7 +153,7 @@ class _Channel:
 
 
 _WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "VIN", "5V_IN", "VDD_5V_IN", "SYS_IN")
-"""Channels before all others, on boards that label them: what they carry includes the rest."""
+"""Labels of channels that measure the whole board, and so include all other channels."""
 
 
 class _Ina(_Integrated):
@@ -188,7 +188,7 @@ def _channels(sensor: Path) -> Iterator[_Channel]:
         yield _Channel(_text(sensor / f"{power.name.split('_')[0]}_label") or chip, (power,))
     if powers:
         return
-    # A sensor of several channels has no power of its own, but volts and amperes of each.
+    # A sensor with several channels reports no power, but the voltage and current of each channel.
     for current in sorted(sensor.glob("curr*_input")):
         number = current.name.removeprefix("curr").removesuffix("_input")
         voltage = sensor / f"in{number}_input"
@@ -197,7 +197,7 @@ def _channels(sensor: Path) -> Iterator[_Channel]:
 
 
 class _Battery(_Integrated):
-    """The battery of a machine without a plug, while it discharges."""
+    """The battery of an unplugged machine, while it discharges."""
 
     def __init__(self, sysfs: Path) -> None:
         super().__init__()
@@ -232,8 +232,8 @@ def open_source(
     """Open the first source that works; also return why those before it do not.
 
     Args:
-        sysfs: where the kernel shows its sensors.
-        load: imports a module by its name.
+        sysfs: directory where the kernel exposes its sensors.
+        load: function that imports a module by its name.
     """
     kinds: tuple[Callable[[], Source], ...] = (
         lambda: _Energymon(load),
@@ -261,11 +261,11 @@ _SAMPLES = 4096
 
 
 class EnergyMeter:
-    """A source, read again and again, so that the energy of any moment between is known.
+    """Samples of an energy source, between which the energy of any moment is interpolated.
 
     Args:
-        source: what is read; None measures nothing.
-        why_not: of the sources that do not work.
+        source: source to read; None measures nothing.
+        why_not: reasons why other sources do not work.
     """
 
     def __init__(self, source: Source | None, why_not: Sequence[str] = ()) -> None:
@@ -279,7 +279,7 @@ class EnergyMeter:
         return self._source is not None
 
     def sample(self, now_s: float) -> None:
-        """Read the source. One that cannot be read any more is given up, and its figures with it."""
+        """Read the source. If that fails, stop measuring and discard all samples."""
         if self._source is None:
             return
         try:
@@ -290,7 +290,7 @@ class EnergyMeter:
             return
         self._samples.append((now_s, joules))
         if len(self._samples) == _SAMPLES:
-            # The first and the last stay; between them, every other is enough.
+            # Keep the first and the last sample, and every other one between them.
             self._samples = [*self._samples[:-1:2], self._samples[-1]]
 
     def joules_at(self, moment_s: float) -> float:
@@ -314,7 +314,7 @@ class EnergyMeter:
         return EnergyUse(self._source.name, ended_j - began_j, ended_s - began_s, self._why_not)
 
     def close(self) -> None:
-        """Let go of the source; what was read counts no longer."""
+        """Close the source and discard all samples."""
         if self._source is not None:
             self._source.close()
         self._source = None

@@ -1,4 +1,4 @@
-"""Lanes: threads write down what they do while they run. Pure: the clock is passed in.
+"""Lanes, in which threads record what they do while they run. Pure: the clock is passed in.
 
     a thread ──enter, finish──> Lane ───┐
     watching ──────add────────> LinkLane┼─> Recording of a rank ──text──> data rank ──assemble──> Timeline
@@ -43,11 +43,11 @@ COLLECT = (Doing.WAIT_INPUT, Doing.DECODE, Doing.WRITE)
 """Phases of a microbatch on each kind of lane, in order."""
 
 DEFAULT_ROWS = 400
-"""Rows that a lane keeps."""
+"""Number of rows that a lane keeps."""
 AS_THEY_ARE_BITS = 32
 """Bits per value on a link that carries float32 without compression."""
 _KEPT_WORKS = 20_000
-"""Operations that a ``WorkLane`` keeps."""
+"""Number of operations that a ``WorkLane`` keeps."""
 
 
 class Lane:

@@ -1,7 +1,7 @@
-"""What the data rank shows while it runs: a small table that renews itself, or a line now and then.
+"""Show the progress of a run on the data rank: a table that is updated, or a line every few seconds.
 
-items done, waits, beats of the stages ──Progress (pure)──> Shown ──┬─ a terminal: a table, once a second
-                                                                    └─ none: a line every few seconds
+items done, waits, heartbeats of the stages ──Progress (pure)──> Shown ──┬─ on a terminal: a table
+                                                                         └─ elsewhere: lines
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["Display", "DisplayState", "Progress", "StageShown"]
 _TABLE_S = 1.0
 _LINE_S = 5.0
 _NOW_S = 5.0
-"""Over which "now" is taken."""
+"""Seconds over which the current rate is averaged."""
 _BEATS = 6
-"""Over which a stage's parts are taken; a beat is a second, and a microbatch may take longer."""
+"""Heartbeats over which a stage's fractions are averaged; a microbatch may take longer than one second."""
 _BAR = 24
 _FELT = 0.05
-"""Waiting for input for less than this part is not worth a word."""
+"""Smallest fraction of time spent waiting for input that is shown."""
 _BUSY, _INPUT, _LINK = "█", "░", "▒"
 
 
 @dataclass(frozen=True)
 class StageShown:
-    """How a stage spent its time of late, in parts of it."""
+    """Fractions of its recent time that a stage spent computing and waiting."""
 
     stage: int
     rank: int
@@ -47,7 +47,7 @@ class StageShown:
     wait_input: float
     wait_link: float
     bits: int
-    """A value on its outgoing link."""
+    """Bits per value on its outgoing link."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class DisplayState:
     items: int
     total: int
     items_per_s: float | None
-    """Now; None before there is a result."""
+    """Current rate; None before the first result."""
     mean_items_per_s: float | None
     wait_input: float
-    """Part of the time of late in which the pipeline could not be fed because the input was being read."""
+    """Fraction of the recent time in which nothing was sent because the input was being read."""
     stages: tuple[StageShown, ...]
 
     @property
@@ -74,9 +74,9 @@ class Progress:
     """Rates and fractions computed from growing counters. Pure: times are passed in.
 
     Args:
-        total: items to be done.
-        ranks: of the stages.
-        began_s: when the run began.
+        total: number of items of the run.
+        ranks: rank of each stage.
+        began_s: time at which the run began, in seconds.
     """
 
     def __init__(self, total: int, ranks: Sequence[int], began_s: float) -> None:
@@ -84,7 +84,7 @@ class Progress:
         self._ranks = tuple(ranks)
         self._began_s = began_s
         self._past: deque[tuple[float, int, float]] = deque([(began_s, 0, 0.0)])
-        """Moments of late, the items that were done by then, and the seconds waited for input."""
+        """Recent times, with the items done and the seconds spent waiting for input until then."""
         self._work: dict[int, deque[StageWork]] = {}
         self._shown: dict[int, StageShown] = {}
 
@@ -127,11 +127,11 @@ class Display:
     """Shows the progress of a run, in a thread of its own, until it is left. A context manager.
 
     Args:
-        progress: of the run.
-        console: where it is shown.
-        items: how many are done.
-        clock: seconds, as those of ``progress``.
-        waited_s: how many of them the pipeline waited for input.
+        progress: progress of the run.
+        console: console to print on.
+        items: function that returns the number of items done.
+        clock: clock of ``progress``, in seconds.
+        waited_s: function that returns the seconds spent waiting for input.
     """
 
     def __init__(
@@ -167,15 +167,15 @@ class Display:
         self._thread.join()
 
     def _show(self) -> None:
-        with suppress(OSError, ValueError):  # the run goes on where nobody can see it
+        with suppress(OSError, ValueError):  # the run continues without a display
             if self._console.is_terminal:
                 self._show_table()
             else:
                 self._show_lines()
 
     def _show_table(self) -> None:
-        # What others print meanwhile goes through ``Live`` and appears above the table: on standard error
-        # only where that is a terminal too, so that a file of messages stays one.
+        # Output of other threads goes through ``Live`` and appears above the table. Standard error is only
+        # redirected if it is a terminal too; messages that go to a file must stay there.
         with Live(
             console=self._console,
             auto_refresh=False,

@@ -1,4 +1,4 @@
-"""Counting what a stage does. Pure: times are passed in."""
+"""Statistics of stages, energy, and the metrics of the original. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass
 class Tally:
-    """How often something happened, and how much of it there was in all."""
+    """Number of events, and the sum of their amounts."""
 
     count: int = 0
     total: float = 0.0
@@ -45,7 +45,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class StageStats:
-    """What one stage did in a run."""
+    """Statistics of one stage of a run."""
 
     stage: Count
     rank: Count
@@ -106,7 +106,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class EnergyUse:
-    """What a machine used while a rank ran."""
+    """Energy that a machine used while a rank ran."""
 
     source: Name | None
     """Name of the source that measured it, or None if none did."""
@@ -126,11 +126,11 @@ NOT_MEASURED = EnergyUse(None, None, None)
 
 
 def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[str, Any]:
-    """Energy of a run, as JSON has it. Ranks on one host measure the same machine, which counts once.
+    """Return the energy of a run for JSON. Ranks on one host measure the same machine, which counts once.
 
     Args:
-        uses: of each rank, its host and what that used.
-        items: that were done with it.
+        uses: host and energy use of each rank.
+        items: number of items of the run.
     """
     hosts: dict[str, EnergyUse] = {}
     for host, use in uses.values():
@@ -160,26 +160,26 @@ def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[s
 
 @dataclass(frozen=True)
 class MetricSample:
-    """Something that was done once: a microbatch computed, sent, received, ..."""
+    """One operation: a microbatch was computed, sent, received, ..."""
 
     start_s: float
     end_s: float
     work: float
-    """In units of its own: items, or Mbit (10^6 bits) that were sent."""
+    """Amount of work in the unit of its key: items, or Mbit (10^6 bits) sent."""
     start_j: float = 0.0
-    """What the machine's energy source showed; 0 without one."""
+    """Reading of the machine's energy source in joules; 0 without one."""
     end_j: float = 0.0
     accuracy: float = 0.0
-    """Whatever says how good the work is: layers, bits, right answers."""
+    """Quality of the work in the unit of its key: layers, bits, correct predictions."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Samples taken together: the last one, those of a window, all."""
+    """Sums over samples: the last one, a window, or all."""
 
     samples: int = 0
     time_s: float = 0.0
-    """Sum of their durations, which may overlap."""
+    """Sum of the durations in seconds; they may overlap."""
     work: float = 0.0
     energy_j: float = 0.0
     accuracy: float = 0.0
@@ -220,7 +220,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class MeasuredSample:
-    """A sample, and where it leaves the windows."""
+    """A sample, and the sums after it."""
 
     tag: int
     """Number of the sample, from 0."""
@@ -231,7 +231,7 @@ class MeasuredSample:
 
 
 class Windows:
-    """Samples of one key: all, the last ``size``, the last. Times come from whoever adds them."""
+    """Sums over the samples of one key: all, the last ``size``, and the last one."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -241,13 +241,13 @@ class Windows:
         self._run = Scope()
 
     def add(self, sample: MetricSample) -> MeasuredSample:
-        """One more."""
+        """Add ``sample`` and return it with the sums after it."""
         self._run = self._run.plus(sample)
         self._last.append(sample)
         if len(self._last) > self._size:
             self._last.popleft()
         window = Scope()
-        for one in self._last:  # anew, so that no rounding piles up
+        for one in self._last:  # recomputed, so that rounding errors do not accumulate
             window = window.plus(one)
         return MeasuredSample(self._run.samples - 1, sample, self._run, window, Scope().plus(sample))
 
@@ -270,7 +270,7 @@ CSV_COLUMNS = (
     *("Accuracy", "Global Accuracy", "Window Accuracy", "Instant Accuracy"),
     *("Global Accuracy Rate (/s)", "Window Accuracy Rate (/s)", "Instant Accuracy Rate (/s)"),
 )
-"""Of the original's files, so that what reads those reads these."""
+"""Columns of the original's files, so that the same tools can read these."""
 
 _NS = 1e9
 _UJ = 1e6

@@ -1,19 +1,19 @@
-"""The metrics of the original while a rank runs: windows of time, work, energy and accuracy for each key.
+"""Measure the metrics of the original while a rank runs: time, work, energy and accuracy for each key.
 
     compute, watch, collect ──rows──> queue ──> [monitor] ──samples─> Windows ──> CSV files, Prometheus
-                                                    └─ reads the source of energy, four times a second
+                                                    └─ reads the energy source four times per second
 
-    key            one sample is                           work      accuracy
-    shard          a microbatch computed                   items     layers of the shard
+    key            one sample                              work      accuracy
+    shard          computing a microbatch                  items     layers of the shard
     recv           the wait for a microbatch               Mbit      0
-    quant_decode   what came decoded                       items     bits
-    quant_encode   what goes encoded                       items     bits
+    quant_decode   decoding a microbatch                   items     bits
+    quant_encode   encoding a microbatch                   items     bits
     send           a microbatch on the outgoing link       Mbit      0
-    output         from one result to the next             items     right answers; the sum of the highest
-                                                                     scores where no label is known
+    output         from one result to the next             items     correct predictions, or the sum of the
+                                                                     highest scores without labels
 
-The threads that compute only put what they have done into a queue; everything else is the monitor's. Energy
-is the machine's, interpolated between two readings: what other processes use meanwhile is in it.
+The threads of the rank only put samples into a queue; the monitor does everything else. Energy is that of
+the machine, interpolated between two readings, so it includes what other processes use.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ __all__ = [
 STAGE_KEYS = ("shard", "recv", "quant_decode", "quant_encode", "send")
 DATA_KEYS = ("output",)
 KEYS = (*STAGE_KEYS, *DATA_KEYS)
-"""Keys of the files that a rank may write; which of them it does depends on the schedule."""
+"""Keys of the files that a rank may write; the schedule determines which of them it does write."""
 
 _INTERVAL_S = 0.25
 _MBIT = 8e-6
-"""Of a byte; 10^6 bits, as the original counts them."""
+"""Mbit per byte; a Mbit is 10^6 bits, as in the original."""
 
 Samples = Iterator[tuple[str, MetricSample]]
 
@@ -69,11 +69,11 @@ def stage_samples(
     """Yield the samples of one microbatch in a stage.
 
     Args:
-        row: when, and for how long.
-        phases: what the seconds of ``row`` are spent with.
-        received: bytes that came over the network.
-        layers: of the shard.
-        decoded_bits: a value of what came; 0: as it is.
+        row: times of the microbatch.
+        phases: phases that the seconds of ``row`` belong to.
+        received: bytes received over the network.
+        layers: number of layers of the shard.
+        decoded_bits: bits per value of the input; 0 if it is not compressed.
     """
     at = row.start_s
     for phase, seconds in zip(phases, row.seconds, strict=True):
@@ -89,40 +89,40 @@ def stage_samples(
 
 
 def send_samples(size: int, start_s: float, end_s: float) -> Samples:
-    """``size`` bytes occupied the link."""
+    """Yield the sample of a packet of ``size`` bytes that occupied the link."""
     yield "send", MetricSample(start_s, end_s, size * _MBIT)
 
 
 def output_samples(since_s: float, until_s: float, items: int, accuracy: float) -> Samples:
-    """Yield the sample of a result that came at ``until_s``, after the previous one at ``since_s``."""
+    """Yield the sample of a result at ``until_s``, after the previous one at ``since_s``."""
     yield "output", MetricSample(since_s, until_s, items, accuracy=accuracy)
 
 
 class Sink(Protocol):
-    """Takes what was measured."""
+    """A consumer of samples."""
 
     def take(self, key: str, measured: MeasuredSample) -> None:
-        """One more sample of ``key``.
+        """Take one more sample of ``key``.
 
         Raises:
-            OSError: it cannot take any more.
+            OSError: the sink accepts no more samples.
         """
 
     def flush(self) -> None:
         """Make all samples taken so far visible."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the sink, after the last sample."""
 
 
 class Monitor:
-    """The thread that measures beside those that work. A context manager.
+    """A thread that computes metrics, so that the working threads need not. A context manager.
 
     Args:
-        meter: of this machine's energy.
-        sinks: take every sample.
-        window: samples of a window.
-        clock: of the rows.
+        meter: energy meter of this machine.
+        sinks: consumers of every sample.
+        window: number of samples in a window.
+        clock: clock in seconds by which rows are recorded.
         warn: called with a line for the user when a sink fails; the run goes on.
     """
 
@@ -150,7 +150,7 @@ class Monitor:
         return bool(self._sinks)
 
     def tell(self, samples: Samples) -> None:
-        """Something was done; from any thread, at next to no cost: ``samples`` is evaluated later."""
+        """Queue ``samples``, which the monitor evaluates later. Cheap, and safe to call from any thread."""
         self._told.put(samples)
 
     def __enter__(self) -> Monitor:
@@ -168,7 +168,7 @@ class Monitor:
                 sink.close()
 
     def use(self) -> EnergyUse:
-        """Energy from the first reading to the last."""
+        """Return the energy used between the first reading and the last."""
         return self._meter.use()
 
     def _run(self) -> None:
@@ -199,7 +199,7 @@ class Monitor:
                 act(sink)
             except OSError as error:
                 self._sinks.remove(sink)
-                self._warn(f"metrics are no longer written ({error.strerror or error}); the run goes on")
+                self._warn(f"metrics are no longer written ({error.strerror or error}); the run continues")
 
 
 def _take(sink: Sink, key: str, measured: MeasuredSample) -> None:
@@ -216,14 +216,14 @@ def check_metrics_dir(
     """Refuse a directory that cannot take the metrics of this rank.
 
     Args:
-        directory: where the files go.
-        mode: what happens to files that exist: ``x`` refuses, ``w`` replaces, ``a`` appends to them.
+        directory: directory of the files.
+        mode: treatment of existing files: ``x`` refuses, ``w`` replaces, ``a`` appends to them.
         rank: this rank.
         keys: keys of its files.
-        make: whether to make the directory, unless it exists.
+        make: whether to create the directory if it does not exist.
 
     Raises:
-        RequestError: it cannot be written, or a file exists already.
+        RequestError: the directory cannot be written, or a file exists already.
     """
     if make:
         make_writable_directory(directory, "--metrics-dir")
@@ -233,7 +233,7 @@ def check_metrics_dir(
         path = metrics_path(directory, rank, key)
         if mode == "x" and path.exists():
             raise RequestError(
-                f"--metrics-dir {directory}: {path.name} is there already; choose another directory, or "
+                f"--metrics-dir {directory}: {path.name} exists already; choose another directory, or "
                 "--csv-file-mode w to replace it or a to append to it"
             )
         if mode != "x" and path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
@@ -280,12 +280,12 @@ class CsvFiles:
         }
 
     def take(self, key: str, measured: MeasuredSample) -> None:
-        """Write a line."""
+        """Write ``measured`` as a line."""
         if key in self._writers:
             self._writers[key].writerow(csv_row(measured))
 
     def flush(self) -> None:
-        """All lines are in the files."""
+        """Flush all lines to the files."""
         for stream in self._streams.values():
             stream.flush()
 
@@ -297,23 +297,23 @@ class CsvFiles:
 
 _FIGURES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     "time_seconds": ("Time spent, summed over microbatches", lambda scope: scope.time_s),
-    "rate": ("Microbatches a second of that time", lambda scope: scope.rate),
+    "rate": ("Microbatches per second of that time", lambda scope: scope.rate),
     "work": ("Items, or Mbit for send and recv", lambda scope: scope.work),
-    "performance": ("Work a second of that time", lambda scope: scope.performance),
+    "performance": ("Work per second of that time", lambda scope: scope.performance),
     "energy_joules": ("Energy of the machine in that time", lambda scope: scope.energy_j),
-    "power_watts": ("Energy a second of that time", lambda scope: scope.power_w),
-    "accuracy": ("Layers, bits or right answers, by key", lambda scope: scope.accuracy),
-    "accuracy_rate": ("Accuracy a second of that time", lambda scope: scope.accuracy_rate),
+    "power_watts": ("Energy per second of that time", lambda scope: scope.power_w),
+    "accuracy": ("Layers, bits or correct predictions, by key", lambda scope: scope.accuracy),
+    "accuracy_rate": ("Accuracy per second of that time", lambda scope: scope.accuracy_rate),
 }
 
 
 class Exporter:
-    """Serves the last of every key to Prometheus, at one address.
+    """Serves the last sample of every key to Prometheus.
 
     Args:
-        address: of the interface to serve at.
-        port: to listen at.
-        rank: a label of every figure.
+        address: address of the interface to listen on.
+        port: port to listen on.
+        rank: this rank, a label of every figure.
 
     Raises:
         RequestError: ``prometheus-client`` is not installed, or the port is taken.
@@ -341,7 +341,7 @@ class Exporter:
             ) from error
 
     def collect(self) -> Iterator[Any]:
-        """All figures, as ``prometheus_client`` asks for them, from a thread of its own."""
+        """Yield all figures. ``prometheus_client`` calls this from its own thread."""
         latest = dict(self._latest)
         for name, (text, figure) in _FIGURES.items():
             family = self._family(f"pipeedge_{name}", text, labels=("rank", "key", "scope"))

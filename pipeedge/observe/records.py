@@ -1,4 +1,4 @@
-"""What was recorded of a run, as plain data that travels between ranks. Pure.
+"""Records of a run, as plain data that travels between ranks. Pure.
 
 A record is made of a lane when its thread has ended; times are converted to the clock of the hub, and rounded
 to microseconds. A lane is known by its ``LaneId``: what kind of thread it was and which stages it served.

@@ -1,10 +1,10 @@
-"""What each thread of each rank was at, from when to when. Pure: times are passed in.
+"""Activities of each thread of each rank, with their start and end. Pure: times are passed in.
 
     rank 1, compute   |--wait input--|decode|----compute----|encode|--wait link--|...
                       0                                                          run length
 
-Times are seconds on one clock for all ranks, 0 when the data rank begins to read. On the lane of a stage the
-spans leave no gap from 0 to the end of the run: what is no work is a wait, and a wait has a cause.
+Times are seconds on one clock for all ranks, 0 when the data rank begins to read. On the lane of a stage,
+spans leave no gap from 0 to the end of the run: a thread either works or waits, and every wait has a cause.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ __all__ = ["Doing", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
 
 
 class Doing(str, Enum):
-    """What a thread is at. Work first, then waits by their cause."""
+    """An activity of a thread: first kinds of work, then waits by their cause."""
 
     DECODE = "decode"
     COMPUTE = "compute"
     ENCODE = "encode"
     SEND = "send"
-    """A microbatch occupies the outgoing link; beside the lane of the stage, on one of its own."""
+    """A microbatch occupies the outgoing link, which has a lane of its own."""
     RECEIVE = "receive"
-    """The same, where it arrives."""
+    """A microbatch occupies the link, as seen by the receiving rank."""
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"
-    """The three of training."""
+    """Forward pass, backward pass and update of the weights in training."""
     READ = "read"
     WRITE = "write"
-    """The data rank: an input is read, a result written."""
+    """Reading an input and writing a result, on the data rank."""
     FILL = "fill"
-    """No microbatch has come yet."""
+    """The wait for the first microbatch."""
     DRAIN = "drain"
-    """The last one has gone; others still work."""
+    """The wait after the last microbatch, while other ranks still work."""
     WAIT_INPUT = "wait input"
     WAIT_LINK = "wait link"
-    """The outgoing link, or whatever takes the results of this thread, is full."""
+    """The wait for room on the outgoing link, or in the queue that takes the results of this thread."""
 
     @property
     def is_wait(self) -> bool:
@@ -113,7 +113,7 @@ def stages_label(stages: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """One thread in one phase."""
+    """One activity of one thread."""
 
     rank: int
     lane: str
@@ -168,7 +168,7 @@ class Timeline:
         """Parse the output of ``to_body``.
 
         Raises:
-            ValueError, KeyError, TypeError: it was made by something else.
+            ValueError, KeyError, TypeError: it is malformed.
         """
         spans: list[Span] = []
         for lane in body["lanes"]:

@@ -1,4 +1,4 @@
-"""A timeline in the trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show. Pure.
+"""Write a timeline in the trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing. Pure.
 
     process = rank, thread = lane        "X" event = span, times in microseconds from the start of the run
     rank 1 (stage 1, layers 25-48)
@@ -6,7 +6,7 @@
         stage 1 link          send 0 |                send 1 | ...
         from stage 0     receive 0 |      receive 1 | ...
 
-What a link carries is measured where it is sent; the receiving rank shows the same transfer as a receive.
+Transfers are measured by the sending rank; the receiving rank shows each as a receive.
 The format: "Trace Event Format", Google, 2016.
 """
 
@@ -27,9 +27,9 @@ def trace_events(timeline: Timeline, schedule: Schedule, data_rank: int) -> dict
     """Return the whole trace in Chrome's JSON trace format.
 
     Args:
-        timeline: of the run.
-        schedule: says which rank a link leads to.
-        data_rank: where the links begin and end.
+        timeline: timeline of the run.
+        schedule: schedule of the run, which determines where each link leads.
+        data_rank: rank at which the first link begins and the last one ends.
     """
     spans = tuple(_with_receives(timeline, _destinations(schedule, data_rank)))
     ranks = {span.rank for span in spans}
@@ -42,8 +42,8 @@ def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, A
     """Return the spans of a timeline, unchanged, as a trace.
 
     Args:
-        timeline: of any run.
-        names: what each rank is, in words.
+        timeline: timeline of any run.
+        names: description of each rank.
     """
     lanes: dict[tuple[int, str], int] = {}
     events = []

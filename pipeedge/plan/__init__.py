@@ -1,1 +1,1 @@
-"""Who runs which layers: models and devices, the scheduler, number types, predictions, simulation."""
+"""Plan a run: models and devices, the scheduler, number types, predictions, simulation."""

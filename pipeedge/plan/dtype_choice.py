@@ -106,7 +106,7 @@ def mixtures(allowed: Mapping[str, Mapping[str, ModelProfile]], tokens: int | No
 
     Args:
         allowed: profiles of each kind of device, by number type.
-        tokens: of the longest sentence, for which types are compared; None: as profiled.
+        tokens: number of tokens of the longest sentence, for which types are compared (as profiled).
     """
     uniform = [
         Mixture({kind: dtype for kind, each in allowed.items() if dtype in each})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MEASURED_LINK_S", "InputFacts", "Plan", "link_specs"]
 
 MEASURED_LINK_S = 1e-3
-"""Links that are promised to take less are not measured: a receipt for each microbatch would be felt."""
+"""Shortest predicted time of a link that is measured; for faster links, receipts cost too much."""
 
 
 def _check_table(text: str | None) -> None:
@@ -57,7 +57,7 @@ def link_specs(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ..
 
 @dataclass(frozen=True)
 class Plan:
-    """What rank 0 announces: all that a rank needs to take its place."""
+    """The plan of a run, from which every rank knows its part."""
 
     schedule: Schedule
     data_rank: Count
@@ -82,10 +82,10 @@ class Plan:
         _check_table(self.pixel_table)
 
     def links(self, model: Model) -> list[Link]:
-        """All links, in order: from the data rank to stage 0, from stage to stage, and back.
+        """Return all links, in order: from the data rank to stage 0, from stage to stage, and back.
 
-        Values travel in the type of the stage that sends them; the data rank sends pictures as bytes where
-        that is exact, and other values in the type of the first stage.
+        Values are sent in the type of the sending stage. The data rank sends pictures as bytes if that is
+        exact, and other values in the type of the first stage.
         """
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
         items, first = min(self.ubatch_size, self.items), find_dtype(self.schedule.stages[0].dtype)

@@ -1,4 +1,4 @@
-"""A scheduling problem as plain data: what layers cost on each kind of host, and how hosts are joined. Pure.
+"""Describe a scheduling problem as plain data: costs of layers on each kind of host, and links. Pure.
 
 Everything that schedules makes a ``Problem`` or has one made from the user's files, and hands it to
 ``plan.scheduler``. ``to_json`` is the form that ``sched-pipeline --problem`` reads and
@@ -32,49 +32,49 @@ class LayerSizes:
     """Sizes of the layers, whatever host runs them."""
 
     weight_bytes: tuple[float, ...]
-    """Bytes of each layer's weights, where a kind of host does not say otherwise."""
+    """Bytes of each layer's weights, unless a kind of host overrides them."""
     elements_in: float
-    """Elements of one item that enter the first layer."""
+    """Number of elements per item that enter the first layer."""
     elements_out: tuple[float, ...]
-    """Elements of one item that leave each layer."""
+    """Number of elements per item that leave each layer."""
     element_bytes: float
     """Bytes of an element on a link."""
     input_bytes: float | None = None
-    """Bytes of one item of input; None: as its elements."""
+    """Bytes of one item of input; None if its elements determine them."""
     output_bytes: float | None = None
-    """Bytes of one item of output; None: as its elements."""
+    """Bytes of one item of output; None if its elements determine them."""
 
 
 @dataclass(frozen=True)
 class HostKind:
-    """What layers cost on one kind of host. Lists hold one value for each layer, or nothing."""
+    """Costs of the layers on one kind of host. Lists have one value for each layer, or none."""
 
     name: str
     mem_bytes: float
     bw_bytes_per_s: float
     time_s: tuple[float, ...] = ()
-    """Seconds of each layer for one microbatch; empty: no time."""
+    """Seconds that each layer takes for a microbatch; empty if they take no time."""
     weight_bytes: tuple[float, ...] = ()
-    """Bytes of each layer's weights in the number type of this kind; empty: as the problem says."""
+    """Bytes of each layer's weights in this kind's number type; empty for those of the problem."""
     receive_s: tuple[float, ...] = ()
-    """Seconds of taking a microbatch from a link, where the layer is a stage's first."""
+    """Seconds to take a microbatch from a link if the layer is the first of a stage."""
     send_s: tuple[float, ...] = ()
-    """Seconds of passing a microbatch on, where the layer is a stage's last."""
+    """Seconds to pass a microbatch to a link if the layer is the last of a stage."""
     activation_bytes: tuple[float, ...] = ()
-    """Bytes in use beside weights and buffers while the layer computes."""
+    """Bytes in use while each layer computes, in addition to weights and buffers."""
     feed_s: float = 0.0
-    """Seconds of reading and feeding a microbatch, on the data host."""
+    """Seconds to read and feed a microbatch on the data host."""
     collect_s: float = 0.0
-    """Seconds of collecting the results of a microbatch, on the data host."""
+    """Seconds to collect the results of a microbatch on the data host."""
     stage_s: StageBids = ()
-    """Row ``first`` holds the seconds of stages ``[first, first + 1)`` to ``[first, layers)``, infinite where
-    the host does not take one. Bids stand for times and memory; empty: no bids."""
+    """Bids in seconds, which replace times and memory; empty if there are none. Row ``first`` has those for
+    the stages ``[first, first + 1)`` to ``[first, layers)``, infinite for stages the host cannot take."""
     dtype: str = ""
     """Number type in which the host computes."""
     threads: int | None = None
-    """Number of threads it was profiled with; None where unknown."""
+    """Number of threads it was profiled with, or None if unknown."""
     tokens: tuple[int, ...] = ()
-    """Sentence lengths it was profiled with, shortest first; empty where unknown."""
+    """Sentence lengths it was profiled with, shortest first; empty if unknown."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind as a JSON object; infinite bids are null."""
@@ -115,7 +115,7 @@ class HostKind:
 
 @dataclass(frozen=True)
 class HostLink:
-    """One directed link that overrides what the kinds of its hosts say."""
+    """A directed link that overrides the bandwidth of its hosts' kinds."""
 
     source: str
     target: str
@@ -125,10 +125,10 @@ class HostLink:
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """What the schedule is to be best at, and how long to look for it. Validated on creation.
+    """Objective and limits of the search for a schedule. Validated on creation.
 
     Raises:
-        RequestError: a value outside its range.
+        RequestError: a value is outside its range.
     """
 
     objective: str = "throughput"
@@ -153,31 +153,31 @@ class SolverOptions:
 
 @dataclass(frozen=True)
 class Notes:
-    """What messages say of a problem."""
+    """Details of a problem for messages."""
 
     model: str = "model"
     dtype: str = ""
-    """Number type of the request."""
+    """Number type that was asked for."""
     left_out: tuple[tuple[str, str, str], ...] = ()
-    """Host that cannot take part, its kind, and why."""
+    """Name, kind and reason for each host that cannot take part."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be scheduled, on what."""
+    """A model to schedule, and the hosts to schedule it on."""
 
     layers: LayerSizes
     kinds: tuple[HostKind, ...]
     hosts: Mapping[str, str]
-    """Kind of each host, by name; of equal hosts the first is used first."""
+    """Kind of each host, by name; among equal hosts, earlier ones are preferred."""
     links: tuple[HostLink, ...] = ()
     data_host: str | None = None
-    """Host that reads the inputs and collects the outputs; None: that costs nothing."""
+    """Host that reads the inputs and collects the outputs; None if that costs nothing."""
     batch_size: float = 1.0
-    """Items of a microbatch."""
+    """Number of items in a microbatch."""
     buffers: tuple[float, float] = (2.0, 2.0)
-    """Microbatches held in front of a stage and behind it, as memory."""
+    """Number of microbatches that a stage buffers before and after itself."""
     options: SolverOptions = field(default_factory=SolverOptions)
     notes: Notes = field(default_factory=Notes)
 

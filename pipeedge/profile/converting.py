@@ -29,7 +29,7 @@ def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
     spec = emitting.model_spec(results, str(command.results))
     path, name = command.models_file, results.model_name
     written = emitting.add_model(path, name, spec, overwrite=command.overwrite, lenient=False)
-    tell(f"{path}: {name} {'added' if written else 'unchanged, it is there already'}")
+    tell(f"{path}: {name} {'added' if written else 'unchanged, it exists already'}")
 
 
 def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:

@@ -98,7 +98,7 @@ def parse_place(text: str) -> tuple[str, int]:
     if not port:
         return host, DEFAULT_PORT
     if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-        raise RequestError(f"{text}: the port {port} is none; a port is 1 to 65535")
+        raise RequestError(f"{text}: {port} is not a port; use 1 to 65535")
     return host, int(port)
 
 
@@ -110,8 +110,8 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
 
     Raises:
         RequestError: there is no such host.
-        PeerFailedError: nobody answers there, or it is another program.
-        DeadlineError: it fell silent.
+        PeerFailedError: no measurement server answers there.
+        DeadlineError: the server stopped answering.
     """
     place = f"{host}:{port}"
     try:
@@ -131,7 +131,7 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
         raise DeadlineError(f"--measure-link: {place} did not answer within {figure(IDLE_S)} s") from error
     except OSError as error:
         raise PeerFailedError(
-            f"--measure-link: nobody measures with us at {place} ({error.strerror or error}); start "
+            f"--measure-link: no measurement server at {place} ({error.strerror or error}); start "
             f"'{program_name('profiler.py')} --serve-link' there"
         ) from error
 
@@ -157,7 +157,7 @@ def _timed(
         if operation is _Operation.DISCARD:
             _fill(connection, amount)
         if connection.recv(1) != _DONE:
-            raise ConnectionResetError("another program answers, or it ended")
+            raise ConnectionResetError("another program answers, or the server ended")
     return clock() - began
 
 
@@ -169,7 +169,7 @@ def serve_link(host: str, port: int, tell: Callable[[str], None]) -> NoReturn:
 
     Args:
         host: an address of this machine; empty for all of them.
-        port: where to listen.
+        port: port to listen on.
         tell: called with a line for the user.
 
     Raises:
@@ -196,7 +196,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> str:
-    """Serve one client; what became of it."""
+    """Serve one client and return its outcome."""
     ends = clock() + CLIENT_S
     served = 0
     try:
@@ -205,9 +205,9 @@ def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotoni
         while request := _receive(connection, _REQUEST.size):
             magic, operation, amount = _REQUEST.unpack(request)
             if magic != _MAGIC or operation not in list(_Operation) or amount > _MOST_BYTES:
-                return "is no profiler of this version; refused"
+                return "is not a profiler of this version; refused"
             if clock() > ends:
-                return f"was served for {figure(CLIENT_S)} s, which is enough"
+                return f"was served for {figure(CLIENT_S)} s, the most that a client gets"
             if operation == _Operation.FILL:
                 _fill(connection, amount, until=ends, clock=clock)
             else:
@@ -216,18 +216,18 @@ def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotoni
                 connection.sendall(_DONE)
             served += amount
     except (OSError, PeerError) as error:
-        return f"went away ({error})"
+        return f"disconnected ({error})"
     return f"measured, {figure(round(served / 1e6))} MB moved"
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes; none where the other end has finished."""
+    """Receive exactly ``size`` bytes, or none if the client has finished."""
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
             if data:
-                raise ConnectionResetError("it ended in the middle of a request")
+                raise ConnectionResetError("it closed the connection in the middle of a request")
             return b""
         data += part
     return data
@@ -258,7 +258,7 @@ def _discard(
         _check(until, clock)
         count = connection.recv_into(memory[:amount])
         if not count:
-            raise ConnectionResetError("it ended before all bytes had come")
+            raise ConnectionResetError("the connection closed before all bytes arrived")
         amount -= count
 
 

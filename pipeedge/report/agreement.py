@@ -65,7 +65,7 @@ class Agreement:
     def __str__(self) -> str:
         return (
             f"{self.part:.4f} of {count(self.items, 'item')} as in float32, largest deviation "
-            f"{figure(self.largest_deviation, 3)}, cosine {self.cosine_mean:.5f} in the mean and "
+            f"{figure(self.largest_deviation, 3)}, cosine {self.cosine_mean:.5f} on average and "
             f"{self.cosine_min:.5f} at least"
         )
 

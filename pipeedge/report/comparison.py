@@ -61,11 +61,11 @@ def _whole(a: SavedRun, b: SavedRun) -> Iterator[ComparedFigure]:
         ("items", "items", "", None),
     ):
         yield from _figures(name, a.figures.get(key), b.figures.get(key), unit, more)
-    for key, name in (("p50", "latency, median"), ("p95", "latency, 95 %"), ("max", "latency, at most")):
+    for key, name in (("p50", "latency, median"), ("p95", "latency, 95 %"), ("max", "latency, maximum")):
         yield from _figures(name, (a.latency_s or {}).get(key), (b.latency_s or {}).get(key), "s", False)
     yield from _figures("accuracy", _top1(a), _top1(b), "", True)
     yield from _figures(
-        "energy of an item",
+        "energy per item",
         a.energy.joules_per_item if a.energy else None,
         b.energy.joules_per_item if b.energy else None,
         "J",
@@ -86,10 +86,10 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigur
     yield ComparedFigure("computes in", *both(lambda stage: stage.dtype))
     yield ComparedFigure("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
     for key, name, unit, more in (
-        ("compute_s_mean", "computing a microbatch", "s", False),
-        ("recv_wait_s_mean", "waiting for one", "s", None),
-        ("send_s_mean", "one on the link", "s", False),
-        ("bytes_out_mean", "sent of one", "B", None),
+        ("compute_s_mean", "compute a microbatch", "s", False),
+        ("recv_wait_s_mean", "wait for a microbatch", "s", None),
+        ("send_s_mean", "microbatch on the link", "s", False),
+        ("bytes_out_mean", "bytes sent per microbatch", "B", None),
         ("rss_peak_mb", "peak memory", "MB", False),
     ):
         figures = [None if stage is None else stage.figures.get(key) for stage in (a, b)]

@@ -1,4 +1,4 @@
-"""The data rank's two ends of the pipeline: the input goes in, the results come out."""
+"""Feed the pipeline and collect its results, on the data rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Feeder:
             batch = group.collate(reserved.payload)
             now = self.lane.enter(Doing.WAIT_LINK)
             with self._lock:
-                # What is known of the items waits here for the result; their values need not.
+                # Labels and sources are kept here until the result arrives; the values are not needed.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
@@ -113,14 +113,14 @@ class Collection:
 
 
 class Collector:
-    """Takes the results from the last stage and writes them, in input order."""
+    """Receives the results from the last stage and writes them in input order."""
 
     def __init__(
         self, feeder: Feeder, incoming: Incoming, collection: Collection, lane: Lane | None = None
     ) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter)
         self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
-        """Places in the input and outputs of the microbatches with the first ``keep_items`` items."""
+        """Places in the input, and outputs, of the microbatches with the first ``keep_items`` items."""
         self._feeder = feeder
         self._incoming = incoming
         self._collection = collection
@@ -128,7 +128,7 @@ class Collector:
         """Seconds of each microbatch from leaving the data rank to its return."""
         self.accuracy = Accuracy()
         self.not_finite = 0
-        """Items whose outputs hold NaN or infinity."""
+        """Number of items whose outputs contain NaN or infinity."""
         self.elapsed_s = 0.0
         """Seconds from the beginning of reading to the last result."""
         self._first_at: float | None = None

@@ -1,7 +1,6 @@
-"""One rank of a pipeline as a program: arguments, one call, an exit status.
+"""Run one rank of a pipeline from the command line.
 
-The script ``runtime.py`` at the top of the repository and ``python -m pipeedge.run.main``, which needs no
-checkout, are both this module.
+The script ``runtime.py`` in a checkout and ``python -m pipeedge.run.main`` both run this module.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminat
 PROGRAM = "runtime.py"
 
 _M_ARENA_MAX = -8
-"""As in glibc's malloc.h."""
+"""Value of ``M_ARENA_MAX`` in glibc's malloc.h."""
 
 
 def main() -> NoReturn:
@@ -41,10 +40,10 @@ def main() -> NoReturn:
 def _run() -> None:
     command = parse_runtime(sys.argv[1:], Environment.read())
     share_one_heap()
-    # What torch logs of a broken connection precedes the one line that tells why; it reads this on import.
+    # Otherwise torch logs broken connections before the line with the reason. It reads this when imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Only now: torch takes seconds to import, and a mistake is to be answered at once. Its native part
-    # aborts, at length, when it is to carry a KeyboardInterrupt; there is nothing to clean up yet anyway.
+    # Imported late, because torch takes seconds to import, and mistakes should be reported at once. Its
+    # native part aborts with a long message on KeyboardInterrupt; there is nothing to clean up yet.
     with signals_end_at_once():
         from pipeedge.base.console import StandardOutput
         from pipeedge.run.pipeline import run, show_schedule
@@ -60,7 +59,7 @@ def _run() -> None:
 
 @contextmanager
 def signals_end_at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process without a word, unless they are ignored."""
+    """Let SIGINT and SIGTERM end the process silently, unless they are ignored."""
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in ours.items():
         if handler is not signal.SIG_IGN:
@@ -73,11 +72,11 @@ def signals_end_at_once() -> Iterator[None]:
 
 
 def share_one_heap() -> None:
-    """Let all threads of this process allocate from one heap, where the C library is glibc.
+    """Let all threads of this process allocate from one heap, if the C library is glibc.
 
-    By default each thread gets a heap of its own, and what one has freed is of no use to another: the
-    activations of the computing thread then come on top of what loading has left behind (46 MB for a
-    quarter of ViT-Large). One thread computes, so nobody waits for the heap's lock.
+    By default each thread gets its own heap, and cannot use memory that another thread has freed: the
+    activations of the computing thread would come on top of what loading left behind (46 MB for a quarter
+    of ViT-Large). Only one thread computes, so there is no contention for the heap's lock.
     """
     if not sys.platform.startswith("linux"):
         return

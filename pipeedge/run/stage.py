@@ -1,8 +1,8 @@
-"""One stage: decode, compute, encode one microbatch at a time.
+"""Decode, compute and encode the microbatches of one stage.
 
     packet ──Decode──> payload ──Stage──> payload ──Encode──> packet
 
-Only what crosses a compressed link is decoded and encoded.
+Only payloads of compressed links are decoded and encoded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Decode", "Encode", "Stage", "resolve_device"]
 
 
 class Stage:
-    """Computes microbatches. Links are over the CPU, whatever the device.
+    """Computes microbatches. Payloads are on the CPU, whatever the device.
 
     Args:
-        shard: the layers of this stage.
-        device: where they are.
-        pixels: what the bytes of pictures stand for, on a first stage that is sent pictures as bytes.
+        shard: layers of this stage.
+        device: device of the shard.
+        pixels: value of each pixel byte, for a first stage that receives pictures as bytes.
     """
 
     def __init__(self, shard: Shard, device: torch.device, pixels: PixelTable | None = None) -> None:
@@ -36,7 +36,7 @@ class Stage:
         self._pixels = pixels
 
     def __call__(self, packet: Packet) -> Packet:
-        """Compute this stage's layers on a microbatch. Its number and items do not change."""
+        """Compute this stage's layers on a microbatch, which keeps its number and items."""
         with torch.inference_mode():
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
             if self._pixels is not None:
@@ -46,7 +46,7 @@ class Stage:
 
 
 class Decode:
-    """Turns what came over a compressed link into values again."""
+    """Decodes the packets of a compressed link."""
 
     def __init__(self, source: int) -> None:
         self._source = source
@@ -61,7 +61,7 @@ class Decode:
         """Decode the payload of a packet.
 
         Raises:
-            PeerFailedError: rank ``source`` sent something else.
+            PeerFailedError: rank ``source`` sent a payload that is malformed.
         """
         try:
             payload = self._decoder.decode(packet.payload)
@@ -71,14 +71,15 @@ class Decode:
 
 
 class Encode:
-    """Turns values into what goes over a compressed link.
+    """Encodes the packets of a compressed link.
 
     Args:
-        bits: of each microbatch, asked once for each, in order: its number and its items.
-        clamp: as ``LinkEncoder`` has it.
-        window: microbatches of one choice of levels.
-        stage: that sends.
-        rank: of it.
+        bits: function that returns the bits of a microbatch from its number and its items; called once for
+            each, in order.
+        clamp: method of clamping.
+        window: number of microbatches for which levels are kept.
+        stage: sending stage.
+        rank: rank of that stage.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Encode:
         """Encode the payload of a packet.
 
         Raises:
-            NonFiniteError: a NaN or an infinity; the message names the microbatch, the stage, the rank.
+            NonFiniteError: a value is NaN or infinite; the message names microbatch, stage and rank.
         """
         bits = self._bits(packet.number, packet.items)
         try:
@@ -100,8 +101,8 @@ class Encode:
                 payload = self._encoder.encode(packet.payload, bits)
         except NonFiniteError as error:
             raise NonFiniteError(
-                f"microbatch {packet.number}: {self._where} computed values that no {bits} bits stand "
-                f"for ({error}); check its weights and the input, or send them as they are (-q 0)"
+                f"microbatch {packet.number}: {self._where} computed values that {bits} bits cannot "
+                f"represent ({error}); check its weights and the input, or do not compress them (-q 0)"
             ) from error
         return _with_payload(packet, payload)
 
@@ -126,7 +127,7 @@ def resolve_device(name: str) -> torch.device:
     """Return the device called ``name``: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        RequestError: no such device here.
+        RequestError: this machine has no such device.
     """
     try:
         device = torch.device(name)

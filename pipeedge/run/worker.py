@@ -4,12 +4,12 @@
     data rank        source  ──> [feed] ──> link to stage 0 ──> [watch]
                      link from the last stage ──> [collect] ──> results
 
-Each [ ] is one thread. A link carries at most two microbatches, which is all that can wait in front of
-a stage, so a slow stage slows its predecessors instead of filling its own memory. Watching is not on
-the way of the data: it measures how long each microbatch occupies the link.
+Each [ ] is one thread. A link carries at most two microbatches, which is all that can wait before a
+stage, so a slow stage slows down its predecessors instead of filling its own memory. The watching thread
+does not delay the data: it measures how long each microbatch occupies the link.
 
-A thread ends when its input has ended, or because something failed: the first exception of any of
-them is kept, and raised where ``Crew.wait`` is called. Nothing polls.
+A thread ends when its input ends, or when something fails: the first exception of any thread is kept, and
+raised where ``Crew.wait`` is called. Nothing polls.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Activity:
                 self._awaiting.remove(peer)
 
     def sent(self, peer: int) -> None:
-        """One more microbatch, or the end mark, was handed to the link to ``peer``."""
+        """Count a microbatch, or the end mark, that was handed to the link to ``peer``."""
         with self._lock:
             self._sent[peer] = self._sent.get(peer, 0) + 1
 
     def received(self, peer: int) -> None:
-        """One more microbatch, or the end mark, has come from ``peer``."""
+        """Count a microbatch, or the end mark, that was received from ``peer``."""
         with self._lock:
             self._received[peer] = self._received.get(peer, 0) + 1
 
@@ -230,7 +230,7 @@ class Outgoing:
         self._watched.finish()
 
     def run(self) -> None:
-        """Watch packets arrive, until the last."""
+        """Watch packets until the last one has arrived."""
         if self._receipts:
             self._hear_of_arrivals()
             return
@@ -238,14 +238,14 @@ class Outgoing:
         while (watched := self._watched.get()) is not None:
             watched.shipment.wait()
             now = self._clock()
-            # Without the one before it, nobody knows since when the link was this packet's own.
+            # Without the previous packet, it is unknown since when this one had the link for itself.
             if watched.number == previous + 1:
                 since = max(watched.started, free_at)
                 seconds = now - since
                 self.seconds.add(seconds)
                 if self._lane is not None:
                     self._lane.add(watched.microbatch, watched.shipment.bytes, since, now)
-                # Where the one before it was still under way, its arrival may have been noticed late.
+                # If the previous packet was still in flight, its arrival may have been noticed late.
                 if seconds > 0 and free_at <= watched.started:
                     self.best_bytes_per_s = max(self.best_bytes_per_s, watched.shipment.bytes / seconds)
             free_at, previous = now, watched.number
@@ -266,12 +266,12 @@ class Outgoing:
 
     @property
     def link_s(self) -> float | None:
-        """Median time of a packet on the link, in seconds, or None if no receipt told it."""
+        """Median seconds of a packet on the link, or None without receipts."""
         return statistics.median(self._link_seconds) if self._link_seconds else None
 
     @property
     def send_s_best(self) -> float:
-        """Seconds for a packet of mean size at the best pace seen."""
+        """Seconds that a packet of mean size takes at the highest rate seen."""
         return self.bytes.mean / self.best_bytes_per_s if self.best_bytes_per_s else 0.0
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class StageLoop:
             came = self._bytes(packet)
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
-                    packet = self._step(packet)  # lets go of the input while the link is full
+                    packet = self._step(packet)  # the input is released while the link is full
             except PipeEdgeError:
                 raise
             except Exception as error:
@@ -351,7 +351,7 @@ class StageLoop:
         return sum(tensor.nbytes for tensor in packet.payload)
 
     def work(self) -> StageWork:
-        """Return how the time has been spent so far."""
+        """Return how the stage has spent its time so far."""
         totals = self.lane.totals()
         return StageWork(
             busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
