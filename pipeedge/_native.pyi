@@ -7,13 +7,13 @@ import numpy.typing as npt
 
 @final
 class ScheduleResult:
-    """A schedule and what is proven about it."""
+    """A schedule, with its proven bound."""
 
     @property
     def status(self) -> Literal["optimal", "bounded", "infeasible", "unknown"]:
-        """Whether the objective is proven to be the least, is one within ``gap`` of it, or there is none.
+        """Whether the schedule is proven optimal, is within ``gap`` of the optimum, or does not exist.
 
-        ``unknown``: the time was up before any schedule was found or ruled out.
+        ``unknown`` means that the time was up before a schedule was found or ruled out.
         """
 
     @property
@@ -22,54 +22,54 @@ class ScheduleResult:
 
     @property
     def link_bits(self) -> list[int]:
-        """Bits a value on the link behind each stage but the last; 0: as it is."""
+        """Bits per value on the link after each stage except the last; 0 for uncompressed."""
 
     @property
     def objective_s(self) -> float:
-        """Seconds: the bottleneck or the latency, as asked for; infinite without a schedule."""
+        """Bottleneck or latency in seconds, depending on the objective; infinite without a schedule."""
 
     @property
     def lower_bound_s(self) -> float:
-        """Seconds that no schedule can beat; infinite when none exists."""
+        """Lower bound on the objective of all schedules in seconds; infinite if none exists."""
 
     @property
     def gap(self) -> float:
-        """``(objective - lower bound) / objective``; 0 when proven, 1 when nothing was found."""
+        """``(objective - lower bound) / objective``; 0 if proven optimal, 1 if nothing was found."""
 
     @property
     def bottleneck_s(self) -> float:
-        """Seconds between one microbatch and the next: the slowest stage or link."""
+        """Seconds between consecutive microbatches, which the slowest stage or link takes."""
 
     @property
     def latency_s(self) -> float:
-        """Seconds of one microbatch through an idle pipeline, all stages and links."""
+        """Seconds of one microbatch through all stages and links of an idle pipeline."""
 
     @property
     def elapsed_s(self) -> float:
         """Seconds the solver took."""
 
 def at_length(lengths: list[float], values: list[float], wanted: float, layer: int) -> float:
-    """Return what a layer takes for sentences of ``wanted`` tokens (``src-native/core/lengths.hpp``).
+    """Scale a layer's cost to sentences of ``wanted`` tokens (``src-native/core/lengths.hpp``).
 
     Args:
-        lengths: tokens of a sentence at which it was measured, ascending.
-        values: what was measured at each of them.
-        wanted: tokens of a sentence.
-        layer: from 0, which says whether it holds attention; -1: a quantity that grows as bytes do.
+        lengths: sentence lengths in tokens for which it was measured, ascending.
+        values: measured cost for each length.
+        wanted: sentence length in tokens.
+        layer: layer from 0, which determines whether it has attention; -1 for costs that grow with bytes.
     """
 
 def element_bytes() -> dict[str, int]:
     """Return the bytes of a value that crosses a cut, by the number type of the stage that sends it."""
 
 def scaled_weights(dtype: str, float32_bytes: list[float]) -> list[float]:
-    """Return the bytes of each layer's weights in a number type, where no profile says them exactly.
+    """Return the bytes of each layer's weights in a number type, for profiles that do not have them.
 
     Args:
         dtype: number type, without ``torch.``.
         float32_bytes: bytes of each layer's weights in float32.
 
     Raises:
-        ValueError: a number type that is not known.
+        ValueError: the number type is unknown.
     """
 
 def schedule(
@@ -103,41 +103,41 @@ def schedule(
     """Find the best schedule of ``L`` layers on ``H`` hosts of ``T`` types, without the interpreter lock.
 
     Args:
-        mem_bytes: ``[L]``, weights of each layer.
-        elements_out: ``[L]``, elements of one item that leave each layer.
-        elements_in: elements of one item that enter the first layer.
+        mem_bytes: ``[L]``, bytes of each layer's weights.
+        elements_out: ``[L]``, elements per item that leave each layer.
+        elements_in: elements per item that enter the first layer.
         type_mem_bytes: ``[T]``, memory of a host of each type.
-        type_bw_bytes_per_s: ``[T]``, bandwidth of a host's interface, either direction.
+        type_bw_bytes_per_s: ``[T]``, bandwidth of a host's interface in each direction.
         type_time_s: ``[T, L]``, seconds of each layer for a microbatch of ``batch_size`` items.
         host_types: ``[H]``, index of each host's type.
-        link_hosts: ``[K, 2]``, from and to, of links that differ from what the types say. The opposite
-            direction, unless listed, is the same.
-        link_bw_bytes_per_s: ``[K]``; 0 means that nothing passes.
+        link_hosts: ``[K, 2]``, source and destination of links that override the bandwidth of the types. The
+            opposite direction is the same unless it is listed.
+        link_bw_bytes_per_s: ``[K]``; 0 means that there is no link.
         link_latency_s: ``[K]``, added to each message.
-        data_host: the host whose links to the first stage and from the last are counted.
-        batch_size: items of a microbatch.
+        data_host: host whose links to the first stage and from the last one are taken into account.
+        batch_size: number of items in a microbatch.
         element_bytes: bytes of an element.
-        buffers_in: microbatches held in front of a stage, as memory.
-        buffers_out: microbatches held behind it.
-        objective: the least bottleneck (then fewest hosts, then least latency), or the least latency
-            (then least bottleneck, then fewest hosts).
-        time_limit_s: wall clock; when it is up, the best answer so far is returned with its bound.
-        type_receive_s: ``[T, L]``, seconds of taking a microbatch from a link, where the layer is the first
-            of its stage; without it nothing.
-        type_send_s: ``[T, L]``, the same of passing it on, where the layer is the last.
-        type_activation_bytes: ``[T, L]``, memory beside weights and buffers while the layer computes; a stage
-            needs the largest.
-        type_stage_s: ``[T, L + 1, L + 1]``, what a type bids for the stage ``[first, last)``, infinite where
-            it does not take it. Bids stand for times, handling and memory, which should be 0 then.
-        link_bits: bits a value on links between stages, 0: as they are; None: as wide as links can be without
-            being the bottleneck (throughput only).
-        type_feed_s: ``[T]``, seconds to read and feed a microbatch where a type is the data host's.
-        type_collect_s: ``[T]``, seconds to collect its results there. A stage on the data host takes both
-            beside its own time; without one they overlap.
-        input_bytes: bytes of one item of input; None: ``elements_in * element_bytes``.
+        buffers_in: number of microbatches that a stage buffers before itself.
+        buffers_out: number of microbatches that it buffers after itself.
+        objective: smallest bottleneck (then fewest hosts, then smallest latency), or smallest latency (then
+            smallest bottleneck, then fewest hosts).
+        time_limit_s: wall-clock limit, after which the best schedule so far is returned with its bound.
+        type_receive_s: ``[T, L]``, seconds to take a microbatch from a link if the layer is the first of its
+            stage (0).
+        type_send_s: ``[T, L]``, seconds to pass it to a link if the layer is the last of its stage (0).
+        type_activation_bytes: ``[T, L]``, memory in use while the layer computes, besides weights and buffers;
+            a stage needs the largest.
+        type_stage_s: ``[T, L + 1, L + 1]``, bid of a type for the stage ``[first, last)``, infinite if it does
+            not take it. Bids replace times, handling and memory, which should then be 0.
+        link_bits: bits per value on links between stages, 0 for uncompressed; None for the widest with which
+            no link is the bottleneck (throughput only).
+        type_feed_s: ``[T]``, seconds to read and feed a microbatch on a data host of this type.
+        type_collect_s: ``[T]``, seconds to collect its results there. A stage on the data host takes both in
+            addition to its own time; otherwise they overlap.
+        input_bytes: bytes of one item of input (``elements_in * element_bytes``).
 
     Raises:
-        ValueError: shapes that disagree, numbers that are negative or not finite, indices out of range.
+        ValueError: shapes differ, a number is negative or not finite, or an index is out of range.
     """
 
 # --- codec: the layout of the codes is in src-native/codec/codec.hpp ---
@@ -145,7 +145,7 @@ def schedule(
 def packed_bytes(count: int, bits: int) -> int:
     """Return the bytes of ``count`` codes of ``bits`` bits.
 
-    That is ``ceil(count * bits / 8)``, and up to 2 more where the last block is not a multiple of 8.
+    That is ``ceil(count * bits / 8)``, and up to 2 more if the last block is not a multiple of 8.
 
     Raises:
         ValueError: bits other than 2 to 8 and 16.
@@ -165,17 +165,17 @@ def encode(
     """Quantise and pack ``values``: ``x' = offset + code * scale``, a scale and an offset for each row.
 
     The levels of a row run from ``max(min, mean - low * deviation)`` to ``min(max, mean + high *
-    deviation)``, both included; the deviation is the mean absolute one. Infinite factors give the whole
-    range. A row whose values are all the same is exact.
+    deviation)``, inclusive; the deviation is the mean absolute deviation. Infinite factors give the whole
+    range. A row of equal values is exact.
 
     Args:
         values: contiguous; float32, or the bits of bfloat16 as uint16.
-        rows: of equal length, into which the values are split.
+        rows: number of rows of equal length.
         bits: 2 to 8, or 16.
         low: factor for the lower end of the range, 0 or more.
         high: factor for the upper end, 0 or more.
-        codes: written; ``packed_bytes`` of them.
-        ranges: written; the scales of all rows, then the offsets.
+        codes: output of ``packed_bytes`` bytes.
+        ranges: output with the scales of all rows, then the offsets.
         variant: one of ``codec_variants``; None for the best. All give the same result.
 
     Returns:

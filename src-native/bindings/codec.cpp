@@ -1,7 +1,7 @@
-// The codec: numpy arrays in and out, in place.
+// The codec for numpy arrays, without copies.
 //
-// The caller's arrays are used where they are, with the interpreter lock released; a caller that changes
-// them meanwhile gets codes of what was there.
+// The caller's arrays are read and written in place with the interpreter lock released. If the caller changes
+// them meanwhile, the result is a mixture.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -148,15 +148,15 @@ std::size_t packed_bytes(py::ssize_t count, int bits) {
 }  // namespace
 
 void bind_codec(py::module_& module) {
-  module.def("packed_bytes", &packed_bytes, "Bytes of so many packed codes.", py::arg("count"), py::arg("bits"));
-  module.def("encode", &encode, "Quantise and pack values, a range for each row.", py::kw_only(), py::arg("values"),
+  module.def("packed_bytes", &packed_bytes, "Return the bytes of `count` packed codes.", py::arg("count"), py::arg("bits"));
+  module.def("encode", &encode, "Quantise and pack values, with a range for each row.", py::kw_only(), py::arg("values"),
              py::arg("rows"), py::arg("bits"), py::arg("low"), py::arg("high"), py::arg("codes"), py::arg("ranges"),
              py::arg("variant") = py::none());
-  module.def("decode", &decode, "Values of packed codes.", py::kw_only(), py::arg("codes"), py::arg("ranges"),
+  module.def("decode", &decode, "Write the values of packed codes.", py::kw_only(), py::arg("codes"), py::arg("ranges"),
              py::arg("bits"), py::arg("values"), py::arg("variant") = py::none());
-  module.def("row_statistics", &row_statistics, "Minimum, maximum, mean and mean absolute deviation of rows.",
+  module.def("row_statistics", &row_statistics, "Return the statistics of rows.",
              py::arg("values"), py::arg("rows"));
-  module.def("squared_error", &squared_error, "What quantisation would lose.", py::kw_only(), py::arg("values"),
+  module.def("squared_error", &squared_error, "Return the sum of squared errors that quantisation would cause.", py::kw_only(), py::arg("values"),
              py::arg("statistics"), py::arg("bits"), py::arg("low"), py::arg("high"));
-  module.def("codec_variants", &codec_variants, "Instruction sets the codec may use here, best first.");
+  module.def("codec_variants", &codec_variants, "Return the instruction sets that this processor supports, best first.");
 }

@@ -1,4 +1,4 @@
-// The parts of pipeedge._native. The files in this directory alone include pybind11.
+// The parts of pipeedge._native. Only the files in this directory include pybind11.
 #pragma once
 
 #include <pybind11/pybind11.h>

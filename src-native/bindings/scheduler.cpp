@@ -1,7 +1,7 @@
-// schedule(): flat numpy arrays in, plain values out.
+// schedule(): takes flat numpy arrays, and returns plain values.
 //
-// Arguments are copied into the core's own types before the interpreter lock is released, so that no
-// Python object is touched without it.
+// Arguments are copied to the core's types before the interpreter lock is released, so no Python object is
+// used without it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -165,7 +165,7 @@ struct ScheduleResult {
   pipeedge::Solution solution;
   std::vector<int> cut_bits;
 
-  // Bits a value behind each stage but the last; 0: as it is.
+  // Bits per value after each stage except the last; 0: uncompressed.
   std::vector<int> link_bits() const {
     std::vector<int> bits;
     for (std::size_t s = 0; s + 1 < solution.stages.size(); ++s) {
@@ -224,7 +224,7 @@ ScheduleResult schedule(const Doubles& mem_bytes, const Doubles& elements_out, d
 }  // namespace
 
 void bind_scheduler(py::module_& module) {
-  py::class_<ScheduleResult>(module, "ScheduleResult", "A schedule and what is proven about it.")
+  py::class_<ScheduleResult>(module, "ScheduleResult", "A schedule, with its proven bound.")
       .def_property_readonly("status", [](const ScheduleResult& r) { return name_of(r.solution.status); })
       .def_property_readonly("stages", &ScheduleResult::stages)
       .def_property_readonly("link_bits", &ScheduleResult::link_bits)
@@ -241,7 +241,7 @@ void bind_scheduler(py::module_& module) {
         const auto growth = layer < 0 ? pipeedge::Growth::kLinear : pipeedge::growth_of(layer);
         return pipeedge::at_length(lengths, values, wanted, growth);
       },
-      "What a layer takes for sentences of another length (see _native.pyi).", py::arg("lengths"),
+      "Scale a layer's cost to sentences of another length (see _native.pyi).", py::arg("lengths"),
       py::arg("values"), py::arg("wanted"), py::arg("layer"));
 
   module.def(
@@ -253,7 +253,7 @@ void bind_scheduler(py::module_& module) {
         }
         return found;
       },
-      "Bytes of a value that crosses a cut, by number type (see _native.pyi).");
+      "Return the bytes of a value that crosses a cut, by number type (see _native.pyi).");
   module.def(
       "scaled_weights",
       [](const std::string& dtype, std::vector<double> float32_bytes) {
@@ -261,11 +261,11 @@ void bind_scheduler(py::module_& module) {
         if (type == nullptr) throw py::value_error("unknown number type '" + dtype + "'");
         return pipeedge::scaled_weights(*type, std::move(float32_bytes));
       },
-      "Weights of each layer in a number type (see _native.pyi).", py::arg("dtype"), py::arg("float32_bytes"));
+      "Estimate the bytes of weights in a number type (see _native.pyi).", py::arg("dtype"), py::arg("float32_bytes"));
 
   const Integers no_hosts(std::vector<py::ssize_t>{0, 2});
   const Doubles no_numbers(py::ssize_t{0});
-  module.def("schedule", &schedule, "The best schedule of a model's layers on hosts (see _native.pyi).",
+  module.def("schedule", &schedule, "Find the best schedule of a model's layers on hosts (see _native.pyi).",
              py::kw_only(), py::arg("mem_bytes"), py::arg("elements_out"), py::arg("elements_in"),
              py::arg("type_mem_bytes"), py::arg("type_bw_bytes_per_s"), py::arg("type_time_s"),
              py::arg("host_types"), py::arg("link_hosts") = no_hosts,

@@ -1,4 +1,4 @@
-// sched-pipeline: files and options in, a schedule out. Decides nothing itself.
+// sched-pipeline: reads options and files, and prints a schedule. Makes no decisions itself.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -38,7 +38,7 @@ class Messages {
   std::string program_;
 };
 
-// Throws std::runtime_error where standard output does not take it (a full disk, a closed pipe).
+// Throws std::runtime_error if standard output cannot be written (a full disk, a closed pipe).
 void print(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     throw std::runtime_error("cannot write to standard output");
@@ -52,7 +52,7 @@ std::string read_standard_input() {
     if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
     text.append(chunk.data(), got);
   }
-  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read to its end");
+  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
   return text;
 }
 
@@ -81,7 +81,7 @@ NamedProblem read_request(const CommandLine& line) {
   return read_problem(yaml::read_text(line.problem), line.problem);
 }
 
-// One entry for each change on its own and, where there are several, one for all of them together.
+// One entry for each change and, if there are several, one for all of them together.
 struct Scenario {
   std::string text;
   Problem problem;
@@ -99,7 +99,7 @@ std::vector<Scenario> scenarios(const Problem& today, const std::vector<Change>&
   return found;
 }
 
-// With the bits that were asked for, which the answer's problem has.
+// With the requested bits, which the solution's problem has.
 AutoBits solved(const Problem& problem, const CommandLine& line) {
   if (line.auto_link_bits) return solve_with_auto_bits(problem, line.solver);
   AutoBits answer{with_link_bits(problem, line.link_bits), {}};

@@ -9,7 +9,7 @@
 namespace pipeedge::cli {
 namespace {
 
-// A whole number of digits only, within [least, most].
+// A whole number in digits, within [least, most].
 double whole_number(const std::string& option, const std::string& text, double least, double most) {
   const bool digits =
       !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
@@ -39,11 +39,11 @@ double positive_number(const std::string& option, const std::string& text) {
   return value;
 }
 
-// Everything about one option stands in one row: how it is read, and what --help says of it.
+// An option: its names, its parser, and its text in --help.
 struct Option {
   std::vector<const char*> names;      // "-b", "--batch-size"
-  const char* value;                   // what stands for its value in the help; null: a flag
-  const char* help;                    // lines, divided by \n
+  const char* value;                   // placeholder of its value in the help; null for a flag
+  const char* help;                    // lines separated by \n
   std::function<void(CommandLine&, const std::string& name, const std::string& value)> read;
 };
 
@@ -82,11 +82,11 @@ Change added_hosts(const std::string& name, const std::string& value) {
 
 std::vector<Group> option_groups() {
   return {
-      {"What is known",
+      {"Files",
        {
            {{"-sm", "-M", "--models-file"},
             "FILE",
-            "models and what their layers need [models.yml]",
+            "models, with the sizes of their layers [models.yml]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.models_file = nonempty(n, v);
             }},
@@ -98,48 +98,48 @@ std::vector<Group> option_groups() {
             }},
            {{"-sd", "-D", "--dev-file"},
             "FILE",
-            "the hosts of each device type [devices.yml]",
+            "hosts of each device type [devices.yml]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_file = nonempty(n, v); }},
            {{"--dev-neighbors-file"},
             "FILE",
-            "bandwidth and latency of pairs of hosts; a pair given\n"
-            "one way is the same both ways, one that is not given\n"
-            "has the bandwidth of the slower of its device types",
+            "bandwidth and latency of individual links; a link given\n"
+            "in one direction is used for both, and one not given has\n"
+            "the smaller bandwidth of the two device types",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.dev_neighbors_file = nonempty(n, v);
             }},
            {{"--problem"},
             "FILE",
-            "instead of these files and of what to schedule: the\n"
-            "problem as JSON, - for standard input",
+            "problem as JSON, in place of the files above and of the\n"
+            "options below; - for standard input",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.problem = nonempty(n, v); }},
        }},
-      {"What to schedule",
+      {"Problem",
        {
            {{"-m", "--model-name"},
             "NAME",
-            "the model [google/vit-base-patch16-224]",
+            "model to schedule [google/vit-base-patch16-224]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.model = nonempty(n, v);
             }},
            {{"-b", "--batch-size"},
             "N",
-            "items in a microbatch, as it was profiled [8]",
+            "items in a microbatch, as profiled [8]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.batch_size = whole_number(n, v, 1, 1e9);
             }},
            {{"-d", "--dtype"},
             "TYPE",
             "float32, float16, bfloat16 or int8, with or without\n"
-            "\"torch.\" before it [torch.float32]",
+            "the prefix \"torch.\" [torch.float32]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.dtype = nonempty(n, v);
             }},
            {{"--dtype-of"},
             "TYPE=DTYPE",
-            "the dtype of one device type, for clusters that mix\n"
-            "them (may be repeated); device types without it take\n"
-            "no part, links are counted in the widest dtype",
+            "dtype of one device type, for clusters that mix dtypes\n"
+            "(may be repeated); device types without one are not\n"
+            "used, and links carry the widest dtype",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               const std::size_t equals = v.rfind('=');
               if (equals == std::string::npos || equals == 0) {
@@ -149,28 +149,28 @@ std::vector<Group> option_groups() {
             }},
            {{"--tokens"},
             "N",
-            "tokens of the longest sentence, for models of text:\n"
-            "what was profiled with others is scaled [as profiled]",
+            "tokens of the longest sentence, for text models;\n"
+            "profiles of other lengths are scaled [as profiled]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.tokens = whole_number(n, v, 1, 1e9);
             }},
            {{"-i", "--buffers-in"},
             "N",
-            "microbatches a stage holds before it computes [2]",
+            "microbatches that a stage buffers before computing [2]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.buffers_in = whole_number(n, v, 0, 1e6);
             }},
            {{"-o", "--buffers-out"},
             "N",
-            "microbatches a stage holds until they are sent [2]",
+            "microbatches that a stage buffers for sending [2]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.buffers_out = whole_number(n, v, 0, 1e6);
             }},
            {{"--data-host"},
             "HOST",
-            "the host that reads the inputs and collects the\n"
-            "outputs; its links to the first and from the last\n"
-            "stage count too",
+            "host that reads the inputs and collects the outputs;\n"
+            "its links to the first stage and from the last one\n"
+            "are taken into account",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.data_host = nonempty(n, v);
             }},
@@ -184,28 +184,27 @@ std::vector<Group> option_groups() {
             }},
            {{"--hosts"},
             "HOST,...",
-            "of the hosts in the devices file, those to schedule on\n"
-            "[all]",
+            "hosts to use, from the devices file [all]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.hosts = names(n, v);
             }},
            {{"--link-bits"},
             "N|auto",
-            "bits a value on links between stages: 2 to 8, 16, or\n"
-            "0 as it is; auto: as many as it takes for no link to\n"
-            "be the bottleneck, each link its own [0]",
+            "bits per value on links between stages: 2 to 8, 16, or 0\n"
+            "for uncompressed; auto: for each link the most bits with\n"
+            "which the throughput is highest [0]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.auto_link_bits = v == "auto";
               c.link_bits = c.auto_link_bits ? 0 : link_bits(n, v);
             }},
        }},
-      {"What is best",
+      {"Objective",
        {
            {{"--objective"},
             "WHICH",
-            "throughput: the slowest stage or link is as fast as\n"
-            "can be; latency: one microbatch is through as soon\n"
-            "as can be [throughput]",
+            "throughput: make the slowest stage or link as fast as\n"
+            "possible; latency: minimise the time of a microbatch\n"
+            "through the idle pipeline [throughput]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "throughput" && v != "latency") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput nor latency");
@@ -214,46 +213,46 @@ std::vector<Group> option_groups() {
             }},
            {{"--time-limit"},
             "SECONDS",
-            "stop then, with the best schedule so far and how far\n"
-            "from the optimum it can be at most [10]",
+            "stop after this time, with the best schedule so far and\n"
+            "a bound on its distance from the optimum [10]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.solver.time_limit_s = positive_number(n, v);
             }},
        }},
-      {"What if (one line each: the new throughput beside today's; may be repeated;\n"
+      {"What if (each prints a line with the new throughput and today's; may be repeated;\n"
        "several are also tried together)",
        {
            {{"--add-host"},
             "TYPE=N",
-            "N more hosts of this device type",
+            "add N hosts of this device type",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back(added_hosts(n, v));
             }},
            {{"--remove-host"},
             "HOST",
-            "without this host",
+            "remove this host",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back({Change::Kind::kRemoveHost, nonempty(n, v), 0, 1, n + " " + v});
             }},
            {{"--scale-bandwidth"},
             "X",
-            "every bandwidth times X",
+            "multiply every bandwidth by X",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.changes.push_back({Change::Kind::kScaleBandwidth, "", 0, positive_number(n, v), n + " " + v});
             }},
        }},
-      {"What to print",
+      {"Output",
        {
            {{"--explain"},
             nullptr,
-            "the stages and what they cost, the bottleneck, the\n"
-            "bound, and why a host is not used",
+            "print the stages with their costs, the bottleneck, the\n"
+            "lower bound, and why hosts are not used",
             [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
            {{"--format"},
             "FORM",
-            "yaml: the schedule alone; json: the schedule and all\n"
-            "that --explain knows, for programs; problem: what\n"
-            "--problem reads, and nothing is scheduled [yaml]",
+            "yaml: only the schedule; json: the schedule with all that\n"
+            "--explain prints; problem: the input of --problem, without\n"
+            "scheduling [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "yaml" && v != "json" && v != "problem") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml, json nor problem");
@@ -272,7 +271,7 @@ std::vector<Group> option_groups() {
   };
 }
 
-// Whether an option, by the last of its names, may stand beside --problem.
+// Whether an option, given by its last name, is allowed with --problem.
 bool with_problem(const std::string& name) {
   const auto names = {"--problem",     "--link-bits",       "--objective", "--time-limit", "--add-host",
                       "--remove-host", "--scale-bandwidth", "--explain",   "--format",     "--help",
@@ -282,12 +281,12 @@ bool with_problem(const std::string& name) {
 
 struct Match {
   const Option* option = nullptr;
-  std::string name;                    // as messages call it
+  std::string name;                    // name for messages
   bool has_value = false;              // attached: --name=value, -nvalue
   std::string value;
 };
 
-// The option that `argument` names. A long name may be cut short while it is unique; a value may be
+// Finds the option that `argument` names. A long name may be abbreviated if it is unique; a value may be
 // attached with '=' or, after a one-letter name, directly.
 Match match(const std::vector<Group>& groups, const std::string& argument) {
   const std::size_t equals = argument.find('=');
@@ -314,7 +313,7 @@ Match match(const std::vector<Group>& groups, const std::string& argument) {
   if (beginnings.size() > 1) {
     std::vector<std::string> names;
     for (const Match& one : beginnings) names.push_back(one.name);
-    throw UsageError("the option " + yaml::printable(head) + " is not clear: " + yaml::listing(names));
+    throw UsageError("the option " + yaml::printable(head) + " is ambiguous: " + yaml::listing(names));
   }
   if (attached.option != nullptr) return attached;
   const std::string near = yaml::nearest(head, long_names);
@@ -338,7 +337,7 @@ bool names_an_option(const std::vector<Group>& groups, const std::string& argume
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::vector<Group> groups = option_groups();
   CommandLine line;
-  std::string described;               // the first option that says what a problem says too
+  std::string described;               // the first option that a problem contains already
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-' || argument == "--") {
@@ -360,14 +359,14 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (line.action != Action::kSchedule) break;
   }
   if (!line.problem.empty() && !described.empty() && line.action == Action::kSchedule) {
-    throw UsageError(described + " and --problem: the problem says it already; leave " + described + " out");
+    throw UsageError(described + " and --problem: the problem specifies it already; leave out " + described);
   }
   if (line.format == Format::kProblem && (line.explain || !line.changes.empty())) {
     throw UsageError((line.explain ? std::string("--explain") : line.changes.front().text) +
                      ": with --format problem nothing is scheduled; leave one of them out");
   }
   if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
-    throw UsageError("--link-bits auto: for latency, fewer bits are always better; say how many may be lost");
+    throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");
   }
   return line;
 }
@@ -377,9 +376,9 @@ std::string help_text(const std::string& program) {
   std::string text =
       "Usage: " + program + " [OPTION]...\n"
       "\n"
-      "Cut a model into pipeline stages, one a host, so that the most items pass in a\n"
-      "second. The schedule goes to standard output as YAML, in stage order, layers\n"
-      "counted from 1; everything else goes to standard error.\n";
+      "Cut a model into pipeline stages, at most one per host, with the highest\n"
+      "throughput. The schedule is printed to standard output as YAML, in stage order,\n"
+      "with layers counted from 1; everything else goes to standard error.\n";
   for (const Group& group : option_groups()) {
     text += "\n" + std::string(group.title) + "\n";
     for (const Option& option : group.options) {
@@ -397,8 +396,8 @@ std::string help_text(const std::string& program) {
   }
   text +=
       "\n"
-      "Exit status: 0 done; 2 the options or the files are wrong; 3 no schedule is\n"
-      "feasible; 1 a fault of the program. One line on standard error says why.\n"
+      "Exit status: 0 done; 2 invalid options or files; 3 no feasible schedule; 1 internal\n"
+      "error. A line on standard error gives the reason.\n"
       "\n"
       "Examples\n";
   for (const char* arguments : {"-m google/vit-large-patch16-224 --explain",

@@ -14,7 +14,7 @@ namespace {
 
 using yaml::View;
 
-constexpr double kLargest = 1e21;      // the largest number of a YAML file in MB, in bytes
+constexpr double kLargest = 1e21;      // the largest number of MB in a YAML file, in bytes
 
 double number_or(const View& view, const char* key, double otherwise) {
   const auto found = view.find(key);
@@ -31,7 +31,7 @@ std::vector<View> items_of(const View& view, const char* key) {
   return found ? found->items() : std::vector<View>{};
 }
 
-// One value a layer, or none where the key is missing.
+// One value per layer, or none if the key is missing.
 std::vector<double> per_layer(const View& view, const char* key, std::size_t layers) {
   const auto found = view.find(key);
   if (!found) return {};
@@ -42,7 +42,7 @@ std::vector<double> per_layer(const View& view, const char* key, std::size_t lay
   return values;
 }
 
-// Row i: what stages that begin with layer i + 1 take, by their last layer; null where it is not taken.
+// Row i has the bids for stages that begin with layer i + 1, by their last layer; null if not taken.
 std::vector<double> bids_from(const View& view, std::size_t layers) {
   const auto found = view.find("stage_s");
   if (!found || found->is_null()) return {};
@@ -81,7 +81,7 @@ DeviceType type_from(const View& view, std::size_t layers) {
   return type;
 }
 
-// Names to indices; each name comes once.
+// Indices by name; names are unique.
 class Names {
  public:
   void add(const View& entry, const std::string& name) {

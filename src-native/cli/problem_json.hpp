@@ -1,5 +1,4 @@
-// A problem as JSON: what --problem reads and --format=problem prints. The table of keys is in
-// docs/scheduler.md.
+// A problem as JSON, as --problem reads and --format=problem prints it. docs/scheduler.md describes the keys.
 #pragma once
 
 #include <string>
@@ -14,7 +13,7 @@ struct NamedProblem {
   std::string dtype;
 };
 
-// `name` is what messages call the text. Throws yaml::SpecError.
+// `name` is the name of the text in messages. Throws yaml::SpecError.
 NamedProblem read_problem(const std::string& text, const std::string& name);
 
 std::string problem_json(const NamedProblem& named);

@@ -27,7 +27,7 @@ double items_per_s(const Problem& problem, const Solution& solution) {
   return solution.bottleneck_s > 0 ? problem.batch_size / solution.bottleneck_s : kInfinity;
 }
 
-// Bits a value on the link that leaves a stage; 0: as it is.
+// Bits per value on the link that leaves a stage; 0: uncompressed.
 int bits_behind(const Problem& problem, const Stage& stage) {
   return problem.cut_bits.empty() ? 0 : problem.cut_bits[static_cast<std::size_t>(stage.last)];
 }
@@ -84,8 +84,8 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
   return worst;
 }
 
-// Why the best schedule does without a host of this type. The special reasons are exact: they hold for
-// every stage the host could serve.
+// Explains why the best schedule does not use a host of this type. The specific reasons are exact: they hold
+// for every stage that the host could run.
 std::string why_unused(const Problem& problem, const DeviceType& type, Objective objective,
                        const Solution& solution) {
   const int layers = problem.model.layers();
@@ -125,8 +125,8 @@ std::string why_unused(const Problem& problem, const DeviceType& type, Objective
                                              : "no better schedule with it was found within the time limit";
 }
 
-// The least factor on every host's memory that makes the problem feasible, by bisection; 0 where no
-// memory helps. Undecided trials count as infeasible, so the answer errs upwards.
+// The smallest factor of all hosts' memory that makes the problem feasible, by bisection; 0 if memory does
+// not help. Undecided trials count as infeasible, so the result may be too large.
 double memory_factor(Problem problem) {
   Options options;
   options.time_limit_s = 0.1;
@@ -179,7 +179,7 @@ Report make_report(const NamedProblem& named, const Problem& problem, Objective 
     if (used[h]) continue;
     const Host& host = report.problem.hosts[h];
     const DeviceType& type = type_of(report.problem, host);
-    if (type.bids()) continue;         // a data host without a profile, which is among those left out
+    if (type.bids()) continue;         // a data host without a profile is among those left out
     std::string& reason = why[static_cast<std::size_t>(host.type)];
     if (reason.empty()) reason = why_unused(report.problem, type, objective, solution);
     report.unused.push_back({host.name, type.name, reason});
@@ -191,18 +191,19 @@ Report make_report(const NamedProblem& named, const Problem& problem, Objective 
 std::string why_infeasible(const Problem& problem) {
   const auto bids = [&](const Host& host) { return type_of(problem, host).bids(); };
   if (std::all_of(problem.hosts.begin(), problem.hosts.end(), bids)) {
-    return "no chain of stages that hosts take, each on its own host, covers all layers over links that carry them";
+    return "no chain of stages that hosts bid for, each on its own host, covers all layers over links that carry "
+           "them";
   }
   double available = 0;
   for (const Host& host : problem.hosts) available += type_of(problem, host).mem_bytes;
   double weights = 0;
   for (int l = 0; l < problem.model.layers(); ++l) {
-    double least = kInfinity;          // what the layer's weights take where they take the least
+    double least = kInfinity;          // smallest size of the layer's weights on any host
     for (const Host& host : problem.hosts) {
       least = std::min(least, weights_on(problem, type_of(problem, host))[static_cast<std::size_t>(l)]);
     }
     weights += least;
-    const DeviceType* nearest = nullptr;  // of the host that is the least short of memory
+    const DeviceType* nearest = nullptr;  // type of the host that lacks the least memory
     const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, l) - type.mem_bytes; };
     for (const Host& host : problem.hosts) {
       const DeviceType& type = type_of(problem, host);
@@ -222,7 +223,7 @@ std::string why_infeasible(const Problem& problem) {
            megabytes_text(available) + " MB";
   }
   Problem connected = problem;
-  constexpr double kPlenty = 1e18;     // bytes a second
+  constexpr double kPlenty = 1e18;     // bytes per second
   for (DeviceType& type : connected.types) type.bw_bytes_per_s = kPlenty;
   for (Link& link : connected.links) link.bw_bytes_per_s = kPlenty;
   Options options;
@@ -307,7 +308,7 @@ std::string explanation(const Report& report) {
           percent_text(solution.gap()) + ": " + quality_text(solution) + "\n";
   text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
 
-  // Hosts that are unused for one reason share a line.
+  // Hosts that are unused for the same reason share a line.
   for (std::size_t i = 0; i < report.unused.size(); ++i) {
     const std::string& why = report.unused[i].why;
     const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };

@@ -1,4 +1,4 @@
-// A schedule explained: what limits it, how good it is, which hosts it leaves out and why. Pure.
+// Explanation of a schedule: its bottleneck, its bound, and the hosts it does not use, with reasons. Pure.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace pipeedge::cli {
 
-// What a schedule's period is the time of. Stages count from 0.
+// The stage or link that determines the period of a schedule. Stages count from 0.
 struct Bottleneck {
   enum class Kind { kCompute, kLink, kData };
   static constexpr int kDataHost = -1;
 
   Kind kind = Kind::kCompute;
-  int stage = 0;                       // that computes; or that sends, kDataHost for the inputs and for kData
-  int to = 0;                          // of a link: that receives, kDataHost for the outputs
+  int stage = 0;                       // stage that computes or sends; kDataHost for the inputs and for kData
+  int to = 0;                          // for a link, stage that receives; kDataHost for the outputs
   double seconds = 0;
   std::string words;                   // "stage 3 on rcc-0 computes 1.549 s"
 };
@@ -28,29 +28,29 @@ struct Report {
   Objective objective = Objective::kThroughput;
   Problem problem;
   Solution solution;
-  std::vector<StageCost> costs;        // of each stage
+  std::vector<StageCost> costs;        // costs of each stage
   Bottleneck bottleneck;
-  std::vector<yaml::LeftOut> unused;   // in the order of the devices file, those without profile last
+  std::vector<yaml::LeftOut> unused;   // in the order of the devices file, hosts without a profile last
 
-  double items_per_s() const;          // infinite where nothing takes time
+  double items_per_s() const;          // infinite if nothing takes time
 };
 
 // `problem` is that of `named`, with the bits of its links.
 Report make_report(const NamedProblem& named, const Problem& problem, Objective objective,
                    const Solution& solution);
 
-// Why there is no schedule at all: which layer fits on no host, how much memory is missing, or that the
-// links cannot carry what the memory would allow.
+// Explains why no schedule exists: a layer fits on no host, memory is missing, or links cannot carry what
+// the memory would allow.
 std::string why_infeasible(const Problem& problem);
 
-// "proven optimal", or how far from the optimum the schedule can be.
+// "proven optimal", or a bound on the distance of the schedule from the optimum.
 std::string quality_text(const Solution& solution);
 
 std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
 std::string explanation(const Report& report);
 
-// The new figure beside today's, for one change or several. `outcome` empty: it could not be scheduled,
-// `why` says it.
+// The new figure and today's, for one change or several. `outcome` is empty if there is no schedule; `why`
+// gives the reason.
 struct WhatIf {
   std::string text;                    // "--add-host RCC=2"
   bool feasible = false;
@@ -62,7 +62,7 @@ struct WhatIf {
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
                          const Solution& today, double items_per_s_today);
 
-// For programs, where there is no schedule: whether that is proven.
+// For programs, if there is no schedule: whether that is proven.
 std::string no_schedule_json(const Solution& solution);
 
 std::string report_json(const Report& report, const std::vector<std::string>& warnings,

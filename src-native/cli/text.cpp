@@ -14,7 +14,7 @@ std::string formatted(const char* format, double value) {
   return text.data();
 }
 
-// Columns of a terminal, counting one for every character of UTF-8.
+// Width on a terminal, assuming one column per UTF-8 character.
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -101,7 +101,7 @@ std::string yaml_name(const std::string& name) {
   if (!name.empty() && std::all_of(name.begin(), name.end(), digit)) {
     return name.size() == 1 || (name[0] != '0' && name.size() <= 18) ? name : quoted(name);
   }
-  // Letters first, or an IPv4 address: nothing that YAML 1.1 or 1.2 takes for a number, date or time.
+  // Starts with a letter, or is an IPv4 address: YAML 1.1 and 1.2 cannot mistake it for a number, date or time.
   const bool usual = std::all_of(name.begin(), name.end(), [&](char c) {
     return letter(c) || digit(c) || c == '-' || c == '_' || c == '.';
   });

@@ -15,14 +15,14 @@ std::string rate_text(double items_per_s);       // "5.165 items/s"
 std::string megabytes_text(double bytes);        // "151.2", in units of 2^20 bytes
 std::string percent_text(double fraction);       // "1.30 %"
 
-// In double quotes, with the escapes that JSON and YAML read alike.
+// In double quotes, with escapes that JSON and YAML share.
 std::string quoted(std::string_view text);
 
-// As a YAML key or value that reads back as this name: plain where it can be. Whole numbers stay plain,
-// for hosts that are called by their rank.
+// As a YAML key or value that reads back as this name, without quotes if possible. Whole numbers are not
+// quoted, because hosts may be named by rank.
 std::string yaml_name(const std::string& name);
 
-// Columns as wide as their widest cell, two blanks between; the first row is the header.
+// Columns as wide as their widest cell, with two spaces between; the first row is the header.
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -35,7 +35,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Writes one JSON value, indented. Numbers that JSON cannot hold become null.
+// Writes one JSON value, indented. Numbers that JSON cannot represent become null.
 class JsonWriter {
  public:
   JsonWriter& key(std::string_view name);
@@ -60,7 +60,7 @@ class JsonWriter {
   void new_line();
 
   std::string text_;
-  std::vector<bool> filled_;                     // for each open bracket: something stands in it
+  std::vector<bool> filled_;                     // for each open bracket: whether it has contents
   bool after_key_ = false;
 };
 

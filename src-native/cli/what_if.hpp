@@ -6,8 +6,8 @@
 
 namespace pipeedge::cli {
 
-// `problem` with the change made. Throws UsageError where it names a type or host that is not there,
-// or removes the data host. It may leave no host at all.
+// Returns `problem` with the change applied, which may have no hosts. Throws UsageError if the change names
+// an unknown type or host, or removes the data host.
 Problem changed(const Problem& problem, const Change& change);
 
 }  // namespace pipeedge::cli

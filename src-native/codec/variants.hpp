@@ -1,4 +1,4 @@
-// The same source, kernels.inc, compiled for several instruction sets.
+// Variants of kernels.inc, compiled for several instruction sets.
 #pragma once
 
 #include "codec.hpp"

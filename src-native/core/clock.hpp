@@ -1,4 +1,4 @@
-// The wall clock with a deadline: the only effect in the core, passed to whoever may take long.
+// The wall clock with a deadline: the only side effect in the core, passed to every long computation.
 #pragma once
 
 #include <chrono>

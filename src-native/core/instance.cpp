@@ -19,12 +19,12 @@ bool alike(const LinkTable& links, int a, int b, const std::vector<int>& linked)
   });
 }
 
-// Bids of stages as times of layers whose sum never exceeds a bid: a layer's is the least that any stage
-// around it takes for each of its layers.
+// Times of layers whose sum never exceeds a bid: for each layer, the smallest time per layer of any stage
+// that contains it.
 std::vector<double> layer_shares(const DeviceType& type, int layers) {
   std::vector<double> shares(static_cast<std::size_t>(layers), kInfinity);
   for (int first = 0; first < layers; ++first) {
-    double share = kInfinity;     // of the stages that begin here and end behind the layer
+    double share = kInfinity;     // of the stages that begin here and end after the layer
     for (int last = layers; last > first; --last) {
       share = std::min(share, type.bid(first, last) / (last - first));
       double& least = shares[static_cast<std::size_t>(last - 1)];
@@ -57,7 +57,7 @@ Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.
 }
 
 void Instance::classify(const LinkTable& links) {
-  // Hosts with an entry that says something the device types do not; the others of a type are alike.
+  // Hosts with an entry that differs from their device types; all others of a type are equivalent.
   std::vector<char> has_entry(problem_.hosts.size(), 0);
   for (const Link& link : problem_.links) {
     const LinkSpeed by_type{

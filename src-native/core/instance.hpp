@@ -1,9 +1,9 @@
-// A problem prepared for search: hosts that cannot be told apart are one class with a count.
+// A problem prepared for search: hosts that are equivalent form one class with a count.
 //
-// Two hosts are alike when they have the same device type, neither is the data host, and swapping
+// Two hosts are equivalent when they have the same device type, neither is the data host, and swapping
 // them changes no link. Without a links table bytes / min(bw_u, bw_v) = max(bytes / bw_u, bytes / bw_v),
-// so the cost of a link splits into one term for each end and a stage depends on its own host alone
-// ("separable"); with one that says otherwise the host of the stage before matters ("pairwise").
+// so the cost of a link splits into one term for each end, and a stage depends only on its own host
+// ("separable"); with a table that overrides bandwidths, the previous host matters too ("pairwise").
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace pipeedge {
 
-// Two values closer than this, relatively, are equal: sums of the same times in another order are.
+// Values with a smaller relative difference are equal, such as sums of the same times in another order.
 constexpr double kRelativeTolerance = 1e-9;
 
 inline double loosened(double value) { return value + value * kRelativeTolerance; }
@@ -35,7 +35,7 @@ class Instance {
   const std::vector<int>& hosts(int cls) const { return hosts_[index(cls)]; }
   int count(int cls) const { return static_cast<int>(hosts_[index(cls)].size()); }
   const DeviceType& type(int cls) const { return *types_[index(cls)]; }
-  double bytes(int cut) const { return bytes_[index(cut)]; }   // on a link
+  double bytes(int cut) const { return bytes_[index(cut)]; }   // size on a link
 
   // Whether a stage that is grown on a class fits into its memory, buffers included.
   bool fits(int cls, const GrowingStage& stage) const {
@@ -53,13 +53,13 @@ class Instance {
   double busy_seconds(int cls, const GrowingStage& stage) const {
     return stage_seconds(cls, stage) + data_s_[index(cls)];
   }
-  // The data rank's own work where the class is its host, else 0.
+  // Time of the data rank's own work if the class is its host, else 0.
   double data_work(int cls) const { return data_s_[index(cls)]; }
-  // The same wherever the stages run: no schedule costs less.
+  // A lower bound on the cost of every schedule: the data rank's work, wherever the stages run.
   double data_floor() const { return data_floor_; }
-  // The class of the data host alone; -1 without one.
+  // The class that consists of the data host; -1 without one.
   int data_class() const { return data_class_; }
-  // Beside the layers: taking a microbatch from the link at a cut, passing it on there.
+  // Time besides the layers: taking a microbatch from the link at a cut, and passing it to the link there.
   double receive(int cls, int cut) const { return receive_[row(cls) + index(cut)]; }
   double send(int cls, int cut) const { return send_[row(cls) + index(cut)]; }
   // Whether a schedule that goes on from `cut` could be worse off going on from `later`, layers between
@@ -69,19 +69,19 @@ class Instance {
     return bytes(later) > bytes(cut) || buffer_in_[index(later)] > buffer_in_[index(cut)] ||
            (handles_ && receiving_grows(later, cut));
   }
-  // Whatever host takes a stage takes what is left of it behind a cut that is no dearer, in no more time.
+  // Whether every host that takes a stage also takes its rest after a cut that is not dearer, in no more time.
   bool nested() const { return nested_; }
-  // Time of a layer on its fastest host, in whatever stage.
+  // Time of a layer on its fastest host, in any stage.
   double least(int layer) const { return least_[index(layer)]; }
-  // Time that layers [first, last) take at least, each on its fastest host.
+  // Lower bound on the time of layers [first, last): each on its fastest host.
   double fastest(int first, int last) const { return fastest_[index(last)] - fastest_[index(first)]; }
   double link(int from_cls, int to_cls, int cut) const;
   LinkSpeed speed(int from_cls, int to_cls) const;
   // Time from the data host to the first stage and from the last stage back; 0 without a data host.
   double link_from_data(int cls) const { return from_data_[index(cls)]; }
   double link_to_data(int cls) const { return to_data_[index(cls)]; }
-  // The link of a stage at a cut as far as its own end decides it: exact when separable, else a bound. At the
-  // input it is at least data_floor().
+  // Time of a stage's link at a cut, as far as its own end determines it: exact if separable, else a bound.
+  // At the input it is at least data_floor().
   double link_in(int cls, int cut) const;
   double link_out(int cls, int cut) const;
 
@@ -102,14 +102,14 @@ class Instance {
   std::vector<const DeviceType*> types_;
   std::vector<double> memory_;
   std::vector<double> bytes_, buffer_in_, buffer_out_;
-  std::vector<double> least_;                   // of each layer
-  std::vector<double> fastest_;                 // of the layers before each cut
-  bool handles_ = false;                        // some type says what receiving takes
+  std::vector<double> least_;                   // time of each layer on its fastest host
+  std::vector<double> fastest_;                 // lower bound for the layers before each cut
+  bool handles_ = false;                        // whether some type has times for receiving
   std::vector<double> receive_, send_;          // [class, cut]
   std::vector<double> through_;                 // [class, cut]: seconds of the layers before
   int data_class_ = -1;
   double data_floor_ = 0;
-  std::vector<double> data_s_;                  // by class
+  std::vector<double> data_s_;                  // the data rank's own work, by class
   std::vector<double> from_data_, to_data_;
   std::vector<LinkSpeed> speeds_;               // pairwise only: [from * classes + to]
   std::vector<LinkSpeed> best_in_, best_out_;   // pairwise only: the best of each over all partners

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWidths[] = {0, 16, 8, 7, 6, 5, 4, 3, 2};
 
-// The widest bits of each link that leave it within the bottleneck.
+// Returns the widest bits of each link with which it stays within the bottleneck.
 void widen(Problem& problem, const Solution& solution, double bottleneck, const std::vector<int>& widths) {
   const LinkTable links(problem);
   for (std::size_t s = 0; s + 1 < solution.stages.size(); ++s) {
@@ -59,7 +59,7 @@ AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
   AutoBits best = solved(widths.back());
   if (best.solution.stages.empty()) return best;
   const Solution narrowest = best.solution;
-  // Bisection for the widest common width: widths before `low` are too wide, `high` is one that does.
+  // Bisection for the widest common width: widths before `low` are too wide, `high` is sufficient.
   std::size_t low = 0;
   std::size_t high = widths.size() - 1;
   while (low < high) {
@@ -73,7 +73,7 @@ AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
     }
   }
   widen(best.problem, best.solution, std::max(best.solution.bottleneck_s, narrowest.bottleneck_s), widths);
-  // What was proven of the narrowest links holds for all.
+  // The lower bound for the narrowest links holds for all widths.
   const std::vector<StageCost> costs = evaluate(best.problem, best.solution.stages);
   Solution& solution = best.solution;
   solution.bottleneck_s = bottleneck_seconds(best.problem, costs);

@@ -1,4 +1,4 @@
-// Links between hosts, and what crosses a cut: the one place that turns bytes into seconds.
+// Links between hosts, and the bytes at each cut. Only this file converts bytes to seconds.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace pipeedge {
 
-// Bytes of one microbatch at the cut in front of `layer`, in memory; at 0 the input, at L the output.
+// Bytes of one microbatch in memory at the cut before `layer`; 0 is the input, L the output.
 double cut_bytes(const Problem& problem, int layer);
 
-// The same on a link, with the bits that Problem::cut_bits says.
+// The same on a link, with the bits of Problem::cut_bits.
 double link_bytes(const Problem& problem, int layer);
 
-// Bytes of the microbatches that a stage [first, last) holds in front of and behind it.
+// Bytes of the microbatches that a stage [first, last) buffers before and after itself.
 double buffer_bytes(const Problem& problem, int first, int last);
 
-// bandwidth 0 carries nothing; no bytes cost the latency alone.
+// A bandwidth of 0 carries nothing; sending no bytes costs only the latency.
 double link_seconds(double bytes, double bw_bytes_per_s, double latency_s);
 
 struct LinkSpeed {
@@ -29,15 +29,15 @@ struct LinkSpeed {
   }
 };
 
-// What joins each ordered pair of hosts: an entry of Problem::links, else the entry of the opposite
-// direction, else the slower of the two device types without latency.
+// The link between each ordered pair of hosts: an entry of Problem::links, else the entry for the opposite
+// direction, else the smaller bandwidth of the two device types without latency.
 class LinkTable {
  public:
   explicit LinkTable(const Problem& problem);
 
   const DeviceType& type_of(int host) const;
   LinkSpeed speed(int from, int to) const;
-  // Seconds for `bytes` from one host to another; a host reaches itself at no cost.
+  // Seconds to send `bytes` from one host to another; sending to itself costs nothing.
   double seconds(int from, int to, double bytes) const;
 
  private:

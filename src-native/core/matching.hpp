@@ -1,12 +1,12 @@
 // Hosts for given cuts: a bipartite matching.
 //
 //   stages   [0,3) [3,5) [5,9) ...
-//              | \  /  \   |          an edge where a class can run the stage within the bottleneck
-//   classes    a   b    c  ...        each as often as it has hosts
+//              | \  /  \   |          an edge if a class can run the stage within the bottleneck
+//   classes    a   b    c  ...        each at most as often as it has hosts
 //
-// A path of the network that uses some host twice often needs only other hosts for the same cuts.
-// Without a links table a stage's cost depends on its own host alone, so that choosing them is a
-// matching, which augmenting paths decide exactly (Kuhn 1955).
+// A path of the network that uses a host twice can often be repaired with other hosts for the same cuts.
+// Without a links table, the cost of a stage depends only on its own host, so choosing hosts is a
+// matching problem, which augmenting paths solve exactly (Kuhn 1955).
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ class Matcher {
  public:
   explicit Matcher(const Network& network);
 
-  // The same cuts with hosts that are all within the capacities; none when there is no such choice.
+  // Returns a path with the same cuts and with hosts within the capacities, if there is one.
   std::optional<Path> assign(const Path& path);
 
  private:
@@ -30,11 +30,11 @@ class Matcher {
   bool augment(std::size_t stage);
 
   const Network& network_;
-  std::unordered_map<int, std::vector<int>> able_;  // by stage: the classes that can run it
-  // The matching under construction.
+  std::unordered_map<int, std::vector<int>> able_;  // by first layer and end: the classes that can run the stage
+  // State of the matching under construction:
   std::vector<const std::vector<int>*> candidates_;  // by stage
-  std::vector<std::vector<std::size_t>> serving_;    // by class: its stages
-  std::vector<int> visited_;                         // by class: the round that reached it last
+  std::vector<std::vector<std::size_t>> serving_;    // by class: its stages so far
+  std::vector<int> visited_;                         // by class: the last round that reached it
   int round_ = 0;
 };
 

@@ -18,7 +18,7 @@ Network::Network(const Instance& instance, double bottleneck, Purpose purpose, d
       purpose_(purpose),
       latency_limit_(latency_limit + 2 * kRelativeTolerance * latency_limit),
       reluctance_(reluctance) {
-  // Finite, so that a link without bandwidth (infinite seconds) is never within it.
+  // Finite, so that a link without bandwidth (infinite seconds) always exceeds it.
   limit_ = std::min(loosened(bottleneck), std::numeric_limits<double>::max());
   std::vector<ClassStages> stages;
   stages.reserve(at(instance.classes()));
@@ -60,7 +60,7 @@ Network::ClassStages Network::collect(int cls) {
       if (busy > limit_) continue;
       if (may_end[at(last)] == 0 || !instance_.fits(cls, stage)) continue;
       if (compute + instance_.fastest(0, first) + instance_.fastest(last, layers) > latency_limit_) continue;
-      // Going further is as good as stopping short, up to a cut dearer than one passed on the way.
+      // A longer stage is as good as a shorter one, unless it ends at a dearer cut than one it passes.
       while (by_reach() && ends.size() > row) {
         bool dearer = false;
         for (int cut = ends.back().second; cut < last && last < layers && !dearer; ++cut) {
@@ -139,7 +139,7 @@ void Network::prepare_hops() {
       Hop& hop = hops_[at(sender_of_[at(from)]) * at(classes) + at(to)];
       hop.latency_s = speed.latency_s;
       hop.seconds_per_byte = speed.bw_bytes_per_s > 0 ? 1 / speed.bw_bytes_per_s : kInfinity;
-      if (!instance_.pairwise()) continue;  // link_in and link_out have noted the values already
+      if (!instance_.pairwise()) continue;  // link_in and link_out have recorded the values already
       for (const double bytes : sizes) note(link_seconds(bytes, speed.bw_bytes_per_s, speed.latency_s));
     }
   }

@@ -5,7 +5,7 @@
 namespace pipeedge {
 
 const std::vector<NumberType>& number_types() {
-  // With int8, the products in blocks have weights of one byte and a scale a row: three tenths are an upper
+  // With int8, the linear layers of blocks have one byte per weight and a scale per row: 0.3 is an upper
   // bound. Embeddings and heads stay bfloat16.
   static const std::vector<NumberType> types{
       {"float32", 4, 1, 1}, {"bfloat16", 2, 0.5, 0.5}, {"float16", 2, 0.5, 0.5}, {"int8", 2, 0.3, 0.5}};

@@ -1,4 +1,4 @@
-// Bytes of each number type that stages compute in: the one statement of them, for every program.
+// Sizes of the number types of stages. All programs use this single definition.
 #pragma once
 
 #include <string_view>
@@ -8,17 +8,17 @@ namespace pipeedge {
 
 struct NumberType {
   const char* name;
-  double element_bytes;                // of a value that crosses a cut; weights in int8 send bfloat16
-  double weight_factor;                // weights, of what float32 takes
-  double end_weight_factor;            // the same of the first and the last layer, with embeddings and heads
+  double element_bytes;                // of a value that crosses a cut; a stage with int8 weights sends bfloat16
+  double weight_factor;                // size of weights relative to float32
+  double end_weight_factor;            // the same for the first and the last layer, which have embeddings and heads
 };
 
 const std::vector<NumberType>& number_types();
 
-// nullptr for one that is not known. `name` without "torch.".
+// Returns nullptr for an unknown type. `name` is without "torch.".
 const NumberType* find_number_type(std::string_view name);
 
-// Weights of each layer in a type, from those in float32, where nothing more exact is known.
+// Estimates the size of each layer's weights in a type from that in float32.
 std::vector<double> scaled_weights(const NumberType& type, std::vector<double> float32_bytes);
 
 }  // namespace pipeedge

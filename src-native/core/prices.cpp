@@ -58,7 +58,7 @@ double price_paths(const Network& network, Prices& prices, std::vector<int>* arc
     const Arc* end = network.end(cut);
     int index = network.first_arc(cut);
     for (const Arc* arc = network.begin(cut); arc != end;) {
-      // The best stage of this class; then every sender that may reach it.
+      // First the best stage of this class, then every sender that may reach it.
       const std::int32_t cls = arc->cls;
       const double price = prices.of[at(arc->resource)];
       double best = kInfinity;
@@ -100,7 +100,7 @@ Prices spread_prices(const Network& network, double sharpness, int rounds, int m
   const std::size_t resources = at(network.resources());
   std::optional<Matcher> matcher;
   if (network.senders() == 1) matcher.emplace(network);
-  // The last load is that of the stage limit.
+  // The last load belongs to the stage limit.
   std::vector<double> capacity;
   for (int r = 0; r < network.resources(); ++r) {
     capacity.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
@@ -137,8 +137,8 @@ Prices spread_prices(const Network& network, double sharpness, int rounds, int m
   }
 }
 
-// The linear programme over the paths found so far. The row of the stage limit exists only where it
-// says more than the capacities do.
+// The linear programme over the paths found so far. The stage limit has a row only if it is tighter than
+// the capacities.
 //
 //   kFeasibility   min load   used_r - load n_r <= 0    the paths' shares sum to 1
 //   kLatency       min cost   used_r            <= n_r
@@ -154,10 +154,10 @@ class Pricer::Master {
     if (stage_limit_) capacity_.push_back(static_cast<double>(max_stages));
   }
 
-  // Of each row: hosts of a resource, then the stage limit if there is one.
+  // Right side of each row: hosts of a resource, then the stage limit if there is one.
   const std::vector<double>& capacity() const { return capacity_; }
 
-  // How often a path uses each row.
+  // Counts how often a path uses each row.
   std::vector<double> usage(const std::vector<int>& arcs) const {
     std::vector<double> used(capacity_.size(), 0);
     for (const int arc : arcs) used[at(network_.arc(arc).resource)] += 1;
@@ -172,7 +172,7 @@ class Pricer::Master {
     return true;
   }
 
-  // Prices a stage of each resource pays, from the prices of the rows.
+  // Converts prices of rows to prices of a stage on each resource.
   Prices arc_prices(const std::vector<double>& rows) const {
     Prices prices;
     prices.of.assign(rows.begin(), rows.begin() + network_.resources());
@@ -211,7 +211,7 @@ class Pricer::Master {
   void optimise() { simplex_->optimise(20 + share_row()); }
   double objective() const { return simplex_->objective(); }
 
-  // Takes a path into the programme when it can improve it.
+  // Adds a path to the programme if it can improve it.
   bool add(const std::vector<int>& arcs, double cost) {
     Column fresh = column(arcs, cost);
     double reduced = fresh.cost;
@@ -277,7 +277,7 @@ Pricer::Pricer(const Network& network, const PricingTask& task, const Clock& clo
 
 Pricer::~Pricer() = default;
 
-// The Lagrangian bound of some row prices; true when it is the best so far.
+// Computes the Lagrangian bound for prices of rows. Returns whether it is the best so far.
 bool Pricer::evaluate(std::vector<double> rows) {
   if (feasibility_) {
     const double total = worth(rows, master_->capacity());
@@ -292,7 +292,7 @@ bool Pricer::evaluate(std::vector<double> rows) {
   return true;
 }
 
-// What the last evaluation has settled.
+// Conclusions of the last evaluation.
 void Pricer::judge() {
   if (std::isinf(bound_)) {
     excluded_ = true;

@@ -1,14 +1,14 @@
-// Lagrangian prices: a bound from paying for hosts instead of counting them.
+// Lagrangian prices: a bound from pricing hosts instead of limiting their number.
 //
-// Give each resource r with n_r hosts a price p_r >= 0 a stage. For any schedule within the capacities
+// Give each resource r with n_r hosts a price p_r >= 0 per stage. For any schedule within the capacities
 //
-//     seconds + sum_r p_r * used_r  >=  D(p) = cheapest path, however often it uses a host,
+//     seconds + sum_r p_r * used_r  >=  D(p) = cheapest path, which may reuse hosts at will,
 //
-// and used_r <= n_r, so  seconds >= D(p) - sum_r p_r n_r. With no seconds to count (feasibility) a
-// positive right side proves that no schedule exists. The best prices are the dual of the linear
-// programme that mixes paths; they are found by column generation (Dantzig and Wolfe 1960), its
-// prices smoothed towards the best seen so far (Wentges 1997). Whatever the prices, the bound holds:
-// rounding in the linear programme can make it weaker, never wrong.
+// and used_r <= n_r, so  seconds >= D(p) - sum_r p_r n_r. For feasibility, where seconds are 0, a positive
+// right side proves that no schedule exists. The best prices are the dual solution of the linear programme
+// over mixtures of paths. Column generation finds them (Dantzig and Wolfe 1960), with prices smoothed
+// towards the best so far (Wentges 1997). The bound holds for any prices: rounding in the linear programme
+// can make it weaker, but never wrong.
 #pragma once
 
 #include <memory>
@@ -21,11 +21,11 @@
 
 namespace pipeedge {
 
-// One price an arc of each resource, and what all hosts together are worth at these prices.
+// A price for the arcs of each resource, and the value of all hosts at these prices.
 struct Prices {
-  std::vector<double> of;         // by resource, the price of a stage (of any resource) included
+  std::vector<double> of;         // by resource, including the price of a stage on any resource
   double budget = 0;              // sum_r p_r n_r (+ stage price * stage limit)
-  std::vector<double> rest;       // [cut * senders + sender]: cheapest way from there to the end
+  std::vector<double> rest;       // [cut * senders + sender]: cost of the cheapest path from there to the end
 
   double at(const Network& network, int cut, int sender) const {
     return rest[static_cast<std::size_t>(cut * network.senders() + sender)];
@@ -34,23 +34,23 @@ struct Prices {
 
 struct PricingTask {
   int max_stages = 0;
-  double cutoff = kInfinity;      // kLatency: stop once nothing below it remains
-  double precision = 1e-4;        // stop when the bound is this close, relatively, to the LP's value
-  const std::vector<double>* guess = nullptr;  // by class: prices of a similar network
-  const Path* known = nullptr;    // kLatency: a schedule in this network, needed to begin
+  double cutoff = kInfinity;      // kLatency: stop when no schedule below it remains
+  double precision = 1e-4;        // stop when the relative distance of the bound to the LP's value is this small
+  const std::vector<double>* guess = nullptr;  // prices of a similar network, by class
+  const Path* known = nullptr;    // kLatency: a schedule in this network to start from
 };
 
-// Fills prices.rest for prices.of. Returns D(p); `arcs` is set to the cheapest path.
+// Computes prices.rest from prices.of, and sets `arcs` to the cheapest path. Returns D(p).
 double price_paths(const Network& network, Prices& prices, std::vector<int>* arcs);
 
-// Prices that spread the load: those of the mixture of paths with the least sum_r exp(sharpness *
-// load_r), by Frank and Wolfe's method. The best bound looks at the busiest resources alone and says
-// nothing about the others; these prices order the choices of a beam well everywhere. Stops early when
-// the cuts of a path on the way, with other hosts, are a schedule: `matched`.
+// Prices that balance the load: those of the mixture of paths with the smallest sum_r exp(sharpness *
+// load_r), by the Frank-Wolfe method. The prices of the best bound only involve the busiest resources;
+// these rank the choices of a beam search well for all. Stops early if the cuts of a path that it
+// meets form a schedule with other hosts, which is returned as `matched`.
 Prices spread_prices(const Network& network, double sharpness, int rounds, int max_stages,
                      std::optional<Path>* matched);
 
-// The search for the best prices, which can be interrupted and taken up again.
+// The search for the best prices, which can be interrupted and resumed.
 class Pricer {
  public:
   Pricer(const Network& network, const PricingTask& task, const Clock& clock);
@@ -58,15 +58,15 @@ class Pricer {
   Pricer(const Pricer&) = delete;
   Pricer& operator=(const Pricer&) = delete;
 
-  // Up to `rounds` more columns; false when nothing is left to gain.
+  // Adds up to `rounds` columns. Returns false when no improvement is left.
   bool advance(int rounds);
 
-  const Prices& best() const { return best_; }     // with the highest bound
-  // Seconds (kLatency), or for kFeasibility the load of the busiest resource less 1.
+  const Prices& best() const { return best_; }     // those with the highest bound
+  // For kLatency in seconds; for kFeasibility, the load of the busiest resource minus 1.
   double bound() const { return bound_; }
-  // Proven: no schedule within the capacities, or (kLatency) none below the cutoff.
+  // Whether it is proven that no schedule exists within the capacities or, for kLatency, below the cutoff.
   bool excluded() const { return excluded_; }
-  // A schedule within the capacities that turned up on the way, the cheapest.
+  // The cheapest schedule within the capacities that the search has met.
   const std::optional<Path>& found() const { return found_; }
 
  private:
@@ -87,8 +87,8 @@ class Pricer {
   std::optional<Matcher> matcher_;
   std::optional<Path> found_;
   double found_cost_ = kInfinity;
-  std::vector<double> best_rows_;  // prices of the master's rows behind best_
-  std::vector<int> path_;          // the cheapest path at the prices tried last
+  std::vector<double> best_rows_;  // prices of the master's rows that give best_
+  std::vector<int> path_;          // the cheapest path at the last prices
   double smoothing_ = 0.5;
 };
 

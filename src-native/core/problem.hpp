@@ -1,35 +1,34 @@
-// The scheduling problem and its answer, as plain data: no I/O, no YAML, no threads.
+// The scheduling problem and its solution as plain data: no I/O, no YAML, no threads.
 //
 //   layers 1..L  -- cut into consecutive ranges -->  stages  -- one host each -->  schedule
 //
 //   compute(s, h)  = receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type
 //   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
-//   busy(s, h)     = compute(s, h), and on the data host feed_s + collect_s of its type, which works for both
+//   busy(s, h)     = compute(s, h), plus feed_s + collect_s of its type on the data host
 //   cost(stage)    = max(busy, link in, link out)
 //   cost(schedule) = max over stages, feed_s and collect_s of the data host (throughput = batch_size / cost)
-//   latency        = sum of all computes and all links: one microbatch through an idle pipeline
+//   latency        = sum over all stages and links: one microbatch through an idle pipeline
 //
-// bytes(cut) = elements * batch_size * element_bytes; of the input, input_bytes * batch_size where that is
-// known, and of the output likewise.
-// A link at a cut inside the model may carry fewer:
-// elements * batch_size * bits / 8. A bandwidth of 0 carries nothing, and nothing to carry costs the
-// latency alone. Without a data host the first stage receives and the last one sends for free; with
-// one, its links to the first stage and from the last count, and are free where that stage runs on the
-// data host itself.
+// bytes(cut) = elements * batch_size * element_bytes; for the input, input_bytes * batch_size if that is
+// known, and likewise for the output. A link at a cut inside the model may carry fewer bytes:
+// elements * batch_size * bits / 8. A bandwidth of 0 carries nothing, and sending nothing costs only the
+// latency. Without a data host, the first stage receives and the last one sends for free. With one, its
+// links to the first stage and from the last one count, and are free if that stage runs on the data host
+// itself.
 //
 // A stage fits when  sum of weights + the largest activation_bytes of its layers
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
-// is at most the type's mem_bytes; buffers are counted whole, because the bits of a link may be given
-// back while it runs. A host serves one stage.
+// is at most the type's mem_bytes. Buffers count uncompressed, because a link may increase its bits during
+// the run. A host runs one stage.
 //
-// kThroughput asks for the least cost; among those equal the fewest hosts, then a stage on the data host,
-// then the least latency. kLatency asks for the least latency; among those equal the least cost, then the
-// fewest hosts, then a stage on the data host. After that hosts of a type are taken in the order of the file. Values within 1e-9 of each other,
-// relatively, are equal. kOptimal is about the objective: ties are broken exactly on all but the
-// largest problems, where that effort is limited.
+// kThroughput minimises the cost; ties are broken by the fewest hosts, then a stage on the data host, then
+// the smallest latency. kLatency minimises the latency; ties are broken by the smallest cost, then the
+// fewest hosts, then a stage on the data host. Hosts of a type are used in the order of the file. Values
+// with a relative difference of at most 1e-9 are equal. kOptimal refers to the objective: ties are broken
+// exactly except in the largest problems, where that effort is limited.
 //
-// Units are bytes, bytes a second and seconds throughout; layers are half-open [first, last) from 0.
-// Conversion from MB (2^20 bytes), Mbps (2^20 bits a second) and 1-based ranges happens at the edge.
+// Units are bytes, bytes per second and seconds throughout; layers are half-open [first, last) from 0.
+// MB (2^20 bytes), Mbps (2^20 bits per second) and 1-based ranges are converted at the edge.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +43,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Model {
   std::vector<double> mem_bytes;        // weights of each layer
-  std::vector<double> elements_out;     // elements of one item that leave each layer
-  double elements_in = 0;               // elements of one item that enter the first layer
+  std::vector<double> elements_out;     // elements per item that leave each layer
+  double elements_in = 0;               // elements per item that enter the first layer
 
   int layers() const { return static_cast<int>(mem_bytes.size()); }
 };
@@ -53,18 +52,18 @@ struct Model {
 struct DeviceType {
   std::string name;
   double mem_bytes = 0;
-  double bw_bytes_per_s = 0;            // of either direction of the host's one interface
+  double bw_bytes_per_s = 0;            // of the host's interface, in each direction
   std::vector<double> weight_bytes;     // weights of each layer in this type's number type; empty: Model::mem_bytes
-  std::vector<double> time_s;           // each layer, for one microbatch of Problem::batch_size
-  // Each layer, or empty where nothing is known:
-  std::vector<double> receive_s;        // taking a microbatch from a link, where the layer is a stage's first
-  std::vector<double> send_s;           // passing it on, where the layer is a stage's last
-  std::vector<double> activation_bytes; // what lives beside weights and buffers while the layer computes
-  // A microbatch on the data host, each in a thread of its own:
+  std::vector<double> time_s;           // of each layer, for one microbatch of Problem::batch_size
+  // For each layer, or empty if unknown:
+  std::vector<double> receive_s;        // taking a microbatch from a link, if the layer is a stage's first
+  std::vector<double> send_s;           // passing it to a link, if the layer is a stage's last
+  std::vector<double> activation_bytes; // in use while the layer computes, besides weights and buffers
+  // For a microbatch on the data host, in threads of their own:
   double feed_s = 0;                    // reading the input and feeding it
   double collect_s = 0;                 // collecting the results
-  // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite where the host does not take it. A
-  // bid stands for whatever is above: buffers do not count, and times and memory of layers should be 0.
+  // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite if the host does not take it. Bids
+  // replace everything above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
 
   bool bids() const { return !stage_s.empty(); }
@@ -78,7 +77,7 @@ struct Host {
   int type = 0;                         // index into Problem::types
 };
 
-// One directed link that overrides what the device types say. Zero bandwidth means "no link".
+// A directed link that overrides the bandwidth of the device types. Zero bandwidth means "no link".
 struct Link {
   int from = 0;                         // indices into Problem::hosts
   int to = 0;
@@ -91,14 +90,14 @@ struct Problem {
   std::vector<DeviceType> types;        // types without hosts are allowed
   std::vector<Host> hosts;              // in the order of the devices file
   std::vector<Link> links;              // empty: bandwidth(a, b) = min of the two types', latency 0
-  int data_host = -1;                   // index into hosts; -1: links from and to it are not counted
-  double batch_size = 8;                // items of a microbatch
+  int data_host = -1;                   // index into hosts; -1: its links do not count
+  double batch_size = 8;                // items in a microbatch
   double element_bytes = 4;
   double input_bytes = -1;              // of one item that enters the first layer; negative: elements_in * element_bytes
   double output_bytes = -1;             // of one item that leaves the last layer; negative: elements * element_bytes
-  std::vector<int> cut_bits;            // [0, layers]: bits a value there, 0 as it is; empty: all as they are
-  double buffers_in = 2;                // microbatches held in front of a stage, as memory
-  double buffers_out = 2;               // ... and behind it
+  std::vector<int> cut_bits;            // [0, layers]: bits per value at each cut, 0 for uncompressed; empty: all uncompressed
+  double buffers_in = 2;                // microbatches that a stage buffers before itself
+  double buffers_out = 2;               // ... and after itself
 };
 
 enum class Objective { kThroughput, kLatency };
@@ -118,7 +117,7 @@ enum class Status {
   kOptimal,                             // objective == lower bound (proven)
   kBounded,                             // stopped at the time limit: objective >= optimum >= lower_bound
   kInfeasible,                          // proven: no schedule exists
-  kUnknown,                             // stopped before any schedule was found or excluded
+  kUnknown,                             // stopped before a schedule was found or ruled out
 };
 
 struct Solution {
@@ -135,8 +134,8 @@ struct Solution {
 
 // Costs of one stage of a schedule; the solver judges schedules by them too (costs.hpp).
 struct StageCost {
-  double compute_s = 0;                 // receiving and sending included
-  double data_s = 0;                    // of the data rank's own work beside it
+  double compute_s = 0;                 // including receiving and sending
+  double data_s = 0;                    // the data rank's own work on the same host
   double link_in_s = 0;                 // 0 for the first stage without a data host
   double link_out_s = 0;
   double mem_bytes = 0;                 // layers + activations + buffers
@@ -145,19 +144,19 @@ struct StageCost {
   double worst_s() const;
 };
 
-// Throws std::invalid_argument with one clear line on data that breaks the rules above
-// (sizes that disagree, negative or non-finite numbers, indices out of range).
+// Throws std::invalid_argument with a one-line message for data that breaks the rules above
+// (sizes that differ, negative or non-finite numbers, indices out of range).
 void validate(const Problem& problem);
 
 std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages);
 
 Solution solve(const Problem& problem, const Options& options);
 
-// Weights of each layer on hosts of a type.
+// Bytes of each layer's weights on hosts of a type.
 const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type);
-// What the data rank's own work costs a stage on its host, a microbatch; 0 without a data host.
+// Seconds per microbatch that the data rank's own work adds to a stage on its host; 0 without a data host.
 double data_seconds(const Problem& problem);
-// What it costs any schedule, wherever the stages are.
+// Lower bound that this work sets for the cost of any schedule.
 double data_floor_seconds(const Problem& problem);
 // The two objectives, for a schedule whose stages cost this.
 double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs);

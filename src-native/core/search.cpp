@@ -8,8 +8,8 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// Used hosts of every resource in one row of words, a spare bit above each count: a <= b in every
-// count at once when subtracting a from (b with its spare bits set) clears none of them.
+// Counts of used hosts for all resources in one row of words, with a spare bit above each count. All counts
+// of a are <= those of b if subtracting a from b with its spare bits set clears none of these.
 class Counts {
  public:
   explicit Counts(const Network& network) {
@@ -61,7 +61,7 @@ class Counts {
 };
 
 struct Candidate {
-  double excess = 0;              // the bound by the first prices, less the limit
+  double excess = 0;              // the bound by the first prices minus the limit
   std::int32_t parent = -1;
   std::int32_t arc = -1;
 
@@ -117,7 +117,7 @@ class Search {
   void set_limits() {
     limits_.clear();
     for (const Prices& prices : prices_) {
-      // Strictly better than the cutoff by more than rounding; for feasibility, within it.
+      // Better than the cutoff by more than rounding or, for feasibility, not above it.
       const double limit = latency() ? prices.budget + cutoff_ - kRelativeTolerance * cutoff_ : prices.budget;
       limits_.push_back(limit + (latency() ? 0 : kRelativeTolerance * std::abs(limit)));
     }
@@ -147,7 +147,7 @@ class Search {
     labels_.push_back(label);
   }
 
-  // The link in front of the stage and the stage itself.
+  // The link before the stage, and the stage itself.
   double step_cost(std::int32_t parent, const Arc& arc) const {
     const std::int32_t last = labels_[at(parent)].arc;
     if (last < 0) return arc.cost;
@@ -236,7 +236,7 @@ class Search {
     }
   }
 
-  // The cutoff has come down since the candidate was noted.
+  // The cutoff has decreased since the candidate was recorded.
   bool outdated(const Candidate& candidate, const Arc& arc) const {
     const double bound = labels_[at(candidate.parent)].cost + step_cost(candidate.parent, arc) +
                          paid(candidate.parent)[0] + prices_[0].of[at(arc.resource)] +
@@ -244,7 +244,7 @@ class Search {
     return !(bound <= limits_[0]);
   }
 
-  // Among the labels kept at this cut so far, is one at least as good as the one in scratch_?
+  // Whether a label kept at this cut is at least as good as the one in scratch_.
   bool dominated(std::int32_t first, std::int32_t sender, double cost) {
     const auto last = static_cast<std::int32_t>(labels_.size());
     const std::uint64_t* counts = used_.data() + at(first) * counts_.words();
@@ -268,7 +268,7 @@ class Search {
   std::vector<std::vector<Candidate>> pending_;  // by cut
   std::vector<Label> labels_;
   std::vector<std::uint64_t> used_;            // [label][word]
-  std::vector<double> paid_;                   // [label][prices]: what its hosts cost
+  std::vector<double> paid_;                   // [label][prices]: price of its hosts
   std::vector<std::uint64_t> scratch_;
   std::int32_t goal_parent_ = -1;
   std::int32_t goal_arc_ = -1;

@@ -1,12 +1,12 @@
-// Label search over a network: exact when nothing had to be dropped, else a beam.
+// Label search over a network: exact unless labels had to be dropped, in which case it is a beam search.
 //
-// A label is a way to reach a cut: the hosts used so far and the seconds spent. Cuts are taken from
-// the first to the last. A label is dropped when
-//   - the bound of some prices says that it cannot be completed within the capacities (or below the
-//     cutoff): spent + prices of used + cheapest priced way to the end > budget (+ cutoff), or
-//   - another label of the same cut (and sender) has used no more of any resource and spent no more.
-// These two never lose an answer. When more than `width` labels remain at a cut, those with the least
-// room to spare go, and the outcome "nothing found" is no longer a proof.
+// A label is a path to a cut: the hosts used so far and the seconds spent. Cuts are processed from the
+// first to the last. A label is dropped if
+//   - the bound of some prices shows that it cannot be completed within the capacities (or below the
+//     cutoff): spent + prices of used + cheapest priced path to the end > budget (+ cutoff), or
+//   - another label at the same cut (and sender) has used no more of any resource and spent no more.
+// These two rules never lose a solution. If more than `width` labels remain at a cut, those closest to
+// their limit are dropped, and finding nothing is no longer a proof.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace pipeedge {
 struct SearchTask {
   int max_stages = 0;
   double cutoff = kInfinity;      // kLatency: only schedules cheaper than this count
-  int width = 1000;               // labels kept at a cut
-  std::int64_t max_work = 0;      // comparisons and extensions before giving up; not clock time, so
-                                  // that the same problem gives the same answer on every machine
+  int width = 1000;               // largest number of labels at a cut
+  std::int64_t max_work = 0;      // limit on comparisons and extensions; not a time, so that a problem
+                                  // has the same solution on every machine
 };
 
 struct SearchResult {
   std::optional<Path> found;
-  bool complete = false;          // nothing was dropped: the answer is exact
+  bool complete = false;          // no label was dropped, so the result is exact
 };
 
 SearchResult search(const Network& network, const std::vector<Prices>& prices, const SearchTask& task,

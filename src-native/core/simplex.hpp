@@ -1,8 +1,8 @@
 // A small primal simplex for the column-generation master: explicit inverse, sparse columns.
 //
-// Rows are equations; the caller gives slack columns as it needs them. Sized for at most a few
-// thousand rows and columns that come one at a time. Its answers guide the search and are never
-// taken as a proof, so plain double precision with a ratio-test tolerance is enough.
+// Rows are equations; the caller adds slack columns as needed. Meant for at most a few thousand rows, and
+// columns that are added one at a time. Its results guide the search but are never used as a proof, so
+// double precision with a tolerance in the ratio test is sufficient.
 #pragma once
 
 #include <utility>
@@ -17,13 +17,13 @@ struct Column {
 
 class Simplex {
  public:
-  // One unit column a row forms the first basis (columns 0 .. rows-1), with the given right side.
+  // The initial basis has one unit column per row (columns 0 .. rows-1), with the given right side.
   explicit Simplex(std::vector<double> right_side);
 
   int add(Column column);
-  // Puts a column into the basis at a row, feasible or not; false when its entry there is too small.
+  // Puts a column into the basis at a row, even if infeasible. Returns false if its entry there is too small.
   bool force(int column, int row);
-  // Pivots until no column improves, or the limit is reached. A barred column never enters.
+  // Pivots until no column improves or the limit is reached. A barred column never enters the basis.
   void optimise(int max_pivots);
   void bar(int column) { barred_[static_cast<std::size_t>(column)] = 1; }
 

@@ -1,9 +1,9 @@
-// The YAML adapter against arbitrary bytes: it either returns data that the core accepts, or throws
-// SpecError with one line. Anything else (another exception, a crash, a hang) is a fault.
+// Fuzz target for the YAML adapter: for any bytes, it either returns data that the core accepts, or throws
+// SpecError with one line. Anything else (another exception, a crash, a hang) is a bug.
 //
-// The input is one document, read as each of the four files in turn, or four documents divided by a
-// zero byte, which no file may hold: models, device types, devices, neighbours. Those are joined into
-// a problem as well.
+// The input is one document, which is read as each of the four files in turn; or four documents separated
+// by zero bytes, which no file may contain: models, device types, devices, neighbours. These are also
+// assembled into a problem.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +26,7 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-// The result of `read`, or nothing where it refused with a message of one line.
+// The result of `read`, or nothing if it failed with a one-line message.
 template <typename Read>
 auto attempt(const Read& read) -> std::optional<decltype(read())> {
   try {

@@ -1,5 +1,5 @@
-// Tests of the codec by itself, for builds that Python does not reach: -DNDEBUG, AddressSanitizer, UBSan.
-// What the codes must be is tested from Python, against an independent implementation.
+// Tests of the codec alone, for builds that Python tests do not cover: -DNDEBUG, AddressSanitizer, UBSan.
+// Python tests compare the codes with an independent implementation.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@ void check(bool holds, const std::string& what) {
   std::cerr << "FAILED: " << what << '\n';
 }
 
-/// Encoded into memory of exactly the right size, so that the sanitizer sees a byte too many.
+/// Encodes into memory of exactly the right size, so that the sanitizer detects writes past its end.
 struct Encoded {
   std::vector<std::uint8_t> codes;
   std::vector<float> scales, offsets;
@@ -120,7 +120,7 @@ void test_extremes() {
   }
 }
 
-/// Any ranges that a peer may send: what comes out is of no use, but it is all in its place.
+/// With any ranges that a peer may send, the values are useless, but every write stays in bounds.
 void test_hostile_ranges() {
   std::mt19937 random(3);
   for (int trial = 0; trial < 200; ++trial) {

@@ -1,5 +1,5 @@
-// Tests of the core by itself, for builds that Python does not reach: -DNDEBUG, AddressSanitizer, UBSan.
-// Checks are a macro of our own, because assert() vanishes with NDEBUG.
+// Tests of the core alone, for builds that Python tests do not cover: -DNDEBUG, AddressSanitizer, UBSan.
+// Checks use a macro, because assert() does nothing with NDEBUG.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -71,7 +71,7 @@ Solution solve(const Problem& problem, Objective objective = Objective::kThrough
   return pipeedge::solve(problem, options);
 }
 
-// Every schedule, by recursion over hosts; costs by evaluate().
+// Enumerates every schedule by recursion over hosts; evaluate() gives the costs.
 struct BruteForce {
   const Problem& problem;
   std::vector<Stage> stages;
@@ -164,12 +164,12 @@ double objective_of(const Problem& problem, const Solution& solution, Objective 
 }
 
 void test_known_answers() {
-  // Layers of 1, 2, 3 seconds, twice: two equal hosts take half each.
+  // Layers of 1, 2, 3 seconds, twice: two equal hosts get half each.
   const Solution even = solve(plain(6, {{1, 2}}));
   CHECK(even.status == Status::kOptimal);
   CHECK_WITH(even.bottleneck_s == 6 && even.latency_s > 12, even.bottleneck_s, even.latency_s);
   CHECK(even.stages.size() == 2 && even.stages[0].host == 0 && even.stages[0].last == 3);
-  // One fast host is as good as many: fewer hosts win.
+  // One fast host is as good as many: the fewest hosts win.
   Problem links_decide = plain(6, {{100, 3}});
   for (double& elements : links_decide.model.elements_out) elements = 1e4;
   const Solution alone = solve(links_decide);
@@ -214,7 +214,7 @@ void test_brute_force() {
   CHECK_WITH(feasible > 300, feasible);
 }
 
-// No link is slower than the narrowest links need, and none could be wider.
+// No link exceeds the bottleneck of the narrowest links, and none could be wider.
 void test_automatic_bits() {
   std::mt19937_64 random(3);
   int compressed = 0;
@@ -315,7 +315,7 @@ void test_evaluate_rejects_what_is_no_schedule() {
   }
 }
 
-// Values near the limits of double must end in an answer, not in an endless bisection.
+// Values near the limits of double must give a result, not an endless bisection.
 void test_extreme_numbers() {
   for (const double scale : {0.0, 1e-300, 1e-12, 1e12, 1e300}) {
     Problem problem = plain(5, {{1, 2}, {2, 1}});

@@ -19,7 +19,7 @@ std::string plural(std::size_t count, const char* one) {
   return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
 }
 
-// Whole numbers, which the reader has limited to kLargestNumber.
+// Whole numbers, limited to kLargestNumber by the reader.
 std::string number_text(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.0f", value);
@@ -43,7 +43,7 @@ ModelSpec model_from(const std::string& name, const View& view) {
   for (double& bytes : spec.model.mem_bytes) bytes *= kBytesPerMB;
   spec.model.elements_in = view.at("parameters_in").whole_number();
 
-  // A shorter list stands for a block of layers that repeats.
+  // A shorter list describes a block of layers that repeats.
   const View out = view.at("parameters_out");
   const std::vector<double> block = out.whole_numbers();
   const std::size_t count = spec.model.mem_bytes.size();
@@ -66,7 +66,7 @@ ModelSpec model_from(const std::string& name, const View& view) {
   return spec;
 }
 
-// What one length of sentences took; batch size and dtype are the caller's.
+// Reads the profile of one sentence length; the caller sets batch size and dtype.
 Profile times_from(const View& view) {
   Profile profile;
   const View times = view.at("time_s");
@@ -92,7 +92,7 @@ Profile times_from(const View& view) {
   return profile;
 }
 
-// Threads of a profile; 0 where another tool has put something else there.
+// Threads of a profile; 0 if another tool has written something else there.
 double threads_of(const View& view) {
   const auto threads = view.find("threads");
   return threads && threads->is_whole_number() ? threads->whole_number() : 0;
@@ -144,7 +144,7 @@ std::vector<double> lengths_of(const Profile& profile) {
   return lengths;
 }
 
-// One of the lists of `profile` for sentences of `tokens`; as it is where a length lacks it.
+// Returns a list of `profile` scaled to sentences of `tokens`; unscaled if a length lacks it.
 std::vector<double> list_at(const Profile& profile, std::vector<double> Profile::* list, double tokens) {
   std::vector<const Profile*> measured{&profile};
   for (const Profile& other : profile.lengths) {
@@ -158,7 +158,7 @@ std::vector<double> list_at(const Profile& profile, std::vector<double> Profile:
   for (std::size_t layer = 0; layer < (profile.*list).size(); ++layer) {
     std::vector<double> values;
     for (const Profile* each : measured) values.push_back((each->*list)[layer]);
-    // What a link costs grows with the bytes alone.
+    // The cost of a link depends only on the bytes.
     const bool of_link = list == &Profile::receive_s || list == &Profile::send_s;
     const Growth growth = of_link ? Growth::kLinear : growth_of(static_cast<int>(layer));
     found.push_back(at_length(lengths, values, tokens, growth));
@@ -166,7 +166,7 @@ std::vector<double> list_at(const Profile& profile, std::vector<double> Profile:
   return found;
 }
 
-// `profile` for sentences of `tokens`.
+// Returns `profile` scaled to sentences of `tokens`.
 Profile profile_at(const Profile& profile, double tokens) {
   Profile found = profile;
   for (const auto list : {&Profile::time_s, &Profile::receive_s, &Profile::send_s, &Profile::activation_bytes}) {
@@ -177,7 +177,7 @@ Profile profile_at(const Profile& profile, double tokens) {
   return found;
 }
 
-// The model's sizes for sentences of `tokens`; never below what does not grow.
+// Returns the model's sizes for sentences of `tokens`, at least the part that does not grow.
 Model model_at(const ModelSpec& spec, double tokens) {
   Model model = spec.model;
   const double more = tokens - spec.tokens;
@@ -188,21 +188,21 @@ Model model_at(const ModelSpec& spec, double tokens) {
   return model;
 }
 
-// Weights of each layer in the number type of a profile; empty: those of the model.
+// Bytes of each layer's weights in the number type of a profile; empty for those of the model.
 std::vector<double> weights_in(const NumberType& type, const Profile& profile, const Model& model) {
   if (!profile.weight_bytes.empty()) return profile.weight_bytes;
   if (type.weight_factor == 1) return {};
   return scaled_weights(type, model.mem_bytes);
 }
 
-// What cannot be said of sentences of `tokens`; empty where it can.
+// Explains why a profile cannot be scaled to sentences of `tokens`; empty if it can.
 std::string unscaled(const Profile& profile, double tokens) {
   const std::vector<double> lengths = lengths_of(profile);
   if (lengths.size() > 1 || (lengths.size() == 1 && lengths.front() == tokens)) return "";
   const std::string wanted = number_text(tokens);
   if (lengths.empty()) {
     return "does not say with how many tokens it was profiled; its times are not scaled to " + wanted +
-           ": profile it anew";
+           ": profile it again";
   }
   const std::string known = number_text(lengths.front());
   const std::string both = tokens < lengths.front() ? wanted + "," + known : known + "," + wanted;
@@ -231,7 +231,7 @@ TypeSpec type_from(const std::string& name, const View& view) {
   return spec;
 }
 
-// Whether two names mean one model: directories are compared as directories, however they are spelt.
+// Whether two names are the same model; directories are compared as paths, however they are written.
 bool same_model(const std::string& one, const std::string& other) {
   if (one == other) return true;
   std::error_code error;
@@ -248,7 +248,7 @@ std::map<std::string, std::vector<Profile>>::const_iterator find_profiles(const 
                       [&](const auto& entry) { return same_model(entry.first, model); });
 }
 
-// "it has batch size 8 with dtype float32, ...": what a type can offer instead of what was asked.
+// "it has batch size 8 with dtype float32, ...": the profiles that a type has instead of the requested one.
 std::string offer(const TypeSpec& type, const std::string& model) {
   const auto found = find_profiles(type, model);
   std::vector<std::string> names;
@@ -271,7 +271,7 @@ std::vector<std::string> printable_all(const std::vector<std::string>& names) {
   return shown;
 }
 
-// Which host is which index of problem.hosts.
+// Indices into problem.hosts, by host.
 using HostIndex = std::unordered_map<std::string, int>;
 
 void add_links(const Neighbors& neighbors, const HostIndex& index, const std::vector<LeftOut>& left_out,
@@ -312,13 +312,13 @@ std::string listing(const std::vector<std::string>& names, std::size_t limit) {
 }
 
 std::string nearest(const std::string& wanted, const std::vector<std::string>& names) {
-  constexpr std::size_t kLongest = 200;  // nothing longer is a name somebody mistyped
+  constexpr std::size_t kLongest = 200;  // anything longer is not a mistyped name
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
   if (wanted.size() > kLongest) return best;
   for (const std::string& name : names) {
     if (name.size() > kLongest) continue;
-    // Levenshtein's distance, one row at a time.
+    // Levenshtein distance, computed row by row.
     std::vector<std::size_t> row(name.size() + 1);
     for (std::size_t j = 0; j <= name.size(); ++j) row[j] = j;
     for (std::size_t i = 1; i <= wanted.size(); ++i) {
@@ -420,7 +420,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   if (request.tokens > 0 && !sized) {
     assembly.warnings.push_back(models_name + ": " + printable(model->name) +
                                 " does not say for how many tokens its sizes are; they are not scaled to " +
-                                number_text(request.tokens) + ": profile the model anew");
+                                number_text(request.tokens) + ": profile the model again");
   }
   problem.batch_size = request.batch_size;
   problem.input_bytes = request.input_bytes;
@@ -430,7 +430,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   const std::string dtype(short_dtype(request.dtype));
   const std::string wanted = printable(request.model) + ", batch size " + number_text(request.batch_size) +
                              ", dtype " + printable(dtype);
-  std::map<std::string, std::string> dtype_of;  // as in the request, with short names
+  std::map<std::string, std::string> dtype_of;  // from the request, with short names
   for (const auto& [type, name] : request.dtype_of) dtype_of.emplace(type, short_dtype(name));
   const auto require_known = [&](const std::string& name) {
     if (find_number_type(short_dtype(name)) != nullptr) return;
@@ -452,7 +452,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       throw SpecError("--dtype-of " + printable(type) + ": no such device type in " + types_name);
     }
   }
-  // Links are counted in the widest type that occurs, whoever sends.
+  // Links carry the widest type of any stage, whichever stage sends.
   problem.element_bytes = dtype_of.empty() ? find_number_type(dtype)->element_bytes : 0;
   for (const auto& [type, name] : dtype_of) {
     problem.element_bytes = std::max(problem.element_bytes, find_number_type(name)->element_bytes);
@@ -463,7 +463,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   // Types with a profile for the request become types of the problem.
   std::unordered_map<std::string, int> type_index;
   std::unordered_map<std::string, const TypeSpec*> type_spec;
-  std::set<std::string> refused;       // types with a profile in a dtype that they may not use
+  std::set<std::string> refused;       // types whose profiles all have a dtype that is not allowed
   for (const TypeSpec& type : types.entries) {
     type_spec.emplace(type.name, &type);
     const auto given = dtype_of.find(type.name);
@@ -542,7 +542,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
     throw SpecError("no host is left to schedule on; " + assembly.warnings.front());
   }
 
-  // Names that are not there would otherwise go without a stage and without a word.
+  // Otherwise unknown hosts would silently get no stage.
   std::vector<std::string> absent;
   for (const std::string& host : request.hosts) {
     const bool there = std::any_of(devices.entries.begin(), devices.entries.end(), [&](const TypeHosts& entry) {
@@ -561,7 +561,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
         if (host.host != request.data_host) continue;
         const auto spec = type_spec.find(host.type);
         if (spec == type_spec.end()) throw SpecError("--data-host " + printable(request.data_host) + ": " + host.why);
-        // It holds no stage, but what it feeds and collects crosses its links.
+        // It has no stage, but feeding and collecting use its links.
         const std::size_t layers = problem.model.mem_bytes.size();
         DeviceType type;
         type.name = host.type + " (data host)";

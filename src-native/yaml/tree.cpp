@@ -28,7 +28,7 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   throw SpecError(message + ": " + what);
 }
 
-// Length of the UTF-8 sequence at text[at], or 0 where there is none.
+// Length of the UTF-8 sequence at text[at], or 0 if there is none.
 std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(at);
@@ -49,8 +49,8 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
   return length;
 }
 
-// Whether the UTF-8 sequence at text[at] is a character that no YAML file may hold, or one that some
-// parsers take for a line break and others for text.
+// Whether the UTF-8 sequence at text[at] is a character that YAML forbids, or one that only some parsers
+// treat as a line break.
 bool is_refused(std::string_view text, std::size_t at, std::size_t length) {
   const std::string_view bytes = text.substr(at, length);
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
@@ -61,7 +61,7 @@ bool is_refused(std::string_view text, std::size_t at, std::size_t length) {
          bytes == "\xEF\xBF\xBE" || bytes == "\xEF\xBF\xBF";
 }
 
-// Whether only comments, directives and blank lines stand in `text`.
+// Whether `text` contains only comments, directives and blank lines.
 bool is_head(std::string_view text) {
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -72,8 +72,8 @@ bool is_head(std::string_view text) {
   return true;
 }
 
-// yaml-cpp takes byte 4 for the end of the file, replaces what is not UTF-8 and drops directives behind
-// the document: say it instead.
+// yaml-cpp treats byte 4 as the end of the file, replaces invalid UTF-8 and drops directives after the
+// document; report these instead.
 void check_text(const std::string& text, const std::string& name) {
   int line = 1;
   for (std::size_t at = 0; at < text.size();) {
@@ -91,7 +91,7 @@ void check_text(const std::string& text, const std::string& name) {
     fail_at(name, 1 + static_cast<int>(std::count(text.begin(), text.begin() + last + 1, '\n')),
             "a line starts with %, which only directives at the head of a file do");
   }
-  // YAML 1.1 forbids a tab there, YAML 1.2 where something else than a scalar follows.
+  // YAML 1.1 forbids a tab there, and YAML 1.2 does so unless a scalar follows.
   for (std::size_t at = text.find('\t'); at != text.npos; at = text.find('\t', at + 1)) {
     const std::size_t begin = at == 0 ? 0 : text.find_last_of("\r\n", at - 1) + 1;
     const std::string_view before = std::string_view(text).substr(begin, at - begin);
@@ -102,8 +102,9 @@ void check_text(const std::string& text, const std::string& name) {
   }
 }
 
-// `text` as yaml-cpp reads it by the standard. It takes no lone carriage return for a line break, and at
-// the end of a file neither misses the end of a quoted scalar behind the last break nor knows a '?' or '-'.
+// `text`, changed so that yaml-cpp reads it according to the standard. yaml-cpp does not treat a single
+// carriage return as a line break, and at the end of a file it neither detects a quoted scalar that is not
+// closed after the last break nor a '?' or '-'.
 std::string prepared(std::string text) {
   for (std::size_t at = text.find('\r'); at != text.npos; at = text.find('\r', at + 1)) {
     if (at + 1 == text.size() || text[at + 1] != '\n') text[at] = '\n';
@@ -113,7 +114,7 @@ std::string prepared(std::string text) {
   return text + (last + 1 == text.size() ? "#" : "\n#");
 }
 
-// `value` of a quoted scalar; yaml-cpp gives the escapes \N and \_ as the bytes 0x85 and 0xA0, not as UTF-8.
+// `value` of a quoted scalar in UTF-8; yaml-cpp decodes the escapes \N and \_ to the bytes 0x85 and 0xA0.
 std::string repaired(const std::string& value) {
   std::string out;
   for (std::size_t at = 0; at < value.size();) {
@@ -125,8 +126,7 @@ std::string repaired(const std::string& value) {
   return out;
 }
 
-// Whether line `line` (from 1) of `text` is indented with a tab, the usual cause of a message that
-// says something else.
+// Whether line `line` (from 1) of `text` is indented with a tab, which usually causes a misleading message.
 bool tab_indents(const std::string& text, int line) {
   std::size_t at = 0;
   for (int l = 1; l < line && at != std::string::npos; ++l) {
@@ -153,8 +153,8 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
-// Receives the parser's events and builds the tree; refuses as soon as a limit is passed, so neither
-// the parser's recursion nor our memory can be driven by the file.
+// Receives the parser's events and builds the tree. Fails as soon as a limit is exceeded, so a file can
+// exhaust neither the parser's stack nor memory.
 class TreeBuilder : public YAML::EventHandler {
  public:
   explicit TreeBuilder(Document& document) : document_(document) {}
@@ -165,7 +165,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    // At the end of a file yaml-cpp takes a last word for a key, and puts its value where the key is.
+    // At the end of a file, yaml-cpp treats a last word as a key, and places its value where the key is.
     if (last_key_ == mark.pos) {
       fail_at(document_.name(), mark.line + 1, "is not valid YAML: a key without a ':' behind it");
     }
@@ -247,7 +247,7 @@ class TreeBuilder : public YAML::EventHandler {
     attach(node, node.line);
   }
 
-  // Hangs a finished node below the one that is open.
+  // Adds a finished node to the one that is open.
   void attach(const Node& node, int line) {
     if (open_.empty()) {
       root_ = &node;
@@ -260,7 +260,7 @@ class TreeBuilder : public YAML::EventHandler {
     parent.children.push_back(&node);
   }
 
-  // Refuses a key that comes twice and carries out merge keys (`<<: *base`): what the map itself says wins.
+  // Rejects duplicate keys and applies merge keys (`<<: *base`); the map's own keys take precedence.
   void finish_map(Node& map) {
     std::unordered_set<std::string_view> keys;
     std::vector<const Node*> own;
@@ -301,7 +301,7 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<Node*> open_;
   std::vector<const Node*> anchors_;  // by yaml-cpp's number, from 1
   std::size_t seen_ = 0;
-  int last_key_ = kNowhere;           // position of the scalar or alias before, which may be a key
+  int last_key_ = kNowhere;           // position of the previous scalar or alias, which may be a key
   const Node* root_ = nullptr;
 };
 
@@ -336,7 +336,7 @@ std::string read_text(const std::filesystem::path& file) {
   if (status.type() == std::filesystem::file_type::not_found) fail_at(name, 0, "no such file");
   if (error) fail_at(name, 0, "cannot be read: " + error.message());
   if (std::filesystem::is_directory(status)) fail_at(name, 0, "is a directory, not a YAML file");
-  // A pipe could block for ever and a device never end.
+  // A pipe could block forever, and a device may never end.
   if (!std::filesystem::is_regular_file(status)) fail_at(name, 0, "is not a regular file");
 
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(name.c_str(), "rb"), &std::fclose);
@@ -350,7 +350,7 @@ std::string read_text(const std::filesystem::path& file) {
     }
     text.append(chunk.data(), got);
   }
-  if (std::ferror(stream.get()) != 0) fail_at(name, 0, "cannot be read to its end");
+  if (std::ferror(stream.get()) != 0) fail_at(name, 0, "cannot be read completely");
   return text;
 }
 
@@ -428,16 +428,16 @@ std::string View::text() const {
   return node_->text;
 }
 
-// `entry`: node is this entry (from 0) of the list that the view stands for. The way to it is only
-// written out when it is needed, for a message.
+// `entry` is the index (from 0) of `node` in the list of this view. Its path is only computed for a
+// message.
 double View::parse_number(const Node& node, double least, bool whole,
                           std::optional<std::size_t> entry) const {
   const auto here = [&] { return entry ? View(*this, node, "entry " + std::to_string(*entry + 1)) : *this; };
   const char* wanted = whole ? "a whole number" : "a number";
   if (node.kind != Node::Kind::kScalar || !node.plain) here().wrong_kind(wanted);
 
-  // One decimal grammar for every reader: [sign] digits [. digits] [e [sign] digits], with no leading
-  // zero, which YAML 1.1 takes for octal.
+  // The decimal grammar that all readers share: [sign] digits [. digits] [e [sign] digits], without a leading
+  // zero, which means octal in YAML 1.1.
   const std::string& text = node.text;
   std::size_t at = 0;
   const auto digits = [&] {

@@ -1,11 +1,11 @@
-// A YAML file as a tree that remembers its lines, read with limits on everything a file can inflate.
+// A YAML file as a tree with line numbers, read with limits on its size, depth and aliases.
 //
 //   file --read_text--> text --parse--> Document --View--> numbers, names, lists, maps
 //        (size, UTF-8)        (depth, nodes, aliases,      (type, range; errors with file, line, key)
 //                              duplicate keys)
 //
-// This directory alone knows of yaml-cpp, and of it only the event parser: it keeps no tree of its
-// own, so that depth, size, aliases and duplicate keys are judged here, once, for every version.
+// Only this directory uses yaml-cpp, and only its event parser, which builds no tree. So depth, size, aliases
+// and duplicate keys are checked here, in the same way for every version.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +21,17 @@
 namespace pipeedge::yaml {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{64} << 20;
-constexpr std::size_t kMaxNodes = 4'000'000;   // counted with every alias written out
-constexpr std::size_t kMaxDepth = 32;          // the deepest of our documents has 6
+constexpr std::size_t kMaxNodes = 4'000'000;   // counted with aliases expanded
+constexpr std::size_t kMaxDepth = 32;          // the deepest file of the scheduler has 6
 constexpr double kLargestNumber = 1e15;        // sums and products of such numbers stay finite
 
-// A document that does not say what it must. what(): one line, "FILE:LINE: KEY: what is wrong".
+// A document that is invalid. what() is one line, "FILE:LINE: KEY: what is wrong".
 class SpecError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// `text` on one line, control characters replaced, cut after `limit` bytes: for messages.
+// `text` for messages: on one line, with control characters replaced, truncated after `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit = 80);
 
 struct Node {
@@ -40,9 +40,9 @@ struct Node {
   Kind kind = Kind::kNull;
   bool plain = true;                  // a scalar without quotes
   int line = 0;                       // from 1
-  std::size_t weight = 0;             // nodes below and including this one, aliases written out; 0: open
-  std::string text;                   // of a scalar
-  std::vector<const Node*> children;  // of a sequence; of a map: key, value, key, value, ...
+  std::size_t weight = 0;             // number of nodes from this one down, with aliases expanded; 0: open
+  std::string text;                   // text of a scalar
+  std::vector<const Node*> children;  // entries of a sequence, or key, value, key, value, ... of a map
 };
 
 // Owns the nodes of one file.
@@ -56,7 +56,7 @@ class Document {
 
   const std::string& name() const { return name_; }
   const Node& root() const { return *root_; }
-  double largest() const { return largest_; }  // number that is accepted
+  double largest() const { return largest_; }  // largest number that is accepted
 
  private:
   friend Document parse(const std::string& text, std::string name, double largest);
@@ -64,11 +64,11 @@ class Document {
 
   std::string name_;
   double largest_ = kLargestNumber;
-  std::deque<Node> nodes_;            // a deque: addresses stay as it grows
+  std::deque<Node> nodes_;            // a deque, because its addresses are stable
   const Node* root_ = nullptr;
 };
 
-// One node with the way to it: what the readers of specs.cpp hold. It must not outlive its Document.
+// A node with the path to it, as used by the readers in specs.cpp. It must not outlive its Document.
 class View {
  public:
   explicit View(const Document& document) : document_(&document), node_(&document.root()) {}
@@ -78,19 +78,19 @@ class View {
   bool is_null() const { return node_->kind == Node::Kind::kNull; }
   int line() const { return node_->line; }
 
-  // Of a map. A missing file-level map (an empty document, `key:` without a value) has no entries.
+  // Entries of a map. A null (an empty document, `key:` without a value) has none.
   std::vector<std::pair<std::string, View>> entries() const;
-  View at(std::string_view key) const;                  // fails where the key is missing
+  View at(std::string_view key) const;                  // fails if the key is missing
   std::optional<View> find(std::string_view key) const;
 
-  std::vector<View> items() const;                      // of a sequence; null: none
+  std::vector<View> items() const;                      // items of a sequence; a null has none
 
-  bool is_whole_number() const;                         // one that whole_number() accepts
-  bool is_text(std::string_view wanted) const;          // a scalar that is written so
-  std::string text() const;                             // any scalar, as it is written
+  bool is_whole_number() const;                         // whether whole_number() accepts it
+  bool is_text(std::string_view wanted) const;          // whether it is a scalar with this text
+  std::string text() const;                             // any scalar, as written
   double number(double least = 0) const;                // finite, at least `least`, at most kLargestNumber
   double whole_number(double least = 0) const;          // ... without a fraction
-  std::vector<double> numbers() const;                  // a sequence of them; null: none
+  std::vector<double> numbers() const;                  // numbers of a sequence; a null has none
   std::vector<double> whole_numbers() const;
 
  private:
@@ -104,10 +104,11 @@ class View {
   std::string path_;                  // "google/vit-base-patch16-224: mem_MB"
 };
 
-// The whole of a regular file of at most kMaxFileBytes. Throws SpecError.
+// Reads a regular file of at most kMaxFileBytes. Throws SpecError.
 std::string read_text(const std::filesystem::path& file);
 
-// `text` as one YAML document (JSON is one); `name` is what messages call it, `largest` the largest number it may hold. Throws SpecError.
+// Parses `text` as one YAML document (JSON is valid too). `name` is its name in messages, `largest` the largest
+// number it may contain. Throws SpecError.
 Document parse(const std::string& text, std::string name, double largest = kLargestNumber);
 
 }  // namespace pipeedge::yaml
