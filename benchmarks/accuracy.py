@@ -1,15 +1,15 @@
-"""What compression and number types cost in accuracy: ``python benchmarks/accuracy.py [--csv FILE]``.
+"""Measure what compression and number types cost in accuracy: ``benchmarks/accuracy.py [--csv FILE]``.
 
     held-out digits ──layers 1 to c──> payload ──LinkEncoder, LinkDecoder──> layers c + 1 to 16 ──> classes
 
-Every cut c of the shipped model, every width, every clamp; one link compressed at a time, and then all
-of them, a stage for each layer. Microbatches of 8 in input order, as in a run. Measured against the same
-model without compression: the classes that differ, the accuracy lost, and the relative error of the
-payload itself.
+Measures every cut c of the included model with every bit width and clamp: with one compressed link at a
+time, and with all links compressed and one stage per layer. Microbatches have 8 items in input order, as in
+a run. Figures are relative to the same model without compression: classes that differ, accuracy lost, and
+the relative error of the payload.
 
-``--dtypes`` measures number types in place of clamps: the held-out digits for each type and width of the
-links, and for models of full size with random weights, block by block as ``--check`` does it, the cosine
-of their outputs with those in float32.
+``--dtypes`` measures number types instead of clamps: the held-out digits for each type and bit width; and,
+for full models with random weights, computed block by block like ``--check``, the cosine of their outputs
+and those in float32.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP
 
 CPU = torch.device("cpu")
 DTYPE_CUT = 8
-"""Where links are compressed for the table of number types: the middle of vit-digits."""
+"""Cut of the compressed link in the table of number types: the middle of vit-digits."""
 LINK_BITS = (0, 8, 4, 2)
 MOST_LOST_POINTS = 0.3
-"""Most accuracy points that bfloat16 and int8 may lose, without compression."""
+"""Largest number of accuracy points that bfloat16 and int8 may lose without compression."""
 LARGE = ("google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224", "bert-base-uncased")
 LARGE_ITEMS = 4
 ALL_CUTS = 0
@@ -54,24 +54,24 @@ DIGITS = Path(pipeedge.__file__).parent / "assets" / "digits.npz"
 
 @dataclass(frozen=True)
 class Row:
-    """One cut, width and clamp."""
+    """Measurements for one cut, bit width and clamp."""
 
     cut: int
-    """Layers before it; 0: all cuts at once."""
+    """Number of layers before the cut; 0 for all cuts at once."""
     bits: int
     clamp: str
     accuracy: float
-    """Part of the held-out images."""
+    """Fraction of the held-out images."""
     lost_points: float
-    """Accuracy without compression minus this, in percent of the images."""
+    """Accuracy lost by compression, in percent of the images."""
     changed: int
-    """Images whose class differs from the one without compression."""
+    """Number of images whose class differs from the one without compression."""
     relative_error: float
-    """Relative error in the Euclidean norm: of the payload, or for all cuts of the model's output."""
+    """Relative error (Euclidean norm) of the payload or, for all cuts, of the model's output."""
 
 
 def through_link(payload: Payload, bits: int, clamp: str, size: int) -> Payload:
-    """``payload`` after a compressed link, in microbatches of ``size``."""
+    """Return ``payload`` as received over a compressed link, in microbatches of ``size``."""
     encoder, decoder = LinkEncoder(clamp), LinkDecoder()
     parts = []
     for start in range(0, payload[0].shape[0], size):
@@ -81,7 +81,7 @@ def through_link(payload: Payload, bits: int, clamp: str, size: int) -> Payload:
 
 
 def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
-    """All of it."""
+    """Measure everything."""
     model = find_model("vit-digits")
     pixels, labels = heldout()
     images = (pixels,)
@@ -122,14 +122,14 @@ def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
 
 
 def heldout() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of the shipped model."""
+    """Return the held-out images and labels of the included model."""
     with np.load(DIGITS, allow_pickle=False) as arrays:
         pixels = (arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5
         return torch.from_numpy(pixels), torch.from_numpy(arrays["labels_heldout"].astype(np.int64))
 
 
 def print_digits(size: int) -> list[str]:
-    """Print accuracy and agreement for each type and width; what is missed, a line each."""
+    """Print accuracy and agreement for each type and width; return a line for each missed target."""
     model = find_model("vit-digits")
     images, labels = heldout()
     lines = []
@@ -152,7 +152,7 @@ def print_digits(size: int) -> list[str]:
             error, lost = float((logits - exact).norm() / exact.norm()), 100 * (right - accuracy)
             print(f"| {dtype} | {bits or '-'} | {accuracy:.4f} | {lost:.2f} | {same:.4f} | {error:.4f} |")
             if not bits and dtype in ("bfloat16", "int8") and lost > MOST_LOST_POINTS:
-                lines.append(f"{dtype}: {lost:.2f} points lost, at most {MOST_LOST_POINTS} may be")
+                lines.append(f"{dtype}: {lost:.2f} points lost; target: at most {MOST_LOST_POINTS}")
     return lines
 
 
@@ -226,10 +226,12 @@ def missed(rows: Sequence[Row], clamp: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the summary; the status says whether the targets are reached."""
+    """Print the summary; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description="Accuracy of vit-digits over one compressed link.")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement")
-    parser.add_argument("-u", "--ubatch-size", type=int, default=8, metavar="N", help="of a microbatch (8)")
+    parser.add_argument(
+        "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items in a microbatch (8)"
+    )
     parser.add_argument("--cuts", type=int, nargs="+", metavar="LAYER", help="cuts to measure (all)")
     parser.add_argument("--dtypes", action="store_true", help="measure number types instead of clamps")
     arguments = parser.parse_args()

@@ -1,18 +1,18 @@
-"""Links whose bits follow the bandwidth, beside links of fixed bits: ``python benchmarks/adaptive.py``.
+"""Compare adaptive links with links of fixed bits: ``python benchmarks/adaptive.py``.
 
     host 0  ──stage 0──┐  eth0                eth0  ┌──stage 1── host 1
     (rank 0, namespace)└────── virtual cable ───────┘  (rank 1, namespace)
-                           tc htb, both ways, by a trace
+                     tc htb in both directions, by a trace
 
-QuantPipe's trace (Wang et al. 2023): the link carries whatever it can, then 500, 50 and 250 Mbit/s, then
-whatever it can again; here its segments last seconds instead of minutes. DeiT-tiny is cut behind the third
-layer of a block, where most values cross, so that each bandwidth has another best width. Every way of
-choosing the bits runs through the same trace. Throughput is that of the last stage in a segment, from when
-a window and what was under way at the change (four frames) have passed. The ranks go before other work.
+The trace is QuantPipe's (Wang et al. 2023): unlimited, 500, 50 and 250 Mbit/s, then unlimited again; here,
+its segments last seconds instead of minutes. DeiT-Tiny is cut after the third layer of a block, where most
+values cross, so that each bandwidth has a different best width. Every policy runs through the same trace.
+Throughput is that of the last stage in a segment, after one window and the frames in flight at the change
+(four) have passed. The ranks have priority over other work.
 
-Written to ``--output``: ``adaptive.csv`` (a row for each run and moment), ``segments.csv`` (a row for each
-run and segment) and ``adaptive.png``. Needs root, ``ip`` and ``tc``, and the extra ``plot``. Exit status 1
-where ``auto`` stays below nine tenths of the best fixed width in any segment.
+Writes ``adaptive.csv`` (a row for each run and moment), ``segments.csv`` (a row for each run and segment)
+and ``adaptive.png`` to ``--output``. Needs root, ``ip`` and ``tc``, and the extra ``plot``. The exit status
+is 1 if ``auto`` is below nine tenths of the best fixed width in any segment.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MODEL = "facebook/deit-tiny-distilled-patch16-224"
 PARTITION = "1,23,24,48"
 UBATCH = 8
 WINDOW = 5
-"""Microbatches from one decision to the next."""
+"""Number of microbatches between decisions."""
 UNDER_WAY = 4
-"""Frames that may be on the link when the bandwidth changes."""
+"""Number of frames that may be in flight when the bandwidth changes."""
 TARGET = 0.9
 UNLIMITED = 10_000
 LIMIT_S = 300
@@ -69,7 +69,7 @@ TRACE = (
 
 @dataclass(frozen=True)
 class Way:
-    """A way of choosing the bits."""
+    """A policy for the bits of a link."""
 
     name: str
     options: tuple[str, ...]
@@ -81,14 +81,14 @@ class Result:
 
     way: Way
     begins: tuple[float, ...]
-    """When each segment began, and the last one ended; seconds of the run."""
+    """Start of each segment and end of the last one, in seconds of the run."""
     first: dict[str, list[Any]]
-    """Columns of the first stage, over time: its link."""
+    """Series of the first stage, with its link."""
     last: dict[str, list[Any]]
-    """Columns of the last stage, over time: what came out."""
+    """Series of the last stage, with the results."""
 
     def rate(self, number: int) -> float | None:
-        """Items a second of a segment, without its beginning; None where nothing of it is left."""
+        """Return the items per second of a segment without its beginning, or None if it is too short."""
         begin, end = self.begins[number], self.begins[number + 1]
         moments = [
             (until, rate)
@@ -109,7 +109,7 @@ class Result:
         return items / seconds if seconds else None
 
     def bits(self, number: int) -> float:
-        """Mean bits a value at the end of a segment."""
+        """Return the mean bits per value at the end of a segment."""
         inside = [
             bits
             for until, bits in zip(self.first["t_s"], self.first["bits"], strict=True)
@@ -119,7 +119,7 @@ class Result:
 
 
 def ways(target: float, widths: Sequence[int]) -> list[Way]:
-    """All that are compared; the fixed ones first."""
+    """Return the policies to compare, fixed ones first."""
     found = [Way(f"{bits} bits" if bits else "none", ("-q", f"{bits},0")) for bits in widths]
     window = ("--window-size", str(WINDOW))
     for policy in ("heuristic", "heuristic2", "controller"):
@@ -134,7 +134,7 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces and a cable between them."""
+    """Create two network namespaces with a cable between them, for the duration of a block."""
     names = (f"pe{os.getpid()}a", f"pe{os.getpid()}b")
     try:
         for name in names:
@@ -167,13 +167,13 @@ def limit(name: str, mbit_per_s: int, verb: str = "change") -> None:
 
 def inside(name: str) -> list[str]:
     """Return the command prefix that runs a Python script in a namespace, ahead of all other work."""
-    # Linux shares processors among sessions first, by their own niceness, then within each.
+    # Linux first divides processors between sessions, by the niceness of each, then within each.
     first = ["sh", "-c", 'echo -20 > /proc/self/autogroup; exec nice -n -20 "$@"', "sh"]
     return ["ip", "netns", "exec", name, *first, sys.executable]
 
 
 def refuse() -> str | None:
-    """Why this cannot run here, if it cannot."""
+    """Return the reason why the benchmark cannot run here, if there is one."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces and to limit what they send"
     for program in ("ip", "tc"):
@@ -189,7 +189,7 @@ def refuse() -> str | None:
 def play(
     way: Way, items: int, trace: Sequence[Segment], names: Sequence[str], directory: Path, comm: str
 ) -> Result:
-    """Run through the trace."""
+    """Run one policy through the trace."""
     (weights,) = directory.glob("*.npz")
     report = directory / "report.json"
     report.unlink(missing_ok=True)
@@ -231,10 +231,10 @@ def play(
 def follow(
     trace: Sequence[Segment], names: Sequence[str], running: Sequence[subprocess.Popen[bytes]]
 ) -> list[float]:
-    """Change the bandwidth as the trace says; when each segment ended."""
+    """Change the bandwidth according to the trace, and return the end of each segment."""
     changes = []
     for number, segment in enumerate(trace):
-        # The first segment also has the start of the ranks.
+        # The first segment includes the start of the ranks.
         until = time.time() + segment.seconds + (2.0 if number == 0 else 0.0)
         while time.time() < until and any(process.poll() is None for process in running):
             time.sleep(0.05)
@@ -246,7 +246,7 @@ def follow(
 
 
 def write(results: Sequence[Result], trace: Sequence[Segment], directory: Path) -> None:
-    """Both tables."""
+    """Write both tables."""
     with (directory / "adaptive.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(["run", "t_s", "mbit_per_s", "bits", "link_mbit_per_s", "items_per_s"])
@@ -290,7 +290,7 @@ def bandwidth_at(result: Result, trace: Sequence[Segment], moment: float) -> int
 
 
 def draw(results: Sequence[Result], trace: Sequence[Segment], path: Path) -> None:
-    """Bandwidth, bits and throughput over time."""
+    """Draw bandwidth, bits and throughput over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -319,7 +319,7 @@ def draw(results: Sequence[Result], trace: Sequence[Segment], path: Path) -> Non
         bottom.plot(result.last["t_s"], result.last["items_per_s"], label=result.way.name, **style)
     top.set_yscale("log")
     top.set_ylabel("link, Mbit/s (black: its limit)")
-    middle.set_ylabel("bits a value")
+    middle.set_ylabel("bits per value")
     bottom.set_ylabel("items/s")
     bottom.set_xlabel("seconds")
     middle.legend(fontsize=8)
@@ -333,7 +333,7 @@ def draw(results: Sequence[Result], trace: Sequence[Segment], path: Path) -> Non
 
 
 def table(results: Sequence[Result], trace: Sequence[Segment], console: Console) -> float:
-    """Print a row for each run; the worst segment of ``auto`` beside the best fixed width."""
+    """Print a row for each run; return the worst ratio of ``auto`` to the best fixed width."""
     shown = Table(
         "items/s at Mbit/s", *("any" if s.mbit_per_s == UNLIMITED else f"{s.mbit_per_s}" for s in trace)
     )
@@ -356,20 +356,34 @@ def table(results: Sequence[Result], trace: Sequence[Segment], console: Console)
 
 
 def main() -> int:
-    """Run, write, print; 1 below the target."""
+    """Run all policies, and write and print the results; return 1 if the target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("bench-out"), metavar="DIR", help="(bench-out)")
     parser.add_argument(
-        "--scale", type=float, default=1.0, metavar="X", help="make the trace so much longer (1)"
+        "--output",
+        type=Path,
+        default=Path("bench-out"),
+        metavar="DIR",
+        help="directory for the results (bench-out)",
     )
     parser.add_argument(
-        "--items-per-s", type=float, default=70, metavar="N", help="at least what can be (70)"
+        "--scale", type=float, default=1.0, metavar="X", help="factor for the length of the trace (1)"
     )
-    parser.add_argument("--send-constraint", type=float, default=40, metavar="N", help="of the policies (40)")
-    parser.add_argument("--fixed", default="0,16,8,6,4,2", metavar="LIST", help="widths (0,16,8,6,4,2)")
-    parser.add_argument("-c", "--comm", default="p2p", choices=("p2p", "rpc"), help="(p2p)")
+    parser.add_argument(
+        "--items-per-s", type=float, default=70, metavar="N", help="highest expected throughput (70)"
+    )
+    parser.add_argument(
+        "--send-constraint",
+        type=float,
+        default=40,
+        metavar="N",
+        help="target of the policies that need one (40)",
+    )
+    parser.add_argument(
+        "--fixed", default="0,16,8,6,4,2", metavar="LIST", help="fixed bit widths (0,16,8,6,4,2)"
+    )
+    parser.add_argument("-c", "--comm", default="p2p", choices=("p2p", "rpc"), help="transport (p2p)")
     arguments = parser.parse_args()
     console = Console()
     why = refuse()
@@ -390,7 +404,7 @@ def main() -> int:
     write(results, trace, arguments.output)
     draw(results, trace, arguments.output / "adaptive.png")
     worst = table(results, trace, console)
-    console.print(f"auto: {worst:.2f} of the best fixed width in its worst segment, asked >= {TARGET}")
+    console.print(f"auto: {worst:.2f} of the best fixed width in its worst segment, target >= {TARGET}")
     return 0 if worst >= TARGET else 1
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""How long an auction takes: ``python benchmarks/auction.py``. 128 devices bid for ViT-Huge within 10 s.
+"""Time an auction: ``python benchmarks/auction.py``. The target is 10 s for 128 devices and ViT-Huge.
 
-All connections are real ones, through the loopback; the bidders are threads of one further process.
-Devices are of three speeds; then, besides, each has links of its own to three others, so that none are alike.
+Connections are real, over the loopback interface; the bidders are threads of another process. There are
+devices of three speeds; in a second auction, each also has links of its own to three others, so that all
+differ.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BLOCK_SHARE = (0.3, 0.1, 0.3, 0.3)
 
 
 def write_files(directory: Path, devices: int, links: bool) -> None:
-    """ViT-Huge, devices of three speeds, and perhaps links of their own."""
+    """Write files for ViT-Huge and devices of three speeds, with or without links of their own."""
     widths = (2 * WIDTH, WIDTH, 5 * WIDTH, WIDTH)
     spec = ModelSpec(
         tuple(BYTES_PER_MB * mem for mem in BLOCK_MEM_MB * (LAYERS // 4)),
@@ -61,7 +62,7 @@ def write_files(directory: Path, devices: int, links: bool) -> None:
 
 
 def bidders(directory: Path, devices: int, port: int) -> None:
-    """Ranks 1 and up, a thread each."""
+    """Run ranks from 1, each in a thread."""
     models, kinds = (load_models(directory / "models.yml"), load_device_types(directory / "device_types.yml"))
     neighbours = load_neighbors(directory / "neighbours.yml")
 
@@ -82,7 +83,7 @@ def bidders(directory: Path, devices: int, port: int) -> None:
 
 
 def auction(directory: Path, devices: int, port: int, options: list[str]) -> tuple[float, str]:
-    """Seconds from the start of all to the schedule, and what rank 0 says of it."""
+    """Return the seconds from the start until the schedule, and the output of rank 0."""
     began = time.perf_counter()
     others = subprocess.Popen(
         [
@@ -112,10 +113,10 @@ def auction(directory: Path, devices: int, port: int, options: list[str]) -> tup
 
 
 def main() -> int:
-    """Print the table; 1 if one takes longer than the target."""
+    """Print the table; return 1 if an auction takes longer than the target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--devices", type=int, default=128, metavar="N", help="(128)")
-    parser.add_argument("--port", type=int, default=29800, help="the first of those used (29800)")
+    parser.add_argument("--devices", type=int, default=128, metavar="N", help="number of devices (128)")
+    parser.add_argument("--port", type=int, default=29800, help="first of the ports to use (29800)")
     parser.add_argument("--bidders", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bidders:
@@ -135,7 +136,7 @@ def main() -> int:
     console = Console()
     console.print(table)
     console.print(
-        f"{arguments.devices} devices: {worst:.2f} s at most, asked <= {TARGET_S:g} s", highlight=False
+        f"{arguments.devices} devices: {worst:.2f} s at most, target <= {TARGET_S:g} s", highlight=False
     )
     return 0 if worst <= TARGET_S else 1
 

@@ -1,10 +1,10 @@
-"""Test beds for benchmarks: what their hosts are, how they are profiled, what runs on them.
+"""Test beds for benchmarks: define hosts, profile them, and run pipelines on them.
 
     kinds ──> CLUSTER.yml ──> test bed ──> a profiler on each host, at once ──> the scheduler's files
                                  `───────> a rank on each host of a schedule ──> report of the data rank
 
-All hosts are profiled at the same time, and a type's times are the medians of its hosts: emulated hosts
-share the machine's way to memory, in the run too.
+All hosts are profiled at the same time, because emulated hosts share the memory bandwidth of the machine, as
+they do in the run. The times of a type are the medians of its hosts.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ LIMIT_S = 1800
 _POLL_S = 0.1
 MEM_MB = 2048
 TOKENS = 128
-"""Of every sentence: those that travel together are as long as the longest of them."""
+"""Number of tokens of every sentence; a microbatch is as long as its longest sentence."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Hosts that are alike."""
+    """A kind of equal hosts."""
 
     name: str
     hosts: int
@@ -79,7 +79,7 @@ class Workload:
 
     @property
     def is_text(self) -> bool:
-        """Sentences, not images."""
+        """Whether the input is sentences rather than images."""
         return find_model(self.model).family == "bert"
 
     @property
@@ -96,7 +96,7 @@ class Workload:
         return path
 
     def inputs(self, items: int) -> Path:
-        """Noise, or the same token again and again: read in no time, unlike pictures."""
+        """Return the input, created on first use: noise or one repeated token, which is read in no time."""
         path = self.directory / f"inputs-{self.name}-{items}.npz"
         if not path.exists():
             if self.is_text:
@@ -111,10 +111,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages on hosts."""
+    """Stages on hosts, as in a schedule file."""
 
     stages: tuple[Mapping[str, Any], ...]
-    """Stages as in a schedule file: host -> first and last layer, and optionally ``quant_bits``."""
+    """Entries of a schedule file: host -> first and last layer, and optionally ``quant_bits``."""
     data_host: str
 
     @property
@@ -145,7 +145,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Bed:
-    """A test bed that is up, and where its files are."""
+    """A running test bed and its files."""
 
     bed: TestBed
     kinds: tuple[Kind, ...]
@@ -177,7 +177,7 @@ class Bed:
         jobs = []
         slowest = min(kind.cpu_fraction for kind in self.kinds)
         for kind in self.kinds:
-            # As long for each: a machine that has a slow minute is to be slow for all kinds alike.
+            # Profile all kinds for the same time, so that a slow minute of the machine affects all alike.
             own = ["-i", str(round(iterations * kind.cpu_fraction / slowest))]
             for host in kind.names:
                 place = self.directory / f"profile-{load.name}-{host}"
@@ -232,7 +232,7 @@ class Bed:
         return Promise(Pipeline(tuple(stages), hosts[0]), body["throughput_items_per_s"])
 
     def run(self, load: Workload, pipelines: Sequence[Pipeline], items: Sequence[int]) -> list[Any]:
-        """Run pipelines side by side, each on hosts of its own and with so many items; their reports."""
+        """Run pipelines at the same time, each on its own hosts with its items; return their reports."""
         weights, inputs = load.weights(), load.inputs(max(items))
         jobs, reports = [], []
         for number, pipeline in enumerate(pipelines):
@@ -255,7 +255,7 @@ class Bed:
         return [json.loads(report.read_text()) for report in reports]
 
     def simulate(self, load: Workload, pipeline: Pipeline, microbatches: int) -> float:
-        """Items a second once the pipeline is full, as ``pipeedge-simulate`` says."""
+        """Return the items per second of the full pipeline, according to ``pipeedge-simulate``."""
         schedule = self.directory / "simulated.yml"
         _write(schedule, list(pipeline.stages))
         files = self.files
@@ -272,7 +272,7 @@ class Bed:
         return steady_items_per_s(simulate_request(request).to_body(["pipeedge-simulate"]))
 
     def slowness(self, load: Workload, pipeline: Pipeline, body: Mapping[str, Any]) -> float:
-        """Processor time that layers took in a run, in times of what they took when they were profiled."""
+        """Return the processor time of layers in a run, as a multiple of that in the profile."""
         types = _read(self.files["device_types"])
         kinds = {name: kind for kind in self.kinds for name in kind.names}
         profiled = spent = 0.0
@@ -285,9 +285,9 @@ class Bed:
         return spent / profiled
 
     def _all(self, jobs: Sequence[tuple[str, Path, Sequence[str]]]) -> None:
-        """Python on hosts, at the same time, until all have ended well, or one has not.
+        """Run Python on hosts at the same time, until all have succeeded or one has failed.
 
-        The others may be waiting for that one; they end with the test bed.
+        After a failure, the others may wait for that one; they end with the test bed.
         """
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         running = [
@@ -308,7 +308,7 @@ class Bed:
             if process.poll():
                 raise SystemExit(f"{host}: {command[0]} failed with exit status {process.returncode}")
         if any(process.poll() is None for process in running):
-            raise SystemExit(f"the hosts are not done after {LIMIT_S} s")
+            raise SystemExit(f"the hosts did not finish within {LIMIT_S} s")
 
 
 @contextlib.contextmanager
@@ -342,20 +342,20 @@ def even_split(layers: int, hosts: Sequence[str]) -> Pipeline:
 
 
 def steady_items_per_s(body: Mapping[str, Any]) -> float:
-    """Return the throughput of the full pipeline, in items a second, from a report's time line.
+    """Return the throughput of the full pipeline, in items per second, from a report's timeline.
 
     It is measured between the ends of the first and the last microbatch in the last stage.
     """
     run = read_run(body, "report")
     if run.timeline is None:
-        raise SystemExit("the report has no time line")
+        raise SystemExit("the report has no timeline")
     lane = f"stage {len(run.stages) - 1}"
     ends = [span.end_s for span in run.timeline.spans if span.lane == lane and span.doing.value == "compute"]
     return float((run.figures["microbatches"] - 1) * run.figures["ubatch_size"] / (ends[-1] - ends[0]))
 
 
 def make_small_models(directory: Path) -> list[str]:
-    """Directories of a ViT and a BERT of the same 12 blocks, a ninth of the work."""
+    """Create directories of a ViT and a BERT with 12 blocks but a ninth of the work; return them."""
     shared = {
         "hidden_size": 256,
         "num_hidden_layers": 12,

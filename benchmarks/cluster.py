@@ -1,16 +1,17 @@
-"""What a cluster is good for: ``sudo python benchmarks/cluster.py``, or ``make bench-cluster``.
+"""Measure pipelines on clusters: ``sudo python benchmarks/cluster.py``, or ``make bench-cluster``.
 
-On the test bed, with ViT-Base and BERT-Base: eight equal hosts of a quarter of a processor each, as eight
-pipelines of one host, four of two, two of four and one of eight, so that the machine always has the same to
-do; then clusters of unequal hosts and links, where the best schedule stands beside an equal split, beside
-the best schedule for a cluster whose hosts are all of the first type, and beside one with compressed links.
-Each throughput is put beside what the scheduler and the simulator promise, from a profile of minutes before:
-all is done three times, with a bed and a profile of its own, and of each line the middle one is taken.
+Runs ViT-Base and BERT-Base on the test bed. First, eight equal hosts with a quarter of a processor each form
+eight pipelines of one host, four of two, two of four and one of eight, so that the machine always has the
+same work. Then, on clusters of unequal hosts and links, the best schedule is compared with an equal split,
+with the best schedule for a cluster whose hosts are all of the first type, and with one with compressed
+links. Each throughput is compared with the predictions of the scheduler and the simulator, from a profile
+taken minutes before. Everything is repeated three times, each with its own test bed and profile, and the
+median repetition of each line is reported.
 
     bed ──profile──> files ──sched-pipeline──> schedules ──run──> items/s ──middle──> table, JSON ──> picture
 
-Throughput is that of the full pipeline. Wants root and an idle machine with two processors. ``--small``
-does the same with models of a ninth of the work.
+Throughput is that of the full pipeline. Needs root and an idle machine with two processors. ``--small``
+uses models with a ninth of the work.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ CLUSTERS = {
         Kind("slowfar", 1, 0.1, 5),
     ),
 }
-"""The first host has the data."""
+"""Kinds of hosts of each cluster; the first host has the data."""
 SPEEDUP = 7.2
-"""Of eight equal hosts."""
+"""Target for the speedup of eight equal hosts."""
 OF_OPTIMUM = 0.95
 LEAST_MICROBATCHES = 6
 FILLINGS = 3
@@ -76,7 +77,7 @@ PATIENCE = 2.5
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table."""
+    """A line of the table."""
 
     model: str
     cluster: str
@@ -84,9 +85,9 @@ class Figure:
     hosts: int
     items_per_s: float
     alone_items_per_s: float
-    """Items per second of the fastest host by itself."""
+    """Items per second of the fastest host alone."""
     scheduled_items_per_s: float | None
-    """Items per second that the scheduler promised, or None if it was not asked."""
+    """Items per second that the scheduler predicted, or None without a prediction."""
     simulated_items_per_s: float
     stages: str
     slowness: float | None = None
@@ -95,18 +96,18 @@ class Figure:
 
     @property
     def speedup(self) -> float:
-        """Over one host."""
+        """Throughput relative to one host."""
         return self.items_per_s / self.alone_items_per_s
 
     @property
     def of_promise(self) -> float | None:
-        """Measured, as a part of what the scheduler promised."""
+        """Measured throughput relative to the scheduler's prediction."""
         return self.items_per_s / self.scheduled_items_per_s if self.scheduled_items_per_s else None
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """Pipelines that run side by side, each on hosts of its own."""
+    """Pipelines that run at the same time, each on its own hosts."""
 
     pipelines: Sequence[Pipeline]
     asked: int | None = None
@@ -116,7 +117,7 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians measured for the pipelines of a competitor."""
+    """Median measurements of a competitor."""
 
     items_per_s: float
     simulated_items_per_s: float
@@ -146,7 +147,7 @@ def measured(
             f"{what}, {statistics.median(rates[what]):.2f} items/s, simulated {simulated[what][0]:.2f}, "
             f"layers {statistics.median(slowness[what]) - 1:+.1%} processor time"
         )
-    # Two that are the same, as the best schedule of equal hosts may be the equal split, share their runs.
+    # Equal competitors share runs, for example if the best schedule of equal hosts is the equal split.
     same = {
         what: [other for other in competitors if competitors[other] == competitors[what]]
         for what in competitors
@@ -276,9 +277,9 @@ def misses(figures: Sequence[Figure]) -> Iterator[str]:
         name = f"{figure.model}, {figure.cluster}"
         if figure.cluster == "equal":
             if figure.what == "best" and figure.hosts == 8 and figure.speedup < SPEEDUP:
-                yield f"{name}: {figure.speedup:.2f} times one host, asked {SPEEDUP}"
+                yield f"{name}: {figure.speedup:.2f} times one host, target {SPEEDUP}"
         elif figure.of_promise is not None and figure.of_promise < OF_OPTIMUM and figure.hosts > 1:
-            yield f"{name}, {figure.what}: {figure.of_promise:.3f} of what was promised, asked {OF_OPTIMUM}"
+            yield f"{name}, {figure.what}: {figure.of_promise:.3f} of the prediction, target {OF_OPTIMUM}"
         rivals = [
             other
             for other in figures
@@ -291,7 +292,7 @@ def misses(figures: Sequence[Figure]) -> Iterator[str]:
 
 
 def draw(figures: Sequence[Figure], path: Path) -> None:
-    """Bars of what was measured, over one host, and marks of what was promised."""
+    """Draw bars of the measured speedups, with marks for the predictions."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -329,7 +330,9 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
         axis.set_title(f"{model}, {'equal hosts' if cluster == 'equal' else f'{cluster} spread'}", fontsize=9)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    picture.supxlabel("throughput, in times of the fastest host by itself; red: as scheduled", fontsize=9)
+    picture.supxlabel(
+        "throughput relative to the fastest host alone; red: predicted by the scheduler", fontsize=9
+    )
     picture.tight_layout()
     picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -349,7 +352,7 @@ def measure(arguments: argparse.Namespace, directory: Path, tell: Tell) -> Itera
                 say = functools.partial(_tell_of, tell, f"  {number} of {arguments.repetitions}: ")
                 place = directory / f"{load.name}-{cluster}-{number}"
                 with raised(f"bench{os.getpid()}", CLUSTERS[cluster], place) as bed:
-                    # Anew each time: what is promised is to be of the machine as it is now.
+                    # Profile again each time, so that predictions are for the present state of the machine.
                     bed.profile(load, arguments.iterations)
                     if cluster == "equal":
                         figures = equal_hosts(bed, load, arguments.seconds, say)
@@ -364,35 +367,44 @@ def _tell_of(tell: Tell, where: str, line: str) -> None:
 
 
 def main() -> int:
-    """Measure, or read what was; print the table; 1 if a target is missed."""
+    """Measure, or read earlier results, and print the table; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--model-name", action="append", metavar="NAME", help="(ViT-Base, BERT-Base)")
-    parser.add_argument("--small", action="store_true", help="small models of the same kinds")
-    parser.add_argument("-u", "--ubatch-size", type=int, default=2, metavar="N", help="(2)")
     parser.add_argument(
-        "--cluster", action="append", choices=list(CLUSTERS), help="only this one; may be repeated"
+        "-m", "--model-name", action="append", metavar="NAME", help="model to run (ViT-Base, BERT-Base)"
     )
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of a run (20)")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of all (3)")
+    parser.add_argument("--small", action="store_true", help="use small models of the same kinds")
+    parser.add_argument(
+        "-u", "--ubatch-size", type=int, default=2, metavar="N", help="items in a microbatch (2)"
+    )
+    parser.add_argument(
+        "--cluster",
+        action="append",
+        choices=list(CLUSTERS),
+        help="measure only this cluster; may be repeated",
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="length of a run (20)")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, metavar="N", help="repetitions of everything (3)"
+    )
     parser.add_argument(
         "-i",
         "--iterations",
         type=int,
         default=5,
         metavar="N",
-        help="of the profiler, on the slowest (5)",
+        help="iterations of the profiler on the slowest kind of host (5)",
     )
     parser.add_argument(
         "--results",
         type=Path,
         default=Path("bench-out/cluster.json"),
         metavar="FILE",
-        help="where figures are kept; those of other models and clusters stay (%(default)s)",
+        help="file of results; those of other models and clusters are kept (%(default)s)",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw all kept figures: .svg or .png")
-    parser.add_argument("--show", action="store_true", help="measure nothing, show what is kept")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw all results: .svg or .png")
+    parser.add_argument("--show", action="store_true", help="show earlier results without measuring")
     arguments = parser.parse_args()
     if arguments.repetitions < 1:
         parser.error("--repetitions: at least 1")
@@ -432,7 +444,7 @@ def _kept(path: Path) -> list[Figure]:
     try:
         return [Figure(**entry) for entry in json.loads(path.read_text())]
     except (ValueError, TypeError) as error:
-        raise RequestError(f"--results {path}: no figures of this benchmark; delete it ({error})") from error
+        raise RequestError(f"--results {path}: not results of this benchmark; delete it ({error})") from error
 
 
 if __name__ == "__main__":

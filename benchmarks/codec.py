@@ -1,8 +1,8 @@
-"""How fast the codec is on one thread: ``python benchmarks/codec.py``.
+"""Measure the speed of the codec on one thread: ``python benchmarks/codec.py``.
 
-A payload of 8x197x768 float32, as a ViT-Base stage sends it. The rates are of float32 bytes, the best
-of a number of short repetitions: what other processes take is not the codec's. The whole link, with the
-choice of levels, the wire form and fresh memory for the result, is timed too.
+The payload is 8x197x768 float32, as sent by a stage of ViT-Base. Rates count float32 bytes, and are the best
+of several short repetitions, to exclude the effect of other processes. The whole link is timed too, with
+the choice of levels, the wire format and newly allocated memory for the result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pipeedge.compress import LinkDecoder, LinkEncoder
 
 SHAPE = (8, 197, 768)
 TARGETS = {bits: 4.0 if bits in (4, 8) else 2.0 for bits in BIT_WIDTHS}
-"""GB/s (10^9 bytes) that encoding and decoding are to reach each."""
+"""Target for encoding and for decoding, in GB/s (10^9 bytes)."""
 
 
 def best_rate(size: int, work: Callable[[], object], repetitions: int) -> float:
-    """GB/s of ``size`` bytes."""
+    """Return the best rate for ``size`` bytes, in GB/s."""
     best = float("inf")
     for _ in range(repetitions):
         began = time.perf_counter()
@@ -37,7 +37,7 @@ def best_rate(size: int, work: Callable[[], object], repetitions: int) -> float:
 
 
 def measure(variant: str, bits: int, repetitions: int) -> tuple[float, float, float, float]:
-    """Rates of the native encode (levels clamped, whole range), decode, and copying the same bytes."""
+    """Measure the rates of encoding (clamped and whole range), decoding, and copying the same bytes."""
     values = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
     rows = SHAPE[0] * SHAPE[1]
     codes = np.zeros(native.packed_bytes(values.size, bits), np.uint8)
@@ -85,10 +85,10 @@ def link_seconds(bits: int, repetitions: int) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Print the table; the status says whether the best variant reaches the targets."""
+    """Print the table; return 1 if the best variant misses a target."""
     parser = argparse.ArgumentParser(description="Speed of the codec on one thread.")
-    parser.add_argument("--repetitions", type=int, default=25, help="of each measurement (25)")
-    parser.add_argument("--variant", choices=native.codec_variants(), help="one instruction set (all)")
+    parser.add_argument("--repetitions", type=int, default=25, help="repetitions of each measurement (25)")
+    parser.add_argument("--variant", choices=native.codec_variants(), help="instruction set to measure (all)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()
@@ -101,10 +101,10 @@ def main() -> int:
             rates = measure(variant, bits, arguments.repetitions)
             table.add_row(str(bits), *(f"{rate:.1f}" for rate in rates), f"{TARGETS[bits]:.0f}")
             if variant == native.codec_variants()[0] and min(rates[:3]) < TARGETS[bits]:
-                missed.append(f"{bits} bits: {min(rates[:3]):.1f} GB/s, {TARGETS[bits]:.0f} are asked for")
+                missed.append(f"{bits} bits: {min(rates[:3]):.1f} GB/s, {TARGETS[bits]:.0f} are the target")
         console.print(table)
-    table = Table(title="a link with --clamp mse, ms a microbatch")
-    for name in ("bits", "encode, levels chosen anew", "encode", "decode"):
+    table = Table(title="a link with --clamp mse, ms per microbatch")
+    for name in ("bits", "encode, choosing levels", "encode", "decode"):
         table.add_column(name, justify="right")
     for bits in (2, 4, 8):
         table.add_row(

@@ -1,10 +1,10 @@
-"""How close a relay over our links comes to raw gloo: ``python benchmarks/links.py``.
+"""Compare a relay over PipeEdge's links with raw gloo: ``python benchmarks/links.py``.
 
     rank 0 ──frames──> rank 1 (computes nothing) ──frames──> rank 0
 
-The relay runs the real loops of a stage. Raw gloo moves the same bytes both ways, both ranks with two
-``isend`` and two ``irecv`` in flight. Repetitions of the two alternate within one run; medians count.
-Both are timed from their first ``WARM`` frames on, when all memory has been touched.
+The relay runs the real loops of a stage. Raw gloo moves the same bytes in both directions, with two
+``isend`` and two ``irecv`` in flight on both ranks. Repetitions of the two alternate within one run, and
+medians are reported. Timing starts after ``WARM`` frames, when all memory has been touched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 
 SHAPES = {(8, 197, 768): 0.85, (1, 197, 768): 0.70, (1, 197, 192): 0.55}
-"""Payload of float32, and the part of raw gloo's throughput that is asked for."""
+"""Shapes of float32 payloads, with the target relative to raw gloo."""
 ROUND_TRIP = ((1, 197, 768), 1.5)
 ADDR = "127.0.0.1"
 LIMIT_S = 300
@@ -62,7 +62,7 @@ def raw_throughput(rank: int, size: int, count: int) -> float:
 
 
 def raw_round_trip(rank: int, size: int, count: int) -> float:
-    """Seconds, median."""
+    """Measure the median round trip in seconds."""
     peer = 1 - rank
     outgoing, incoming = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
     times = []
@@ -80,7 +80,7 @@ def raw_round_trip(rank: int, size: int, count: int) -> float:
 
 
 def take(receiver: Receiver) -> None:
-    """Receive a frame, and give its memory back."""
+    """Receive a frame and release its memory."""
     packet = receiver.receive()
     if packet is None:
         raise RuntimeError("the link ended too early")
@@ -90,7 +90,7 @@ def take(receiver: Receiver) -> None:
 def relay(
     rank: int, transport: P2PTransport, specs: tuple[TensorSpec, ...], count: int, *, one: bool
 ) -> float:
-    """Our links: bytes a second each way, or with ``one`` at a time the median round trip in seconds."""
+    """Measure a relay in bytes per second in each direction or, with ``one``, its round trip in seconds."""
     there, back = Link(0, 1, specs), Link(1, 0, specs)
     if rank == 1:
         crew, activity = Crew(), Activity()
@@ -170,8 +170,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repetitions", type=int, default=7, metavar="N", help="of each side (7)")
-    parser.add_argument("--megabytes", type=int, default=300, metavar="MB", help="moved each time (300)")
+    parser.add_argument(
+        "--repetitions", type=int, default=7, metavar="N", help="repetitions of each side (7)"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=300, metavar="MB", help="megabytes to move in a repetition (300)"
+    )
     arguments = parser.parse_args()
     console = Console()
     console.print(free_of_contention(), highlight=False)

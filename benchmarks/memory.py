@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Peak memory of a rank against what its weights take.
+"""Compare the peak memory of a rank with the size of its weights.
 
-    loading     peak <= what importing the libraries takes + 1.15 x the shard's weights
-    --dtypes    what loading adds to the libraries, of what it adds in float32: bfloat16 <= 0.55, int8 <= 0.35
-    running     peak <= the same + frames of its links + what computing one microbatch takes by itself
+    loading     peak <= memory after importing the libraries + 1.15 x the shard's weights
+    --dtypes    memory that loading adds, relative to float32: bfloat16 <= 0.55, int8 <= 0.35
+    running     peak <= the limit for loading + frames of its links + memory to compute one microbatch
 
-Loading: each row is a process of its own that loads one equal share of the model's layers from a file with
-random weights. Running (``--run``): the ranks of ``runtime.py`` with the same shares. Peaks are the kernel's
-own account of resident memory (VmHWM), so Linux is needed.
+Loading: each row is a separate process that loads an equal share of the model's layers from a file with
+random weights. Running (``--run``): ranks of ``runtime.py`` with the same shares. Peaks are the kernel's
+figure for resident memory (VmHWM), which needs Linux.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ROOT = Path(__file__).resolve().parents[1]
 UBATCH = 8
 MICROBATCHES = 3
 FRAMES_IN, FRAMES_OUT = 3, 2
-"""Frames that a rank holds: two posted receives and the one at work; two under way."""
+"""Number of frames of a rank: two posted receives and one being computed; two in flight."""
 TARGET = 1.15
 SHARES = {"float32": 1.0, "bfloat16": 0.55, "float16": 0.55, "int8": 0.35}
-"""Of what a rank with half of the model adds in float32."""
+"""Target for the memory that half of a model adds, relative to float32."""
 MIB = 1 << 20
 
 LOAD = """
@@ -85,7 +85,7 @@ print(json.dumps({"imported": imported, "scratch": peak_rss_mb() - loaded}))
 
 
 def write_safetensors(path: Path, source: RandomWeights) -> None:
-    """Write ``source`` as float32, a tensor at a time."""
+    """Write ``source`` as float32, one tensor at a time."""
     header, offset = {}, 0
     for name in source.names:
         shape = source.entry(name).shape
@@ -102,13 +102,13 @@ def write_safetensors(path: Path, source: RandomWeights) -> None:
 
 
 def equal_shares(model: Model, ranks: int) -> list[LayerRange]:
-    """``ranks`` ranges of as equal a number of layers as can be."""
+    """Divide the layers into ``ranks`` ranges, as evenly as possible."""
     bounds = [model.n_layers * rank // ranks for rank in range(ranks + 1)]
     return [LayerRange(*pair) for pair in pairwise(bounds)]
 
 
 def measure(model: Model, weights: Path, layers: LayerRange, dtype: str = "float32") -> dict[str, int]:
-    """Bytes in a process that loads ``layers``: after its imports, at its peak, and of the weights."""
+    """Measure a process that loads ``layers``: bytes after its imports, at its peak, and of the weights."""
     place = [str(layers.start), str(layers.stop)]
     command = [sys.executable, "-c", LOAD, model.name, str(weights), *place, dtype]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
@@ -116,7 +116,7 @@ def measure(model: Model, weights: Path, layers: LayerRange, dtype: str = "float
 
 
 def measure_computing(model: Model, weights: Path, layers: LayerRange) -> dict[str, float]:
-    """MB in a process without links: after the runtime's imports, and more for one microbatch."""
+    """Measure the MB of a process without links after its imports, and those a microbatch adds."""
     command = [sys.executable, "-c", COMPUTE, model.name, str(weights)]
     command += [str(layers.start), str(layers.stop), str(UBATCH)]
     result = subprocess.run(
@@ -126,7 +126,7 @@ def measure_computing(model: Model, weights: Path, layers: LayerRange) -> dict[s
 
 
 def measure_running(model: Model, weights: Path, shares: list[LayerRange]) -> list[float]:
-    """MB at the peak of each rank of a run."""
+    """Run the ranks and return the peak of each in MB."""
     with tempfile.TemporaryDirectory() as directory, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -155,9 +155,9 @@ def measure_running(model: Model, weights: Path, shares: list[LayerRange]) -> li
 
 
 def print_dtypes(model: Model, files: list[Path], dtypes: list[str]) -> bool:
-    """Print what half of the model takes in each number type, from each file, from stored weights too."""
+    """Print the memory of half of the model in each number type, from each file and from converted ones."""
     half = equal_shares(model, 2)[0]
-    print(f"\nlayers {half}: what loading adds, in MB, and of what float32 adds")
+    print(f"\nlayers {half}: memory that loading adds, in MB and relative to float32")
     print(f"{'file':28} {'dtype':>9} {'weights':>9} {'added':>9} {'share':>6} {'target':>7}")
     good = True
     base = 0
@@ -181,7 +181,7 @@ def one_thread() -> dict[str, str]:
 
 
 def print_running(model: Model, weights: Path, ranks: int) -> bool:
-    """Print the table of running ranks; whether all are within their targets."""
+    """Print the table of running ranks; return whether all are within their targets."""
     shares = equal_shares(model, ranks)
     peaks = measure_running(model, weights, shares)
     print(f"\nrunning, microbatches of {UBATCH}")
@@ -204,21 +204,23 @@ def print_running(model: Model, weights: Path, ranks: int) -> bool:
 
 
 def main() -> int:
-    """Print the tables; 1 if a rank is above its target."""
+    """Print the tables; return 1 if a rank exceeds its target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-m", "--model-name", default="google/vit-large-patch16-224", metavar="NAME")
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N")
-    parser.add_argument("-M", "--model-file", type=Path, metavar="FILE", help="instead of random weights")
+    parser.add_argument(
+        "-M", "--model-file", type=Path, metavar="FILE", help="weights to use instead of random ones"
+    )
     parser.add_argument(
         "--dtypes",
         nargs="+",
         choices=DTYPES[1:],
         default=[],
-        help="compare half of the model in these with float32",
+        help="compare half of the model in these number types with float32",
     )
-    parser.add_argument("--run", action="store_true", help="measure the ranks of a run, too")
+    parser.add_argument("--run", action="store_true", help="also measure the ranks of a run")
     args = parser.parse_args()
     model = find_model(args.model_name)
     with tempfile.TemporaryDirectory() as directory:

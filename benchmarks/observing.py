@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""What it costs to watch a run: ``make bench`` runs it too.
+"""Measure the overhead of observing a run; part of ``make bench``.
 
-    rows        what a lane costs for one microbatch, in this process
-    display     what the thread of the live table costs in a second, in this process
+    rows        time that a lane takes for one microbatch, in this process
+    display     processor time of the live table's thread, in this process
     pairs       runtime.py, 2 ranks with 1 thread each, the same run in turn: --quiet, with the table in a
-                terminal, with --trace, and with --metrics-dir; medians of the ratios to --quiet, in items a
-                second and in processor time of both ranks
+                terminal, with --trace, and with --metrics-dir; medians of the ratios to --quiet, in items
+                per second and in processor time of both ranks
 
-Targets: the table below 1 %, the trace below 2 %. Needs two cores with nothing else on them: the spread of
-the pairs shows how much the machine itself varies, processor time much less; the first two figures do not
-depend on it.
+Targets: below 1 % for the table, and below 2 % for the trace. Needs two idle cores: the spread of the pairs
+shows how much the machine varies. Processor time varies much less, and the first two figures hardly at all.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LIMIT_S = 300
 
 
 def row_cost_s(count: int = 100_000) -> float:
-    """Seconds of one microbatch on a lane, clock readings included."""
+    """Return the seconds that a lane takes for a microbatch, including clock readings."""
     lane = Lane(LaneId.stage(0), STAGE, time.perf_counter)
     began = time.perf_counter()
     lane.begin()
@@ -52,7 +51,7 @@ def row_cost_s(count: int = 100_000) -> float:
 
 
 def display_cost(seconds: float = 10.0) -> float:
-    """Part of a processor that the live table takes, with four stages that beat every second."""
+    """Return the fraction of a processor that the live table of four stages takes."""
     master, slave = pty.openpty()
     threading.Thread(target=_swallow, args=(master,), daemon=True).start()
     with os.fdopen(slave, "w") as terminal:
@@ -84,7 +83,7 @@ def _swallow(master: int) -> None:
 def run_pipeline(
     weights: Path, images: Path, directory: Path, options: list[str], *, terminal: bool
 ) -> tuple[float, float]:
-    """Items a second of one run, and the processor seconds of its ranks, from their start to their end."""
+    """Return the items per second of one run, and the processor seconds of its ranks."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -121,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-b", "--items", type=int, default=32, metavar="N", help="images of a run (32)")
+    parser.add_argument("-b", "--items", type=int, default=32, metavar="N", help="images in a run (32)")
     parser.add_argument("-n", "--repetitions", type=int, default=5, metavar="N", help="runs of each (5)")
     parser.add_argument("-o", "--directory", type=Path, default=ROOT / "bench-out", metavar="DIR")
     args = parser.parse_args()
@@ -129,7 +128,7 @@ def main() -> None:
     directory = args.directory.resolve()
     weights, images = prepare(directory, args.items)
     metrics = directory / "metrics"
-    console.print(f"a lane: {1e6 * row_cost_s():.1f} us a microbatch", highlight=False)
+    console.print(f"a lane: {1e6 * row_cost_s():.1f} us per microbatch", highlight=False)
     console.print(f"the live table: {display_cost():.2%} of a processor", highlight=False)
 
     variants = {

@@ -1,18 +1,18 @@
-"""Whether predictions come true: ``python benchmarks/prediction.py``.
+"""Compare predictions with measurements: ``python benchmarks/prediction.py``.
 
-For each model: profile two cores of this machine, let the scheduler cut the model for a rank on each, run
-them pinned to these cores, and put predicted beside measured. Cuts are moved by the memory
-that the second host is said to have, so that times, and with them predictions, stay those that were
-measured. Wants an idle machine; medians over repetitions.
+For each model, profiles two cores of this machine, lets the scheduler cut the model for a rank on each, runs
+the ranks pinned to these cores, and compares the throughput with the prediction. To obtain other cuts, the
+second host is given less memory, so that predictions still use measured times. Needs an idle machine; reports
+medians over repetitions.
 
-With ``--quotas`` there are four ranks instead, each on a host of the test bed with a quota of processor
-time: equal ones, and two that are twice as fast as the others. Needs root.
+``--quotas`` runs four ranks instead, each on a host of the test bed with a quota of processor time: four
+equal hosts, and two that are twice as fast as the other two. Needs root.
 
-With ``--text`` a BERT runs sentences of several lengths, and beside each prediction stands what a profile of
-the longest sentence alone would have promised.
+``--text`` runs a BERT with sentences of several lengths, and also shows the prediction from a profile of only
+the longest sentence.
 
-With ``--sums`` no rank runs: the sums of layers over random ranges are put beside the times of those ranges
-as shards, both measured in one process, in turns.
+``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
+ranges as shards, both measured alternately in one process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ QUOTAS = {
 QUOTAS_TARGET = 0.1
 TEXT_MODEL = "bert-base-uncased"
 TEXT_LENGTHS = (16, 64, 128, 256)
-"""Tokens of the sentences that are run; 32, 128 and 512 are profiled."""
+"""Tokens of the sentences to run; 32, 128 and 512 are profiled."""
 TEXT_TARGET = 0.1
 UBATCH = 8
 LEAST_MICROBATCHES = 8
@@ -76,12 +76,12 @@ class Cores:
 
     numbers: tuple[int, ...]
     first: bool
-    """Nearly before all other work: for a machine that cannot be idle. Needs root. Not by a real-time
-    policy, under which the threads of a rank would not share its core."""
+    """Whether ranks have priority over nearly all other work, for a machine that is not idle. Needs root.
+    This is not a real-time policy, under which the threads of a rank would not share its core."""
 
     def pinned(self, index: int) -> list[str]:
         """Return the command prefix that pins a process to the processor of ``index``."""
-        # Linux shares processors among sessions first, by their own niceness, then within each.
+        # Linux first divides processors between sessions, by the niceness of each, then within each.
         script = 'echo -20 > /proc/self/autogroup; exec nice -n -20 "$@"'
         priority = ["sh", "-c", script, "sh"] if self.first else []
         return ["taskset", "-c", str(self.numbers[index]), *priority]
@@ -95,7 +95,7 @@ def environment() -> dict[str, str]:
 def profile(model: str, directory: Path, cores: Cores, iterations: int) -> None:
     """Write ``models.yml`` and ``device_types.yml`` with the types core0 and core1.
 
-    Both cores at once: they share caches and the way to memory in the run, too.
+    Both cores are profiled at once, because they share caches and memory bandwidth in the run.
     """
     options = ["-m", model, "--random-weights", "-i", str(iterations), "-b", str(UBATCH)]
     running = []
@@ -121,7 +121,7 @@ def start(command: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
 
 
 def wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended well."""
+    """Wait until all processes have succeeded."""
     for process in running:
         if process.wait(LIMIT_S):
             raise SystemExit(f"{process.args} failed with exit status {process.returncode}")
@@ -133,7 +133,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write_cluster(model: str, directory: Path, part: float) -> None:
-    """Two hosts, of which the second holds only the last ``part`` of the model's layers, and buffers."""
+    """Write two hosts; the second can hold only the fraction ``part`` of the layers, with buffers."""
     spec = read(directory / "models.yml")[model]
     kinds = read(directory / "device_types.yml")
     layers = int(part * spec["layers"]) // 4 * 4
@@ -148,7 +148,7 @@ def write_cluster(model: str, directory: Path, part: float) -> None:
 def run(
     model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int, own: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Two ranks, scheduled automatically; the report. ``own``: further options of the data rank."""
+    """Run two ranks with a computed schedule; return the report. ``own`` are options of the data rank."""
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
     common = ["-m", model, "-M", str(weights), "-b", str(items), "-u", str(UBATCH), "--port", str(port)]
     options = [[*files, "--report", "report.json", *own], []]
@@ -177,7 +177,7 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
         for number, part in enumerate(CUTS):
             reports = []
             for repetition in range(arguments.repetitions):
-                # Anew before each run: machines drift, and what is asked is whether a fresh profile holds.
+                # Profile before each run: machines drift, and predictions are for a recent profile.
                 shutil.rmtree(directory / "profile", ignore_errors=True)
                 work = directory / "profile"
                 work.mkdir()
@@ -216,7 +216,7 @@ def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Tabl
 
 
 def random_weights(model: str, directory: Path) -> Path:
-    """Weights of the right shapes in ``directory``."""
+    """Write random weights of the right shapes to ``directory``."""
     command = [sys.executable, str(ROOT / "save_model_weights.py"), "--random", "-m", model]
     subprocess.run(
         [*command, "-o", str(directory)],
@@ -230,7 +230,7 @@ def random_weights(model: str, directory: Path) -> Path:
 
 
 def write_sentences(path: Path, items: int, tokens: int) -> None:
-    """``items`` sentences of ``tokens`` arbitrary tokens each, as arrays."""
+    """Write ``items`` sentences of ``tokens`` arbitrary tokens each, as arrays."""
     ids = np.random.default_rng(0).integers(1000, 20000, (items, tokens))
     np.savez(path, input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
 
@@ -306,7 +306,7 @@ def measure_quotas(model: str, arguments: argparse.Namespace, table: Table, dire
 
 
 def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> list[tuple[str, float, float]]:
-    """Ranges of layers, each with the sum of its layers' times and the time of its shard."""
+    """Yield ranges of layers, each with the sum of its layers' times and the time of its shard."""
     torch.set_num_threads(1)
     model = find_model(model_name)
     chance = random.Random(seed)
@@ -356,24 +356,34 @@ def print_sums(model_name: str, arguments: argparse.Namespace, console: Console)
 
 
 def main() -> int:
-    """Print the table; 1 if a prediction is further off than the target."""
+    """Print the table; return 1 if an error exceeds the target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--model-name", action="append", metavar="NAME", help="(three ViT and DeiT)")
-    parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of profile and run (3)")
-    parser.add_argument("--cores", default="0,1", metavar="A,B", help="where the two ranks run (0,1)")
     parser.add_argument(
-        "--port", type=int, default=29700, metavar="PORT", help="the first of those used (29700)"
+        "-m",
+        "--model-name",
+        action="append",
+        metavar="NAME",
+        help="model to measure (three ViT and DeiT models)",
     )
     parser.add_argument(
-        "--first", action="store_true", help="before other work on the machine, with nice; needs root"
+        "-i", "--iterations", type=int, default=5, metavar="N", help="iterations of the profiler (5)"
     )
     parser.add_argument(
-        "--quotas", action="store_true", help="four ranks with quotas of processor time; needs root"
+        "--repetitions", type=int, default=3, metavar="N", help="repetitions of profile and run (3)"
     )
-    parser.add_argument("--text", action="store_true", help="a BERT with sentences of several lengths")
+    parser.add_argument("--cores", default="0,1", metavar="A,B", help="cores of the two ranks (0,1)")
+    parser.add_argument(
+        "--port", type=int, default=29700, metavar="PORT", help="first of the ports to use (29700)"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="give the ranks priority over other work; needs root"
+    )
+    parser.add_argument(
+        "--quotas", action="store_true", help="run four ranks with quotas of processor time; needs root"
+    )
+    parser.add_argument("--text", action="store_true", help="run a BERT with sentences of several lengths")
     parser.add_argument("--sums", type=int, metavar="N", help="compare N ranges of layers with whole shards")
     arguments = parser.parse_args()
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)

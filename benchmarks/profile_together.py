@@ -1,11 +1,11 @@
-"""``profiler.py`` on several hosts that time their layers at the same time: a part of ``beds.py``.
+"""Run ``profiler.py`` on several hosts that time their layers at the same time; used by ``beds.py``.
 
     host a   import, load │ time layers ......... │ go on computing │ write
     host b   import, load ......... │ time layers │                 │ write
-                             all there            all timed
+                             all ready            all timed
 
-Emulated hosts share the machine's way to memory. A fast one that is timed while the slow ones still import
-their libraries would promise what it cannot keep when all compute.
+Emulated hosts share the memory bandwidth of the machine. A fast host that is timed while slow ones still
+import their libraries would seem faster than it is when all compute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 
 def main() -> None:
-    """Arguments: the directory where hosts meet, how many there are, this one, then those of profiler.py."""
+    """Run the profiler. Arguments: shared directory, number of hosts, this host, arguments of profiler.py."""
     directory, hosts, host = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     deadline = time.monotonic() + LIMIT_S
     time_layers = layer_work.time_layers

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""RPC against p2p, and what RPC does to memory: ``python benchmarks/rpc.py [throughput] [memory] [threads]``.
+"""Compare RPC with p2p, and measure memory over RPC: ``benchmarks/rpc.py [throughput] [memory] [threads]``.
 
-throughput  ViT-Base over two ranks of one thread, cut in the middle; both transports in the same two
-            processes, in turn; the median of the pairs counts. Peak memory from a run over each.
-memory      a model of DeiT-tiny's width over two ranks that send to each other, thousands of microbatches;
-            resident memory (VmRSS) after the warm-up and the most it came to afterwards.
-threads     the same traffic with 4, 16 and 64 worker threads, once as this package does it, once with the
-            shards called on the worker threads and every microbatch sent at once, as pipelines on RPC
-            usually are.
+throughput  ViT-Base, cut in the middle, over two ranks of one thread; both transports in the same two
+            processes, in turn; reports the median of the pairs, and peak memory from a run over each.
+memory      a model of DeiT-Tiny's width over two ranks that send to each other, thousands of microbatches;
+            resident memory (VmRSS) after the warm-up, and its maximum since then.
+threads     the same traffic with 4, 16 and 64 worker threads: once with this package, and once with shards
+            that run on the worker threads and all microbatches sent at once, the usual design over RPC.
 
 Needs Linux, for ``/proc``.
 """
@@ -52,7 +51,7 @@ UBATCH = 8
 THROUGHPUT_TARGET = 0.92
 PEAK_TARGET = 1.3
 GROWTH_TARGETS = (0.02, 20.0)
-"""Part of what it was, or MB; either will do."""
+"""Targets for growth: as a fraction, or in MB; meeting either is enough."""
 PARTS = ("throughput", "memory", "threads")
 LIMIT_S = 420.0
 
@@ -61,14 +60,14 @@ _rpc: Any = torch.distributed.rpc
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that has ended."""
+    """Result of a run."""
 
     report: dict[str, Any]
     memory: list[list[tuple[float, float]]]
-    """Per rank, ``time.time()`` and resident memory in MB."""
+    """Samples of each rank: ``time.time()`` and resident memory in MB."""
 
     def windows(self, warm_up: int) -> list[tuple[float, float]]:
-        """Per rank, MB when ``warm_up`` microbatches were through, and the most from then on."""
+        """Return the memory of each rank in MB after ``warm_up`` microbatches, and its maximum since then."""
         began = self.report["began"]
         warm = began + self.report["elapsed_s"] * warm_up / self.report["microbatches"]
         end = began + self.report["elapsed_s"]
@@ -80,7 +79,7 @@ class Ran:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory, MB of 2^20 bytes; 0 when the process has ended."""
+    """Return the resident memory in MB of 2^20 bytes, or 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -89,13 +88,13 @@ def resident_mb(pid: int) -> float:
 
 
 def free_port() -> int:
-    """Return a port that is free at this moment."""
+    """Return a free port."""
     with listen("127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
 
 
 def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float, float]]]:
-    """Memory of the processes until all have ended; kills them when one fails or time is up."""
+    """Record the memory of the processes until all have ended; kill them if one fails or time is up."""
     memory: list[list[tuple[float, float]]] = [[] for _ in processes]
     deadline = time.monotonic() + LIMIT_S
     try:
@@ -104,7 +103,7 @@ def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float
                 if (megabytes := resident_mb(process.pid)) > 0:
                     series.append((time.time(), megabytes))
             if time.monotonic() > deadline:
-                raise SystemExit(f"a run did not end within {LIMIT_S:g} s")
+                raise SystemExit(f"a run did not finish within {LIMIT_S:g} s")
             time.sleep(0.05)
     finally:
         for process in processes:
@@ -117,7 +116,7 @@ def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float
 
 
 def run(directory: Path, *options: object) -> Ran:
-    """Two ranks of the runtime on this machine, one thread each."""
+    """Run two ranks of the runtime on this machine, with one thread each."""
     report = directory / "report.json"
     common = ["--port", free_port(), "--report", report, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -195,10 +194,10 @@ def throughput(console: Console, directory: Path, microbatches: int, repetitions
 
 
 def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions: int) -> None:
-    """Both transports in the same two processes, in turn: rank 0 prints the items a second over each.
+    """Run both transports in turn in the same two processes; rank 0 prints the items per second of each.
 
-    A machine that others use too changes its pace from minute to minute; what is compared here lies
-    seconds apart, and in either order.
+    The speed of a shared machine changes from minute to minute; the compared runs are only seconds
+    apart, and in either order.
     """
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
@@ -253,7 +252,7 @@ def once(rank: int, transport: Transport, stage: Stage, there: Link, back: Link,
 
 
 def memory(console: Console, directory: Path, blocks: int, warm_up: int, count: int, ubatch: int) -> bool:
-    """Measure how much the memory of ranks grows, and return whether all stay within the target."""
+    """Measure how much the memory of ranks grows; return whether all are within the target."""
     model = tiny_model(directory, blocks)
     middle = 2 * blocks
     ran = run(
@@ -279,11 +278,11 @@ def memory(console: Console, directory: Path, blocks: int, warm_up: int, count: 
     return good
 
 
-# -- the usual way, for comparison ----------------------------------------------------------------
+# -- the usual design, for comparison -------------------------------------------------------------
 
 
 class Worker:
-    """A shard that is called on the worker threads of RPC."""
+    """A shard that runs on the worker threads of RPC."""
 
     shard: torch.nn.Module
 
@@ -295,7 +294,7 @@ class Worker:
 
 
 def usual(rank: int, port: int, threads: int, model_dir: str, warm_up: int, count: int) -> None:
-    """Run a pipeline of two ranks as tutorials write it.
+    """Run a pipeline of two ranks as in the tutorials.
 
     Each rank prints its memory in MB after the warm-up, and its peak.
     """
@@ -314,8 +313,8 @@ def usual(rank: int, port: int, threads: int, model_dir: str, warm_up: int, coun
         batch = 100
         for _ in range(0, warm_up + count, batch):
             # The reply of the first stage is handled, and the second stage computed, on a worker thread of
-            # this rank. (A call from within a call, as tutorials have it, waits for ever here as soon as
-            # more microbatches than worker threads are under way: replies need a worker thread too.)
+            # this rank. (Nested calls, as in the tutorials, would hang here as soon as there are
+            # more microbatches in flight than worker threads, because replies need a worker thread too.)
             futures = [
                 _rpc.rpc_async("rank1", Worker.call, args=(torch.randn(1, 3, 224, 224),)).then(
                     lambda done: Worker.call(done.value())
@@ -339,7 +338,7 @@ def _own_mb() -> float:
 
 
 def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool:
-    """Print the table of memory by number of worker threads; there is no target to miss."""
+    """Print the table of memory by number of worker threads, which has no target."""
     model = tiny_model(directory, 1)
     table = Table(title=f"worker threads: {count} microbatches of 1x197x192 after {warm_up}; MB")
     for name in ("-w", "design", "rank 0", "rank 1"):
@@ -373,13 +372,13 @@ def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool
 
 
 def main() -> int:
-    """Print the tables; 1 if a target is missed."""
+    """Print the tables; return 1 if a target is missed."""
     if sys.argv[1:2] == ["--alternate"]:
         port, weights, microbatches, repetitions, rank = sys.argv[2:]
         alternate(int(rank), int(port), weights, int(microbatches), int(repetitions))
         return 0
     if sys.argv[1:2] == ["--usual"]:
-        # As an imported module: RPC looks functions up by the module's name.
+        # Import this file as a module, because RPC finds functions by the name of their module.
         import rpc as this
 
         rank, port, number, model, warm_up, count = sys.argv[2:]
@@ -390,13 +389,21 @@ def main() -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (the first two)")
     parser.add_argument(
-        "-b", "--batch-size", type=int, default=48, metavar="N", help="throughput: items (48)"
+        "-b", "--batch-size", type=int, default=48, metavar="N", help="throughput: items in a run (48)"
     )
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="throughput: of each (5)")
-    parser.add_argument("--warm-up", type=int, default=300, metavar="N", help="memory: microbatches (300)")
-    parser.add_argument("--count", type=int, default=3000, metavar="N", help="memory: after those (3000)")
-    parser.add_argument("--blocks", type=int, default=1, metavar="N", help="memory: of the model (1)")
-    parser.add_argument("-u", "--ubatch-size", type=int, default=1, metavar="N", help="memory: items (1)")
+    parser.add_argument(
+        "--repetitions", type=int, default=5, metavar="N", help="throughput: runs of each transport (5)"
+    )
+    parser.add_argument(
+        "--warm-up", type=int, default=300, metavar="N", help="memory: microbatches before measuring (300)"
+    )
+    parser.add_argument(
+        "--count", type=int, default=3000, metavar="N", help="memory: microbatches while measuring (3000)"
+    )
+    parser.add_argument("--blocks", type=int, default=1, metavar="N", help="memory: blocks of the model (1)")
+    parser.add_argument(
+        "-u", "--ubatch-size", type=int, default=1, metavar="N", help="memory: items in a microbatch (1)"
+    )
     args = parser.parse_args()
     unknown = set(args.parts) - set(PARTS)
     if unknown:

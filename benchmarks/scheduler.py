@@ -1,11 +1,11 @@
-"""How long the scheduler takes, and how near the optimum it stops: a table, targets beside.
+"""Measure the time of the scheduler and its distance from the optimum, and compare with targets.
 
     python benchmarks/scheduler.py [--seeds N] [--only TEXT]
 
-Instances come from a seeded generator: a transformer's repeating blocks (or layers without any
-pattern), device types whose speed, memory and bandwidth differ by an order of magnitude, each layer
-a little off the type's average. Every solve runs in a process of its own, so that peak memory is its
-own. Figures depend on the machine; the targets are for two ordinary cores.
+Instances come from a seeded generator: a transformer's repeating blocks (or layers without any pattern),
+and device types whose speed, memory and bandwidth differ by an order of magnitude; each layer deviates a
+little from the type's average. Every instance is solved in a separate process, to measure its peak memory.
+Figures depend on the machine; the targets are for two ordinary cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_ELEMENTS = 197 * 768 * np.array([2.0, 1.0, 5.0, 1.0])
 
 @dataclass(frozen=True)
 class Instance:
-    """One row of the table."""
+    """A row of the table."""
 
     name: str
     types: int
@@ -36,17 +36,17 @@ class Instance:
     layers: int
     pattern: str = "transformer"
     memory: str = "ample"
-    """ample, or tight: all memory together is about twice what the model needs."""
+    """``ample``, or ``tight``: the total memory is about twice what the model needs."""
     time_limit_s: float = 10.0
     target_s: float = 10.0
     target_gap: float = 0.0
     objective: str = "throughput"
     linked: bool = False
-    """Every pair of hosts has its own bandwidth and latency."""
+    """Whether every pair of hosts has its own bandwidth and latency."""
 
     @property
     def hosts(self) -> int:
-        """All hosts, of every type."""
+        """Number of hosts of all types."""
         return self.types * self.hosts_per_type
 
 
@@ -127,10 +127,10 @@ def solve(index: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the table; 1 when a target is missed."""
+    """Print the table; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="instances of each kind (default 3)")
-    parser.add_argument("--only", default="", help="only instances whose name contains this")
+    parser.add_argument("--only", default="", help="solve only instances whose name contains this")
     parser.add_argument("--one", nargs=2, type=int, metavar=("INDEX", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

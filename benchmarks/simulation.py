@@ -1,10 +1,10 @@
-"""Whether simulated runs are like real ones: ``python benchmarks/simulation.py``.
+"""Compare simulated runs with real ones: ``python benchmarks/simulation.py``.
 
-For each model and cut: profile two cores of this machine, let the scheduler cut the model, simulate that
-with ``pipeedge-simulate``'s own code, run it with a rank pinned to each core, and put the two reports side
-by side. As ``prediction.py``, whose profiles, cuts and pinning these are; wants an idle machine too.
+For each model and cut, profiles two cores of this machine, lets the scheduler cut the model, simulates the
+schedule with the code of ``pipeedge-simulate``, runs it with a rank pinned to each core, and compares the two
+reports. Uses the profiles, cuts and pinning of ``prediction.py``, and also needs an idle machine.
 
-With ``--scale`` nothing is run: how long 1,000 stages and 10,000 microbatches take to simulate.
+``--scale`` runs nothing, but times the simulation of 1,000 stages and 10,000 microbatches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def simulated(model: str, directory: Path, items: int) -> dict[str, Any]:
 
 
 def compare(model: str, weights: Path, directory: Path, part: float, arguments: Any, port: int) -> list[Any]:
-    """One cut, once: the cut, then simulated, measured and error, of the whole run and once it is full."""
+    """Compare one cut; return it with simulated, measured and error, overall and for the full pipeline."""
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
@@ -96,7 +96,7 @@ def measure(model: str, arguments: argparse.Namespace, table: Table, console: Co
 
 
 def scale(console: Console) -> int:
-    """Time a large simulation; 1 if it takes longer than the limit."""
+    """Time a large simulation; return 1 if it exceeds the limit."""
     stages, microbatches = SCALE
     chance = random.Random(0)
     model = PipelineModel(
@@ -118,19 +118,35 @@ def scale(console: Console) -> int:
 
 
 def main() -> int:
-    """Print the table; 1 if a simulated throughput is further off than the target."""
+    """Print the table; return 1 if an error exceeds the target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--model-name", action="append", metavar="NAME", help="(three ViT and DeiT)")
-    parser.add_argument("-i", "--iterations", type=int, default=5, metavar="N", help="of the profiler (5)")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of profile and run (3)")
-    parser.add_argument("--cuts", type=int, default=len(CUTS), metavar="N", help=f"of them ({len(CUTS)})")
-    parser.add_argument("--seconds", type=float, default=RUN_S, metavar="S", help=f"of a run ({RUN_S:g})")
-    parser.add_argument("--cores", default="0,1", metavar="A,B", help="where the two ranks run (0,1)")
-    parser.add_argument("--port", type=int, default=29800, metavar="PORT", help="the first used (29800)")
     parser.add_argument(
-        "--first", action="store_true", help="before other work on the machine, with nice; needs root"
+        "-m",
+        "--model-name",
+        action="append",
+        metavar="NAME",
+        help="model to measure (three ViT and DeiT models)",
+    )
+    parser.add_argument(
+        "-i", "--iterations", type=int, default=5, metavar="N", help="iterations of the profiler (5)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=3, metavar="N", help="repetitions of profile and run (3)"
+    )
+    parser.add_argument(
+        "--cuts", type=int, default=len(CUTS), metavar="N", help=f"number of cuts ({len(CUTS)})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=RUN_S, metavar="S", help=f"length of a run ({RUN_S:g})"
+    )
+    parser.add_argument("--cores", default="0,1", metavar="A,B", help="cores of the two ranks (0,1)")
+    parser.add_argument(
+        "--port", type=int, default=29800, metavar="PORT", help="first of the ports to use (29800)"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="give the ranks priority over other work; needs root"
     )
     parser.add_argument("--scale", action="store_true", help="only time a large simulation")
     arguments = parser.parse_args()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Throughput of a pipeline against one process, and of number types against float32: ``make bench``.
+"""Compare a pipeline with one process, and number types with float32; part of ``make bench``.
 
     pipeline    runtime.py, ViT-Base, 2 ranks with 1 thread each, cut 24/24, -b 128 -u 8
     reference   transformers' ViTForImageClassification, one process with 2 threads, batches of 8; in the same
                 number type (int8: torch's dynamic quantisation of its linear layers)
 
-All run the same images, in processes of their own, in turn; medians count. The reference is timed after
-a warm-up. The pipeline's figure is that of its report: from the first microbatch in to the last result out,
-so filling and draining count against it. Needs two cores with nothing else on them.
+All run the same images in separate processes, in turn; medians are reported. The reference is timed after a
+warm-up. The pipeline's figure comes from its report: from the first microbatch in to the last result out,
+including filling and draining. Needs two idle cores.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PARTITION = "1,24,25,48"
 RANKS = 2
 UBATCH = 8
 TARGET = 0.95
-"""Of the reference, in float32."""
+"""Target relative to the reference, in float32."""
 SPEEDUPS = {"bfloat16": 1.75, "int8": 2.8}
-"""Of the pipeline's own float32, on a machine with the instructions."""
+"""Targets relative to the pipeline in float32, on a machine with the instructions."""
 LIMIT_S = 900
 
 REFERENCE = """
@@ -65,7 +65,7 @@ with torch.inference_mode():
 
 
 def prepare(directory: Path, items: int) -> tuple[Path, Path]:
-    """Weights and images, written once, random: values do not change how long a product takes."""
+    """Write random weights and images once; their values do not affect the time of a product."""
     directory.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "save_model_weights.py", "--random", "-m", MODEL, "-o", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
@@ -107,7 +107,7 @@ def run_pipeline(weights: Path, images: Path, directory: Path, dtype: str) -> di
 
 
 def run_reference(images: Path, dtype: str) -> float:
-    """Items a second of one process."""
+    """Run the reference once and return its items per second."""
     command = [sys.executable, "-c", REFERENCE, str(images), str(UBATCH), dtype]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
@@ -140,20 +140,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-b", "--items", type=int, metavar="N", help="images (128)")
+    parser.add_argument("-b", "--items", type=int, metavar="N", help="images in a run (128)")
     parser.add_argument("-n", "--repetitions", type=int, metavar="N", help="runs of each (3)")
     parser.add_argument(
-        "--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16", "int8"], help="what to compare"
+        "--dtypes",
+        nargs="+",
+        choices=DTYPES,
+        default=["float32", "bfloat16", "int8"],
+        help="number types to compare",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="32 images, one run of each: does it work at all"
+        "--quick", action="store_true", help="only check that it works: 32 images, one run of each"
     )
     parser.add_argument("-o", "--directory", type=Path, default=ROOT / "bench-out", metavar="DIR")
     return parser.parse_args()
 
 
 def print_conditions(console: Console, items: int, dtypes: Sequence[str]) -> None:
-    """Print what is measured, and any reason not to trust the result."""
+    """Print what is measured, with any reason not to trust the result."""
     console.print(
         f"{MODEL}, {', '.join(dtypes)}, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False
     )

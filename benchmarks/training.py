@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Pipelined training against one process: ``make bench-training``.
+"""Compare pipelined training with one process: ``make bench-training``.
 
     pipelines    train.py, vgg19 for 128x128 images, 4 batches of 64, microbatches of 4, sgd; 2 workers with
-                 a thread each, bound to a core; 4 and 8 stages, --partition auto
-    sequential   train.py --schedule sequential, whole batches; one core, and all
-    plain torch  the same network as one nn.Sequential, whole batches, all cores; none of this package
+                 one thread each, bound to one core each; 4 and 8 stages, --partition auto
+    sequential   train.py --schedule sequential, whole batches; on one core, and on all
+    plain torch  the same network as one nn.Sequential, whole batches, all cores; without this package
 
-Everything runs in processes of its own, one after the other; plain torch first and last, and the faster of
-the two counts. Times of a batch are medians over the run after the first batch; bubbles and memory are those
-of the reports. Of the peak memory, what a worker has before its first batch (libraries, weights) is no matter
-of the schedule; the rest is, and so shown apart. Needs two cores with nothing else on them.
+Everything runs in separate processes, one after the other; plain torch runs first and last, and the faster of
+the two counts. Times of a batch are medians over the run without the first batch; bubbles and memory come
+from the reports. Peak memory is shown in total, and without what a worker has before its first batch
+(libraries, weights), which does not depend on the schedule. Needs two idle cores.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *times)
 
 @dataclass(frozen=True)
 class Result:
-    """One run."""
+    """Result of one run."""
 
     batch_s: float
     peaks_mb: tuple[float, ...]
@@ -127,10 +127,10 @@ def pipelines(quick: bool) -> list[tuple[str, int]]:
 def table_of(
     rows: list[tuple[str, str, Result]], plain: Result, one_core: Result | None, all_cores: Result
 ) -> Table:
-    """As the original's, and more."""
+    """Return the table, with the columns of the original and more."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     columns = ("schedule", "stages", "a batch", "to plain", "to 1 core", "to all", "bubble", "in theory")
-    for column in (*columns, "peak, MB", "of it batches"):
+    for column in (*columns, "peak, MB", "added by batches"):
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for name, stages, result in rows:
         table.add_row(
@@ -170,7 +170,7 @@ def verdicts(found: dict[tuple[str, int], Result], plain: Result, together: Resu
     batches = [1 - b / a for a, b in zip(gpipe.batches_mb, other.batches_mb, strict=True)]
     lines.append(
         (
-            f"1f1b needs {percents(each)} less memory than gpipe, each worker; of what batches add "
+            f"1f1b needs {percents(each)} less memory than gpipe on each worker; of what batches add "
             f"{percents(batches)}; target {LESS_MEMORY:.0%}",
             min(each) >= LESS_MEMORY,
         )
@@ -188,8 +188,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-n", "--batches", type=int, default=4, metavar="N", help="of 64 images (4)")
-    parser.add_argument("--quick", action="store_true", help="two schedules, two batches: does it work")
+    parser.add_argument(
+        "-n", "--batches", type=int, default=4, metavar="N", help="batches of 64 images in a run (4)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only check that it works: two schedules, two batches"
+    )
     args = parser.parse_args()
     batches = 2 if args.quick else args.batches
     cores = os.cpu_count() or 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The main job in a few seconds: two ranks of ``runtime.py`` on this machine, a real model, real data.
+"""Run a real model on real data, on two ranks of ``runtime.py`` on this machine, in a few seconds.
 
-    python tools/demo.py [DIRECTORY]     predictions and report go to DIRECTORY, demo-out/ by default
+    python tools/demo.py [DIRECTORY]     write predictions and report to DIRECTORY (demo-out/)
 
-``vit-digits`` classifies its 360 held-out images, half of its layers on each rank. Ends with 0 when the
-accuracy is the one that was measured in training.
+``vit-digits`` classifies its 360 held-out images, with half of its layers on each rank. The exit status is
+0 if the accuracy is the one that was measured in training.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ RANKS = 2
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def run_ranks(arguments: list[str]) -> int:
-    """Run every rank with ``arguments``; the first exit status that is not 0, if there is one.
+    """Run every rank with ``arguments``, and return the first exit status that is not 0, or 0.
 
-    Ranks notice by themselves when another one fails, so each is simply waited for.
+    Ranks detect by themselves that another one has failed, so it is enough to wait for each.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = []
@@ -53,7 +53,7 @@ def run_ranks(arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """Run the demonstration; its exit status."""
+    """Run the demonstration and return its exit status."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out").resolve()
     directory.mkdir(parents=True, exist_ok=True)
     shown = directory.relative_to(ROOT) if directory.is_relative_to(ROOT) else directory

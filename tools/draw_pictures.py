@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The pictures of docs/concepts.md, drawn from what the product says of the cluster in docs/examples/.
+"""Draw the pictures of docs/concepts.md from the cluster in docs/examples/.
 
-    python tools/draw_pictures.py [DIRECTORY]     docs/pictures/ by default
+    python tools/draw_pictures.py [DIRECTORY]     write to DIRECTORY (docs/pictures/)
 
-Every number in them is computed: cuts and times by the scheduler and the simulator, bytes from models.yml.
-The same input gives the same files, and ``tests/contract/test_docs.py`` holds them to it.
+Every number is computed: cuts and times by the scheduler and the simulator, bytes from models.yml. The same
+input gives the same files, and ``tests/contract/test_docs.py`` compares them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOSTS = ("shed", "desk", "sofa")
 EVEN = {"shed": (1, 16), "desk": (17, 32), "sofa": (33, 48)}
 ALONE = {"desk": (1, 48)}
 DRAWN = 6
-"""Microbatches of the Gantt chart."""
+"""Number of microbatches in the Gantt chart."""
 
 INK, SOFT, LINE, BACK = "#1c2024", "#59636e", "#d9dee4", "#ffffff"
 OF_HOST = {"shed": "#d55e00", "desk": "#0072b2", "sofa": "#009e73"}
@@ -42,7 +42,7 @@ FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 class Drawing:
-    """An SVG of a fixed width that is written from top to bottom.
+    """An SVG of fixed width, drawn from top to bottom.
 
     Args:
         title: for those who cannot see it.
@@ -148,7 +148,7 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-# --- what is drawn ----------------------------------------------------------------------------------
+# --- data ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -230,11 +230,9 @@ PARTS = (
 
 def draw_cuts(path: Path) -> None:
     """Draw one block: its four layers, and the bytes at the cut after each."""
-    drawing = Drawing("A block is four layers; what crosses the cut behind each differs", 222)
+    drawing = Drawing("A block has four layers; the data at the cut after each differs", 222)
     drawing.text(20, 30, "One block of ViT-Base: four layers, four places to cut", bold=True)
-    drawing.text(
-        20, 50, f"thickness of an arrow: bytes of a microbatch of {UBATCH} across that cut", colour=SOFT
-    )
+    drawing.text(20, 50, f"thickness of an arrow: bytes of a microbatch of {UBATCH} at that cut", colour=SOFT)
     left, width, gap, middle = 62.0, 92.0, 74.0, 122.0
     scale = 56.0 / cut_bytes(3)
     drawing.arrow(left - 44, left - 4, middle, cut_bytes(4) * scale, LINK)
@@ -249,7 +247,7 @@ def draw_cuts(path: Path) -> None:
         drawing.text(x + width + gap / 2, middle + 66, mb(size), anchor="middle", bold=True)
         values = ("2 D", "D", "5 D", "D")[index]
         drawing.text(
-            x + width + gap / 2, middle + 82, f"{values} a token", anchor="middle", size=11, colour=SOFT
+            x + width + gap / 2, middle + 82, f"{values} per token", anchor="middle", size=11, colour=SOFT
         )
     drawing.save(path)
 
@@ -258,7 +256,7 @@ def draw_cluster(path: Path, best: Plan) -> None:
     """Draw the model as a bar with its cuts, and below it the hosts that hold the parts."""
     drawing = Drawing("Three unequal hosts, and the part of the model that each one holds", 308)
     drawing.text(20, 30, "ViT-Base, 48 layers, over three unequal hosts", bold=True)
-    drawing.text(20, 50, "the widths are layers: a faster host gets more of them", colour=SOFT)
+    drawing.text(20, 50, "widths show layers: a faster host gets more of them", colour=SOFT)
     types = load_device_types(EXAMPLES / "device_types.yml")
     alone = {host: planned({host: (1, 48)}).period_s for host in HOSTS}
     left, unit, top = 20.0, (WIDTH - 40) / 48, 66.0
@@ -282,7 +280,7 @@ def draw_cluster(path: Path, best: Plan) -> None:
         drawing.text(
             x + 12, 191, f"{kinds[host]}, {_memory(kind.mem_bytes)}, {_rate(kind.bw_bytes_per_s)}", size=12
         )
-        drawing.text(x + 12, 210, f"alone {alone[host]:.1f} s a microbatch", size=12, colour=SOFT)
+        drawing.text(x + 12, 210, f"alone {alone[host]:.1f} s per microbatch", size=12, colour=SOFT)
         took = best.compute_s[host]
         drawing.text(x + 12, 229, f"its {last - first + 1} layers {took:.2f} s", size=12)
         drawing.text(x + 12, 246, f"{took / best.period_s:.0%} busy", size=12, colour=SOFT)
@@ -313,7 +311,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def draw_gantt(path: Path, best: Plan) -> None:
-    """Microbatches through the stages, as the simulator plays them out."""
+    """Draw microbatches on their way through the stages, as simulated."""
     run = best.found.outcome
     timeline = run.timeline(best.found.schedule.ranks)
     lanes = [f"stage {stage}{kind}" for stage in range(len(best.layers)) for kind in ("", " link")][:-1]
@@ -409,14 +407,14 @@ def draw_weighing(path: Path, best: Plan) -> None:
 
 
 def main() -> int:
-    """Draw all of them."""
+    """Draw all pictures."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
     draw_all(directory)
     return 0
 
 
 def draw_all(directory: Path) -> list[Path]:
-    """Draw all of them into ``directory``; their paths."""
+    """Draw all pictures into ``directory`` and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     best = planned()
     drawers: dict[str, Callable[[Path], None]] = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A cluster on one machine: ``testbed.py up CLUSTER.yml``. See docs/testbed.md."""
+"""Emulate a cluster on one machine: ``testbed.py up CLUSTER.yml``. See docs/testbed.md."""
 
 from pipeedge.testbed.main import main
 

@@ -5,7 +5,7 @@
     python tools/train_vit_digits.py --rebuild-data  first write the split again, from scikit-learn's copy
 
 The split is fixed by ``SPLIT_SEED`` and shipped as ``pipeedge/assets/digits.npz``. The number of epochs
-and every other setting are constants: the held-out images are looked at once, after the last step.
+and all other settings are constants, and the held-out images are only used once, after the last step.
 One thread and one seed make the run reproducible on one kind of processor; elsewhere the last digits of
 the weights may differ.
 """
@@ -90,12 +90,12 @@ def rebuild_data(path: Path) -> None:
 
 
 def pixel_values(images: np.ndarray) -> torch.Tensor:
-    """uint8 [items, 8, 8] with values 0 to 16 as float32 [items, 1, 8, 8] from -1 to 1."""
+    """Convert uint8 [items, 8, 8] with values 0 to 16 to float32 [items, 1, 8, 8] from -1 to 1."""
     return (torch.from_numpy(images).float().unsqueeze(1) / LEVELS - 0.5) / 0.5
 
 
 def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Turn, scale, shear and shift every image of [items, 1, 8, 8] a little, each by its own amount."""
+    """Rotate, scale, shear and shift every image of [items, 1, 8, 8] a little, each by its own amount."""
 
     def uniform(limit: float) -> torch.Tensor:
         return (torch.rand(len(pixels), generator=generator) * 2 - 1) * limit
@@ -107,12 +107,12 @@ def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     top = torch.stack([turn.cos() * scale_x, shear - turn.sin(), shift_x], dim=1)
     bottom = torch.stack([turn.sin(), turn.cos() * scale_y, shift_y], dim=1)
     grid = F.affine_grid(torch.stack([top, bottom], dim=1), list(pixels.shape), align_corners=False)
-    # Zero is the padding of grid_sample and paper is -1, hence the detour over ink from 0 to 1.
+    # grid_sample pads with zeros but paper is -1, so convert to ink from 0 to 1 and back.
     return F.grid_sample((pixels + 1) / 2, grid, align_corners=False) * 2 - 1
 
 
 def learning_rate(step: int, steps_per_epoch: int, epochs: int) -> float:
-    """Linear warm-up, then half a cosine to zero, as a fraction of the peak."""
+    """Return the learning rate as a fraction of its peak: linear warm-up, then half a cosine to zero."""
     warmup = min(WARMUP_EPOCHS, epochs) * steps_per_epoch
     if step < warmup:
         return (step + 1) / warmup
@@ -134,7 +134,7 @@ def build_model() -> torch.nn.Module:
         image_size=8,
         patch_size=2,
         num_channels=1,
-        # The usual 0.02 suits widths of 768; at 64 it takes ten times as long to get anywhere.
+        # The usual 0.02 is meant for a width of 768; with 64, training would take ten times as long.
         initializer_range=0.08,
         id2label={index: str(index) for index in range(10)},
         label2id={str(index): index for index in range(10)},
@@ -179,11 +179,11 @@ def count_correct(model: torch.nn.Module, pixels: torch.Tensor, labels: torch.Te
 
 
 def write_model(model: torch.nn.Module, directory: Path) -> None:
-    """``config.json``, ``model.safetensors`` and ``preprocessor_config.json`` in ``directory``."""
+    """Write ``config.json``, ``model.safetensors`` and ``preprocessor_config.json`` to ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)  # transformers writes it for the owner alone
-    # A grey picture from 0 to 255 becomes what pixel_values() makes of 0 to 16.
+    # With these values, grey levels from 0 to 255 are normalised like 0 to 16 by pixel_values().
     processor = {
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": False,
@@ -207,7 +207,7 @@ def write_json(path: Path, document: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Train, measure once on the held-out images, write everything."""
+    """Train, measure once on the held-out images, and write the model."""
     options = parse_arguments()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
