@@ -125,10 +125,10 @@ def schedule(
         type_receive_s: ``[T, L]``, seconds to take a microbatch from a link if the layer is the first of its
             stage (0).
         type_send_s: ``[T, L]``, seconds to pass it to a link if the layer is the last of its stage (0).
-        type_activation_bytes: ``[T, L]``, memory in use while the layer computes, besides weights and buffers;
-            a stage needs the largest.
-        type_stage_s: ``[T, L + 1, L + 1]``, bid of a type for the stage ``[first, last)``, infinite if it does
-            not take it. Bids replace times, handling and memory, which should then be 0.
+        type_activation_bytes: ``[T, L]``, memory in use while the layer computes, besides weights and
+            buffers; a stage needs the largest.
+        type_stage_s: ``[T, L + 1, L + 1]``, bid of a type for the stage ``[first, last)``, infinite if it
+            does not take it. Bids replace times, handling and memory, which should then be 0.
         link_bits: bits per value on links between stages, 0 for uncompressed; None for the widest with which
             no link is the bottleneck (throughput only).
         type_feed_s: ``[T]``, seconds to read and feed a microbatch on a data host of this type.

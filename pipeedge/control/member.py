@@ -105,9 +105,7 @@ class Member:
         self._hub_heard = False  # whether the listener has proved to be a hub
         self._hub_at = _peer(sock)
         self._dials = _MORE_DIALS
-        self._unheard: list[
-            bytes
-        ] = []  # messages to repeat if the hub drops this connection unread
+        self._unheard: list[bytes] = []  # messages to repeat if the hub drops this connection unread
         self._heard: dict[str, Mapping[str, Any]] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False

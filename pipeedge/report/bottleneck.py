@@ -135,12 +135,12 @@ def _stage(run: SavedRun, number: int, busy: float) -> Bottleneck:
     line = f"Stage {number} on {stage.place}, {stage.which}: "
     if busy >= BUSY:
         line += f"it works {busy:.0%} of the time"
-        line += ", the others wait for it" if len(run.stages) > 1 else ""
+        line += ", and the others wait for it" if len(run.stages) > 1 else ""
     else:
         line += (
-            f"the busiest, at work {busy:.0%} of the time; no single part holds all others back"
+            f"the busiest stage works {busy:.0%} of the time; no single part limits the throughput"
             if len(run.stages) > 1
-            else f"at work {busy:.0%} of the time"
+            else f"it works {busy:.0%} of the time"
         )
     return Bottleneck(Part.STAGE, number, line)
 
@@ -180,5 +180,5 @@ def _waiting_neighbors(run: SavedRun, number: int, known: list[Shares]) -> str:
     if number:
         words.append(f"stage {number - 1} waits {known[number - 1].blocked:.0%} of the time to send")
     if number < len(run.stages):
-        words.append(f"stage {number} waits {known[number].starved:.0%} of it for input")
+        words.append(f"stage {number} waits {known[number].starved:.0%} of the time for input")
     return ", ".join(words)

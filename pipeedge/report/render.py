@@ -101,7 +101,7 @@ class _RunView:
 
     @property
     def slow_end(self) -> str:
-        """What limits the throughput behind the last stage, as the subject of a sentence, or nothing."""
+        """Bottleneck after the last stage, as the subject of a sentence; empty if there is none."""
         last = self.run.stages[-1]
         if not self._is_bottleneck(Part.LINK, len(self.run.stages)):
             return ""
@@ -128,8 +128,8 @@ class _RunView:
         """Name, predicted value, measured value and error; empty without a prediction."""
         rows = []
         for key, name in (
-            ("throughput_items_per_s", "once the pipeline is full"),
-            ("run_items_per_s", "with filling and draining it"),
+            ("throughput_items_per_s", "full pipeline"),
+            ("run_items_per_s", "with filling and draining"),
         ):
             rows += _prediction_rows(self.run.predicted, key, f"throughput, {name}", "items/s")
         for number, stage in enumerate(self.run.predicted_stages):
@@ -182,7 +182,7 @@ class _Box:
     is_bottleneck: bool
     """Whether the stage itself is the bottleneck."""
     flag: str
-    """What limits the throughput on the way to this stage, or nothing."""
+    """Bottleneck on the way to this stage, in a few words; empty if there is none."""
 
     @property
     def memory_mb(self) -> float | None:
@@ -205,7 +205,7 @@ class _Box:
 
     @property
     def bits(self) -> str:
-        """Bits a value on the outgoing link."""
+        """Bits per value on the outgoing link."""
         return count(self.stage.quant_bits, "bit") if self.stage.quant_bits else ""
 
 
@@ -263,7 +263,7 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
     if run.latency_s and "p50" in run.latency_s:
         rest = [
             f"{si(run.latency_s[key])}s {name}"
-            for key, name in (("p95", "at 95 %"), ("max", "at most"))
+            for key, name in (("p95", "at 95 %"), ("max", "maximum"))
             if key in run.latency_s
         ]
         found.append(("latency of a microbatch", f"{si(run.latency_s['p50'])}s", ", ".join(rest)))
@@ -276,16 +276,16 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
             (
                 "energy",
                 f"{si(run.energy.joules_per_item)}J/item",
-                "" if total is None else f"{si(total)}J in all",
+                "" if total is None else f"{si(total)}J in total",
             )
         )
     memory = [stage.figures["rss_peak_mb"] for stage in run.stages if stage.figures.get("rss_peak_mb")]
     if memory:
         found.append(
             (
-                "peak memory of a rank",
+                "largest peak memory of a rank",
                 f"{figure(round(max(memory)))} MB",
-                f"{figure(round(sum(memory)))} MB of all stages",
+                f"{figure(round(sum(memory)))} MB in total",
             )
         )
     return found
@@ -303,14 +303,14 @@ def _latency(run: SavedRun) -> Chart | None:
 
 
 def _over_time(run: SavedRun) -> list[Chart]:
-    """Throughput, bits and bandwidth, of the first stages that have them."""
+    """Return charts of throughput, bits and bandwidth of the first stages that have them."""
     found = []
     shown = run.series[:_SERIES_SHOWN]
     for key, title, unit in (
         ("items_per_s", "Throughput of each stage", "items/s"),
-        ("bytes_per_s", "Sent by each stage", "B/s"),
-        ("link_bytes_per_s", "Bandwidth of each link while it was occupied", "B/s"),
-        ("bits", "Bits of a value on each link", "bits"),
+        ("bytes_per_s", "Bytes per second sent by each stage", "B/s"),
+        ("link_bytes_per_s", "Bandwidth of each link while occupied", "B/s"),
+        ("bits", "Bits per value on each link", "bits"),
     ):
         series = [
             Curve(f"stage {one.stage}", one.t_s, one.columns[key]) for one in shown if key in one.columns
