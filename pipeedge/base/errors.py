@@ -87,7 +87,7 @@ class InfeasibleError(PipeEdgeError):
 
 @dataclass(frozen=True)
 class Account:
-    """What a rank reported of its own failure."""
+    """A rank's report of its own failure."""
 
     rank: int
     cause: str

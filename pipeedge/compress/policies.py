@@ -317,7 +317,7 @@ class Auto:
     below: float = 0.95
     """Fraction of the slowest stage's time that a microbatch may take on the link."""
     wider_below: float = 0.85
-    """The same fraction for codes that are wider than the present ones."""
+    """Largest such fraction for codes that are wider than the present ones."""
 
     def start(self) -> State:
         """Start with the widest codes."""

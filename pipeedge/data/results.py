@@ -68,7 +68,7 @@ class ResultItems(Protocol):
 
     @property
     def sources(self) -> Sequence[str]:
-        """Where each item came from."""
+        """Source of each item."""
 
     @property
     def texts(self) -> Sequence[str] | None:

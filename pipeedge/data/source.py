@@ -1,4 +1,4 @@
-"""From items to microbatches: the loop behind every kind of input.
+"""Turn items into microbatches, for every kind of input.
 
     Items (decode one by its index)  ->  InputSource (order, skip)  ->  Group (pad, stack)  ->  Microbatch
 
@@ -46,7 +46,7 @@ class Item:
     label: int | None
     """Index of its true class, or None if not known."""
     source: str
-    """Where it came from, for the results: a file, a line of a file, an entry of a data set."""
+    """Source for the results: a file, a line of a file, an entry of a data set."""
     text: str | None = None
     """Its sentence, for the results."""
 
@@ -75,7 +75,7 @@ class Items(Protocol):
         """Values that the bytes of images stand for, or None if items hold what the model takes."""
 
     def __len__(self) -> int:
-        """How many items there are."""
+        """Return the number of items."""
 
     def source(self, index: int) -> str:
         """Return where item ``index`` comes from."""
@@ -218,7 +218,7 @@ class Microbatch:
     labels: tuple[int | None, ...]
     """True class of each item, or None if not known."""
     sources: tuple[str, ...]
-    """Where each item came from."""
+    """Source of each item."""
     numbers: tuple[int, ...]
     """Position of each item in the input, from 0; skipped items leave gaps."""
     texts: tuple[str, ...] | None = None
@@ -277,7 +277,7 @@ class InputSource:
             raise InputError("the input is empty")
 
     def __len__(self) -> int:
-        """How many items there are, counting those that will turn out to be unreadable."""
+        """Return the number of items, including those that will turn out to be unreadable."""
         return len(self._order)
 
     @property

@@ -83,7 +83,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Remote:
-    """How to start a rank on another machine."""
+    """Settings for starting a rank on another machine."""
 
     directory: str
     """Remote working directory, to which paths in the arguments are relative; ``~/`` is the user's home."""

@@ -55,7 +55,7 @@ class LaunchRequest:
     hosts: tuple[Host, ...] = ()
     """Host of each rank, empty if all run on this machine."""
     remote: Remote | None = None
-    """How to start ranks on ``hosts``."""
+    """Settings for starting ranks on ``hosts``."""
     module: str = RUNTIME_MODULE
     """Module that each rank runs."""
     show: bool = False

@@ -92,7 +92,7 @@ def series(
 
     Returns:
         For each stage columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
-        ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None where nothing
+        ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None if nothing
         was watched) and ``bits`` (mean; 32 for float32 as it is). Where the bits follow the bandwidth, also
         ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: uncompressed), ``bytes_per_s``, ``reason`` of
         each decision.

@@ -57,7 +57,7 @@ ENOUGH_S = 5.0
 
 @dataclass(frozen=True)
 class Pacing:
-    """How often to repeat a measurement."""
+    """Number of repetitions of a measurement."""
 
     repetitions: int | None = None
     """Number of repetitions, or None for 5, and up to 50 if 5 take less than 5 s."""

@@ -68,7 +68,7 @@ class MeasuredNetwork:
 
     @property
     def bw_bytes_per_s(self) -> float:
-        """Of the slower direction."""
+        """Bandwidth of the slower direction in bytes per second."""
         return min(self.out_bytes_per_s, self.in_bytes_per_s)
 
     def __str__(self) -> str:

@@ -99,7 +99,7 @@ class TestBeds:
 
         Args:
             name: name that tells it from other test beds.
-            cluster: its hosts.
+            cluster: hosts to emulate.
             owner: process whose end removes the test bed, or None to keep it until ``down``.
 
         Raises:

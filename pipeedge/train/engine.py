@@ -186,7 +186,7 @@ class Engine:
     Args:
         order: actions of all workers.
         worker: number of this worker.
-        modules: its stages, by number.
+        modules: stages of this worker, by number.
         crossing: tensors of a microbatch at each cut, ``order.stages + 1`` entries.
         microbatches: number of microbatches in a batch.
         microbatch_size: number of items in a microbatch.

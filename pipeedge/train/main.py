@@ -1,4 +1,4 @@
-"""``train.py`` as a program: arguments, one call, an exit status.
+"""Run ``train.py`` as a program: arguments, one call, an exit status.
 
 Started by itself, it starts its workers, which are the same program with torchrun's variables in their
 environment. It forwards their output, and shows a line that several of them print only once.

@@ -1,4 +1,4 @@
-"""What a worker recorded of a training: the operations of its thread, and the losses of batches. Pure."""
+"""Records of a training: the operations of each worker's thread, and the losses of batches. Pure."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _partition(text: str) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """How to divide the model, and in which order the workers act."""
+    """Division of the model, and order of the workers' actions."""
 
     schedule: str = option(
         "1f1b",

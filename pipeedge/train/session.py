@@ -1,4 +1,4 @@
-"""One worker of a training, from request to report.
+"""Run one worker of a training, from request to report.
 
     every worker   hello ──> facts ──┐                          ┌─> stages ─> ready ─┐
     worker 0       all there, all agree? ─> layers' costs ─> partition              start ─> batches ─> done
