@@ -102,15 +102,15 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_file = nonempty(n, v); }},
            {{"--dev-neighbors-file"},
             "FILE",
-            "bandwidth and latency of individual links; a link given\n"
-            "in one direction is used for both, and one not given has\n"
-            "the smaller bandwidth of the two device types",
+            "bandwidth and latency of links; a link given in one\n"
+            "direction is used for both, and one that is not given\n"
+            "has the smaller bandwidth of the two device types",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.dev_neighbors_file = nonempty(n, v);
             }},
            {{"--problem"},
             "FILE",
-            "problem as JSON, in place of the files above and of the\n"
+            "problem as JSON, in place of the files above and the\n"
             "options below; - for standard input",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.problem = nonempty(n, v); }},
        }},
@@ -190,9 +190,9 @@ std::vector<Group> option_groups() {
             }},
            {{"--link-bits"},
             "N|auto",
-            "bits per value on links between stages: 2 to 8, 16, or 0\n"
-            "for uncompressed; auto: for each link the most bits with\n"
-            "which the throughput is highest [0]",
+            "bits per value on links between stages: 2 to 8, 16, or\n"
+            "0 for uncompressed; auto: for each link the most bits\n"
+            "that allow the highest throughput [0]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.auto_link_bits = v == "auto";
               c.link_bits = c.auto_link_bits ? 0 : link_bits(n, v);
@@ -213,13 +213,13 @@ std::vector<Group> option_groups() {
             }},
            {{"--time-limit"},
             "SECONDS",
-            "stop after this time, with the best schedule so far and\n"
-            "a bound on its distance from the optimum [10]",
+            "stop after this time, with the best schedule so far\n"
+            "and a bound on its distance from the optimum [10]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.solver.time_limit_s = positive_number(n, v);
             }},
        }},
-      {"What if (each prints a line with the new throughput and today's; may be repeated;\n"
+      {"What if (each prints the new throughput and today's in a line; may be repeated;\n"
        "several are also tried together)",
        {
            {{"--add-host"},
@@ -250,9 +250,9 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
            {{"--format"},
             "FORM",
-            "yaml: only the schedule; json: the schedule with all that\n"
-            "--explain prints; problem: the input of --problem, without\n"
-            "scheduling [yaml]",
+            "yaml: only the schedule; json: the schedule with all\n"
+            "that --explain prints; problem: the input of\n"
+            "--problem, without scheduling [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "yaml" && v != "json" && v != "problem") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml, json nor problem");
@@ -396,8 +396,8 @@ std::string help_text(const std::string& program) {
   }
   text +=
       "\n"
-      "Exit status: 0 done; 2 invalid options or files; 3 no feasible schedule; 1 internal\n"
-      "error. A line on standard error gives the reason.\n"
+      "Exit status: 0 done; 2 invalid options or files; 3 no feasible schedule;\n"
+      "1 internal error. A line on standard error gives the reason.\n"
       "\n"
       "Examples\n";
   for (const char* arguments : {"-m google/vit-large-patch16-224 --explain",
