@@ -1,18 +1,18 @@
-# The same few commands for people and for CI. Each makes the environment first, if it is not there.
+# The same few commands for people and for CI. Each creates the environment first if necessary.
 #
-#   make demo       two ranks on this machine, a real model, real data; predictions in demo-out/
-#   make test       lint, types, tests
-#   make bench      throughput, memory, links, scheduler, codec, each beside its target (minutes, on an idle machine)
-#   make bench-training    every training schedule against one process (minutes, on an idle machine)
-#   make bench-cluster     ViT-Base and BERT-Base on emulated clusters (as root; two hours)
-#   make setup      the environment alone
-#   make clean      removes what these commands made, the environment too
+#   make demo       run two ranks on this machine with a real model and data; predictions in demo-out/
+#   make test       run lint, types and tests
+#   make bench      compare throughput, memory, links, scheduler and codec with their targets (minutes, on an idle machine)
+#   make bench-training    compare every training schedule with one process (minutes, on an idle machine)
+#   make bench-cluster     run ViT-Base and BERT-Base on emulated clusters (as root; two hours)
+#   make setup      create only the environment
+#   make clean      remove everything that these commands created, including the environment
 #
-#   PYTHON=...      interpreter to make the environment with, 3.10 or newer
-#   VENV=...        where the environment is; an existing one is completed
-#   JOBS=...        processes that share the tests (2)
+#   PYTHON=...      interpreter for the environment, 3.10 or newer
+#   VENV=...        directory of the environment; an existing one is completed
+#   JOBS=...        number of processes that run the tests (2)
 #   TORCH_INDEX=... package index to install torch from, e.g. one with CPU builds, or with a certain CUDA;
-#                   name it once, with setup
+#                   only needed once, with setup
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -32,12 +32,12 @@ python_sources := pipeedge tests tools benchmarks $(wildcard *.py) scripts/pin-d
 help:
 	@sed -n '/^#   /s/^#   //p' Makefile
 
-# Set-up is repeated when something that it depends on changes; the stamp is the last thing it writes.
+# Set-up is repeated when one of its inputs changes; it writes the stamp last.
 $(ready): pyproject.toml constraints.txt setup.py CMakeLists.txt scripts/setup $(native_sources)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup "$(VENV)"
 	@touch $@
 
-# Another index for torch means another torch, whatever is there.
+# Another index for torch means another torch, even if one is installed.
 ifneq ($(TORCH_INDEX),)
 .PHONY: other_torch
 $(ready): other_torch
@@ -60,12 +60,12 @@ types: $(ready) lint
 native: $(ready) types
 	PATH="$(abspath $(bin)):$$PATH" scripts/native-tests release
 
-# Last, so that its closing line is the last. One thread a process: there are tests with several ranks. A file is
-# a worker's as a whole, so that what its tests share is made once, in the order that tests/conftest.py gives.
+# The tests run last, so that their summary is the last line. Processes have one thread each, because some tests run
+# several ranks. Each file runs on one worker, so that shared fixtures are created once, in the order of tests/conftest.py.
 pytest: $(ready) lint types native
 	OMP_NUM_THREADS=1 $(python) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Each says by its exit status whether its targets are met; none keeps the next from running.
+# The exit status of each says whether its targets are met; the next one runs in any case.
 bench: $(ready)
 	-@$(python) benchmarks/throughput.py
 	-@$(python) benchmarks/memory.py --run

@@ -1,8 +1,8 @@
-"""Builds the native scheduler with CMake and installs ``sched-pipeline`` beside the Python scripts.
+"""Builds the native scheduler with CMake and installs ``sched-pipeline`` with the Python scripts.
 
 Everything else about the package is in pyproject.toml. scikit-build-core's plugin runs CMake and puts
-``pipeedge._native`` into the package; a program, unlike a module, has to come to setuptools as a script,
-in a wheel as in an editable install.
+``pipeedge._native`` into the package. A program, unlike a module, has to be passed to setuptools as a
+script, both for a wheel and for an editable install.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ PROGRAM = "sched-pipeline"
 
 
 class BuildProgram(build_scripts):
-    """Copies the program from CMake's build tree; setuptools would look for a script in the sources."""
+    """Copies the program from CMake's build tree, because setuptools would expect it in the sources."""
 
     def run(self) -> None:
-        """Build the program and copy it to where scripts are installed from."""
+        """Build the program and copy it to the directory from which scripts are installed."""
         self.run_command("build_cmake")
         built = Path(self.get_finalized_command("build_cmake").build_temp, "_skbuild", "bin", PROGRAM)
         self.mkpath(self.build_dir)
@@ -29,7 +29,7 @@ class BuildProgram(build_scripts):
         target.chmod(0o755)
 
     def get_source_files(self) -> list[str]:
-        """Return no files: the program has no source file of its own to distribute."""
+        """Return no files, because the program has no source file to distribute."""
         return []
 
 
