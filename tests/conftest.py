@@ -1,4 +1,4 @@
-"""What all tests share: the offline switch, markers, and small models on disk.
+"""Shared set-up of all tests: no network, markers, and small models on disk.
 
 A test's folder is its tier: ``unit`` (no process, no socket), ``contract`` (hub, members, links and workers
 in one process) and ``ranks`` (real programs, for what only a process can show). They share ``support``.
@@ -54,7 +54,7 @@ LONGEST = (
     ),
     *("test_dtype_ranks.py", "test_programs.py", "test_page.py", "test_models_numerics.py"),
 )
-"""Files whose tests take longest. They come first, so that no worker is left with one of them at the end."""
+"""Files whose tests take longest. They run first, so that no worker ends with one of them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Hugging Face directories of one small random model of each family."""
+    """Return Hugging Face directories of one small random model of each family."""
     return save_small_models(tmp_path_factory.mktemp("models"))
 
 

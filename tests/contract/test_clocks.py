@@ -1,4 +1,4 @@
-"""Clocks of ranks: the offset is found within half the shortest round trip, and drift is followed."""
+"""Test clocks: the offset is found to half the shortest round trip, and drift is followed."""
 
 from __future__ import annotations
 

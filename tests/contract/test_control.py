@@ -1,4 +1,4 @@
-"""Hub and members: each rule without sockets or clocks, then a few real connections."""
+"""Test hub and members: each rule without sockets or clocks, then a few real connections."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         self._error = None
 
 
-def test_a_control_thread_that_dies_ends_its_ranks_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_control_thread_ends_ranks_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> Any:
         raise MemoryError("no more")
 
@@ -152,7 +152,7 @@ def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
             self.wait("start")
 
 
-def test_a_display_that_fails_ends_nothing_and_blames_nobody() -> None:
+def test_a_failing_display_does_not_end_the_run() -> None:
     def breaks(work: object) -> None:
         raise ValueError("no such column")
 
@@ -169,7 +169,7 @@ def test_a_display_that_fails_ends_nothing_and_blames_nobody() -> None:
 # --- real connections -------------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_crowded_out_before_it_was_heard_says_all_again() -> None:
+def test_a_displaced_rank_connects_again_and_repeats_its_messages() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with member(address, 1) as self:
@@ -231,7 +231,7 @@ def test_a_run_over_sockets() -> None:
     assert threading.active_count() == before
 
 
-def test_ranks_that_come_after_rank_0_has_failed_hear_why() -> None:
+def test_ranks_that_start_after_rank_0_failed_learn_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     world = WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port, timeout_s=20)
@@ -302,7 +302,7 @@ def test_a_hub_that_never_appears_is_named_with_its_address() -> None:
         Member.dial("no-such-host.invalid", port, timeout_s=0.6)
 
 
-def test_strangers_neither_harm_the_hub_nor_fill_it() -> None:
+def test_unknown_connections_neither_harm_nor_fill_the_hub() -> None:
     with hub(2) as (served, address), contextlib.ExitStack() as stack:
         chance = random.Random(1)
         for number in range(200):
@@ -325,7 +325,7 @@ def test_strangers_neither_harm_the_hub_nor_fill_it() -> None:
                 one.wait("plan")
 
 
-def test_what_a_rank_says_beats_what_others_saw_of_it() -> None:
+def test_the_report_of_a_failing_rank_takes_precedence() -> None:
     with hub(2) as (_, address), member(address, 0) as zero, member(address, 1) as one:
         for self in (zero, one):
             self.hello(world_size=2, host="pi")

@@ -1,4 +1,4 @@
-"""The data rank's two ends over links in memory."""
+"""Test the feeder and the collector over links in memory."""
 
 from __future__ import annotations
 

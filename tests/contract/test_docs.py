@@ -1,6 +1,6 @@
-"""README.md and docs/: links lead somewhere, commands work, options exist, messages are those of the code.
+"""Test README.md and docs/: links resolve, commands work, options exist.
 
-``documents.py`` says which blocks of a page are run.
+``documents.py`` explains which blocks of a page are run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Parse = Callable[[Sequence[str]], object]
 
 
 def _sched_pipeline(argv: Sequence[str]) -> None:
-    """The program reads its options in order, and stops at --version; no file is read before."""
+    """Check options: the program parses them in order and stops at --version, before it reads files."""
     program = shutil.which("sched-pipeline", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     done = subprocess.run(
         [program or "sched-pipeline", *argv, "--version"], capture_output=True, text=True, timeout=60
@@ -66,14 +66,14 @@ PARSERS: dict[str, Parse] = {
     "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
     "pipeedge completion": lambda argv: completion_parser().parse_args(argv),
 }
-"""Every program, and what reads its command line."""
+"""Parser of the command line of every program."""
 
 OTHERS = {"apt", "cmake", "git", "ip", "mkdir", "nc", "pgrep", "pip", "ss", "ssh", "tc", "torchrun", "wg"}
-"""Programs of others whose options the pages name."""
+"""Other programs whose options the pages name."""
 
 
 def called(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Program and arguments of a command, if it is one of ours."""
+    """Return program and arguments of a command, if it is one of PipeEdge."""
     words = list(words)
     if words and words[0] == "torchrun":
         place = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
@@ -135,7 +135,7 @@ def test_every_program_names_the_option_that_was_meant(program: str) -> None:
 
 @cache
 def options(program: str) -> frozenset[str]:
-    """Every option of a program, as ``--help`` prints them; of a tool beside them, as its source has them."""
+    """Return every option of a program, from ``--help``; or of a tool or benchmark, from its source."""
     if program not in PARSERS and not (ROOT / program).is_file():  # `benchmarks/…`
         return frozenset()
     if program not in PARSERS:
@@ -221,7 +221,7 @@ def test_pictures_are_what_the_product_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_commands_are_such_that_the_programs_accept_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_accept_the_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     wrong = []
     for block in PAGES[name].blocks:
@@ -240,14 +240,14 @@ def test_commands_are_such_that_the_programs_accept_them(name: str, monkeypatch:
 
 
 def _is_refused(command: str, line: str) -> bool:
-    """A console block runs it and shows its exit status: that test is the better one."""
+    """Return whether a console block runs the command and shows its exit status, which is checked there."""
     return command.endswith("; echo $?") and " ".join(command[:-9].split()) in " ".join(line.split())
 
 
 CHAPTERS = {"Training": {"train.py"}, "The schedule": {"sched-pipeline"}}
-"""Programs that chapters are about whose headings do not name them."""
+"""Programs of chapters whose headings do not name them."""
 _OPTIONS_WORDS = 4
-"""More words than these are a sentence, where they do not begin with an option."""
+"""Largest number of words that do not begin with an option and are not a sentence."""
 
 
 def unknown_options(page: Page) -> list[str]:
@@ -325,7 +325,7 @@ def test_a_page_accepts_a_machine_of_any_speed(printed: str) -> None:
         ("took 2 ms", "took"),
     ],
 )
-def test_a_page_that_says_something_else_does_not_fit(shown: str, printed: str) -> None:
+def test_a_page_with_other_output_does_not_match(shown: str, printed: str) -> None:
     assert not fits(shown, printed, varying=True)
 
 

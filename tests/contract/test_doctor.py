@@ -156,7 +156,7 @@ def test_fault_two_processes_with_one_rank() -> None:
     examined = examine_all((0, 3), (1, 3), (1, 3), timeout=1.5)
     refused = [entry for entry in examined if any("already there" in line for line in entry.lines)]
     assert len(refused) == 1
-    only_problem(refused[0], "ranks", "rank 1 is already there", "start each rank once")
+    only_problem(refused[0], "ranks", "rank 1 has already joined", "start each rank once")
     assert refused[0].status == 2
     assert sum(any("rank 2 of 3 never appeared" in line for line in entry.lines) for entry in examined) == 2
 
@@ -308,7 +308,7 @@ def test_metrics_that_would_be_replaced_are_found_on_every_rank(tmp_path: Path) 
     (tmp_path / "send-rank1.csv").write_text("kept")
     first, second = examine_all(*((rank, 2, "--metrics-dir", tmp_path) for rank in (0, 1)))
     for examined in (first, second):
-        only_problem(examined, "output", "rank 1", "send-rank1.csv is there already")
+        only_problem(examined, "output", "rank 1", "send-rank1.csv exists already")
         assert examined.status == 2
     assert [path.name for path in tmp_path.iterdir()] == ["send-rank1.csv"]
 

@@ -90,7 +90,7 @@ def test_weights_in_another_type_fit_where_float32_does_not(tmp_path: Path) -> N
     assert set(scheduled(files, "--dtype auto")[0]) <= {"bfloat16", "int8"}
 
 
-def test_a_device_that_agrees_too_little_takes_no_part(tmp_path: Path) -> None:
+def test_a_device_with_low_agreement_is_not_used(tmp_path: Path) -> None:
     files = cluster(tmp_path, {"good": BOTH, "bad": {"int8": (0.001, 0.5)}}, 1024)
     request = parse_runtime(
         ["0", "2", "-m", "vit-digits", *files.split(), *["--dtype", "auto", "--min-agreement", "0.9"]],

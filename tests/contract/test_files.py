@@ -1,4 +1,4 @@
-"""Outputs never replace what is read, or each other: every program, through links too."""
+"""Test that outputs never replace inputs or each other, for every program, also through links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching weights: resumed, checked, named when it fails; against servers on this machine only."""
+"""Test downloads of weights, which are resumed and checked, against servers on this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TINY = "facebook/deit-tiny-distilled-patch16-224"
 
 @dataclass
 class Site:
-    """What a server has, how it misbehaves, and what it was asked."""
+    """Files of a server, its faults, and the requests it has received."""
 
     files: dict[str, bytes]
     drop_after: list[int] = field(default_factory=list)
-    """For each coming request with a body, the bytes after which the connection is closed."""
+    """Bytes after which the connection is closed, for each coming request with a body."""
     ranges: bool = True
     status: int | None = None
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -104,7 +104,7 @@ def serve() -> Iterator[Callable[..., Site]]:
 
 @pytest.fixture(scope="module")
 def npz(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Weights of DeiT-tiny, as a server would have them."""
+    """Return the weights of DeiT-Tiny, as a server has them."""
     model = find_model(TINY)
     path = tmp_path_factory.mktemp("npz") / "w.npz"
     write_random(path, model.build(), model.config, seed=1)
@@ -212,7 +212,7 @@ def test_offline_error_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's client keeps its hands off the user's cache and token."""
+    """Keep the hub's client away from the user's cache and token."""
     from huggingface_hub import constants
 
     home = tmp_path_factory.mktemp("hub")

@@ -1,4 +1,4 @@
-"""Metrics while a rank runs: samples of each key, files that are never overwritten unasked, Prometheus."""
+"""Test the metrics of a running rank: samples of each key, files, Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(seconds: tuple[float, ...] = (1.0, 0.25, 2.0, 0.5, 0.0), bits: float = 8
     return Row(3, 1, 4, 1000, bits, 10.0, seconds)
 
 
-def test_a_row_of_a_stage_is_a_beat_of_each_key() -> None:
+def test_a_stage_row_gives_a_sample_of_each_key() -> None:
     samples = dict(stage_samples(row(), STAGE, 250_000, 12, 6))
     assert {key: (sample.start_s, sample.end_s) for key, sample in samples.items()} == {
         "recv": (10.0, 11.0),
@@ -48,7 +48,7 @@ def test_a_row_of_a_stage_is_a_beat_of_each_key() -> None:
     }
 
 
-def test_what_did_not_happen_is_no_beat() -> None:
+def test_a_phase_that_did_not_happen_gives_no_sample() -> None:
     assert [key for key, _ in stage_samples(row((0.0, 0.0, 2.0, 0.0, 0.1)), STAGE, 0, 12, 0)] == ["shard"]
 
 
@@ -81,7 +81,7 @@ class Full(Kept):
         raise OSError(28, "No space left on device")
 
 
-def test_the_monitor_measures_what_it_is_told_and_survives_a_sink_that_fails() -> None:
+def test_the_monitor_measures_samples_and_survives_a_failing_sink() -> None:
     clock, kept, full, warned = itertools.count(), Kept(), Full(), []
     sinks = [full, kept]
     meter = EnergyMeter(Ramp())
@@ -101,7 +101,7 @@ def test_the_monitor_measures_what_it_is_told_and_survives_a_sink_that_fails() -
     assert last.window.time_s == 8
     assert last.instant.energy_j == pytest.approx(20)
     assert last.window.power_w == pytest.approx(5)
-    assert warned == ["metrics are no longer written (No space left on device); the run goes on"]
+    assert warned == ["metrics are no longer written (No space left on device); the run continues"]
     assert meter.use().mean_watts == pytest.approx(5)
 
 
@@ -123,7 +123,7 @@ def test_files_have_a_header_and_a_line_for_each_sample(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     path = tmp_path / "shard-rank0.csv"
     path.write_text("precious")
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="exists already"):
         check_metrics_dir(tmp_path, "x", 0, ("shard",))
     with pytest.raises(RequestError):
         CsvFiles(tmp_path, "x", 0, ("shard",))
@@ -134,7 +134,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert path.read_text().startswith("Heartbeat,Tag,")
 
 
-def test_a_place_that_cannot_take_metrics_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_metrics_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "file", tmp_path / "missing" / "deep"):
         with pytest.raises(RequestError, match="--metrics-dir"):

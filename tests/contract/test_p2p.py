@@ -1,4 +1,4 @@
-"""The links over gloo, with the group replaced: what they do when gloo fails, and with whom memory is."""
+"""Test links over gloo with a replaced group: failures of gloo, and the ownership of buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Work:
 
 
 class Wire:
-    """A group of two in which what is sent comes back; it breaks when told."""
+    """A group of two that returns what is sent, and can be made to fail."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -159,7 +159,7 @@ def test_gloo_failure_is_reported_as_loss_of_the_peer() -> None:
 
 
 def test_second_waiter_sees_released_buffer() -> None:
-    """One thread measures, another needs the memory: neither goes on before it is given back."""
+    """One thread measures, another needs the buffer: both wait until it is released."""
     given_back: list[int] = []
     arrived, giving = threading.Event(), threading.Event()
 

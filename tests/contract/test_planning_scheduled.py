@@ -21,7 +21,7 @@ from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSp
 from pipeedge.run.pipeline import show_schedule
 
 
-def test_a_measured_link_takes_part_in_automatic_scheduling(tmp_path: Path) -> None:
+def test_automatic_scheduling_uses_measured_links(tmp_path: Path) -> None:
     """Two hosts share a model that fits on neither; the cut moves to where a slow link carries least."""
     elements, times = [64, 64, 8, 64], [1.0, 1.0, 1.0, 1.0]
     write = {
@@ -100,7 +100,7 @@ def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path
     assert plan_schedule(request(line), model, 512).notes == ()
 
 
-def test_a_dry_run_knows_the_sentences(tmp_path: Path) -> None:
+def test_a_dry_run_uses_the_length_of_the_sentences(tmp_path: Path) -> None:
     line = f"0 2 {write_text_cluster(tmp_path, (512, 32))} --dry-run"
     shown = io.StringIO()
     show_schedule(request(line), Console(file=shown, width=200))
@@ -110,7 +110,7 @@ def test_a_dry_run_knows_the_sentences(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> str:
-    """The scheduler's files, as options: a slow board with the data and three fast ones."""
+    """Write the scheduler's files for a slow board with the data and three fast ones; return the options."""
     layers = DIGITS.n_layers
     kind = "{name}:\n  bw_Mbps: {bw}\n  mem_MB: 100\n  model_profiles:\n    vit-digits:\n" + (
         "    - {{batch_size: 8, dtype: float32, time_s: [{times}], feed_s: {feed}, collect_s: 0.001}}\n"
@@ -131,7 +131,7 @@ def cluster(tmp_path: Path) -> str:
 
 
 def test_automatic_scheduling_counts_the_links_of_the_data_rank(cluster: str) -> None:
-    """Through 1 Mbps even the small input takes longer than a fast host needs for all layers."""
+    """Over 1 Mbps, even the small input takes longer than a fast host needs for all layers."""
     found = plan_schedule(request(f"0 2 {cluster} -H data,f0"), DIGITS)
     assert found.prediction is not None
     link_s = 8 * DIGITS.input_bytes() / (2**20 / 8)

@@ -1,4 +1,4 @@
-"""Measuring a bandwidth between two ends, here on one machine."""
+"""Test measurements of bandwidth, with both ends on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeedge.profile.network import measure_link, parse_place
 
 @contextmanager
 def serving(clients: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """The real other end, for ``clients``; its port and what it said of each."""
+    """Serve ``clients``; yield the port and the server's line for each of them."""
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -46,7 +46,7 @@ def test_both_directions_and_the_round_trip_are_measured(monkeypatch: pytest.Mon
 
 
 def test_a_slow_link_is_found_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which every byte costs: what is measured is bytes by that clock."""
+    """The clock advances with every byte, and determines the measured bandwidth."""
     monkeypatch.setattr(network, "ENOUGH_S", 0.02)
     moved = 0
     send, receive = network._fill, network._discard
@@ -68,7 +68,7 @@ def test_a_slow_link_is_found_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.in_bytes_per_s == pytest.approx(12.5e6)
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_an_absent_server_gets_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(PeerFailedError, match=r"profiler.py --serve-link"):
@@ -77,7 +77,7 @@ def test_nobody_there_is_one_line() -> None:
         measure_link("no-such-host.invalid", 1)
 
 
-def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "IDLE_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -89,11 +89,11 @@ def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "is no profiler of this version"),
-        (network._REQUEST.pack(network._MAGIC, 1, 1 << 60), "is no profiler of this version"),
-        (network._REQUEST.pack(network._MAGIC, 9, 1), "is no profiler of this version"),
-        (network._MAGIC, "went away"),
-        (network._REQUEST.pack(network._MAGIC, 1, 1000) + b"x", "went away"),
+        (b"GET / HTTP/1.1\r\n\r\n", "is not a profiler of this version"),
+        (network._REQUEST.pack(network._MAGIC, 1, 1 << 60), "is not a profiler of this version"),
+        (network._REQUEST.pack(network._MAGIC, 9, 1), "is not a profiler of this version"),
+        (network._MAGIC, "disconnected"),
+        (network._REQUEST.pack(network._MAGIC, 1, 1000) + b"x", "disconnected"),
         (b"", "measured, 0 MB"),
     ],
 )
@@ -131,15 +131,15 @@ def test_places_are_read(text: str, place: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["pi1:", "pi1:0", "pi1:99999", "pi1:x", "[fe80::1]:x"])
-def test_a_place_with_another_port_is_refused(text: str) -> None:
+def test_an_invalid_port_is_refused(text: str) -> None:
     if text == "pi1:":
         assert parse_place(text) == ("pi1", network.DEFAULT_PORT)
     else:
-        with pytest.raises(RequestError, match="a port is 1 to 65535"):
+        with pytest.raises(RequestError, match="is not a port; use 1 to 65535"):
             parse_place(text)
 
 
-def test_a_network_that_fails_while_its_work_is_measured_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_network_does_not_hang_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(connection: object, memory: object) -> None:
         raise ConnectionResetError("gone")
 
@@ -158,7 +158,7 @@ def test_a_network_that_fails_while_its_work_is_measured_is_no_hang(monkeypatch:
     assert len(waits) == 1  # not one for each piece
 
 
-def test_what_a_link_costs_a_stage_grows_with_its_bytes() -> None:
+def test_handling_time_grows_with_bytes() -> None:
     import torch
 
     from pipeedge.base.payload import TensorSpec

@@ -359,7 +359,7 @@ def test_the_converters_write_the_same_files(here: Path) -> None:
     models = ["-i", "profiler_results.yml", "-o", "m.yml"]
     convert_to_model(parse_models(models), told.append)
     convert_to_model(parse_models(models), told.append)
-    assert told[1] == "m.yml: vit-digits unchanged, it is there already"
+    assert told[1] == "m.yml: vit-digits unchanged, it exists already"
     assert (here / "m.yml").read_bytes() == (here / "models.yml").read_bytes()
     kinds = ["board", "-o", "t.yml"]
     with pytest.raises(SpecError, match="-dtm"):

@@ -1,4 +1,4 @@
-"""The sched-pipeline program from outside: files and arguments in; exit code, lines and schedules out."""
+"""Test sched-pipeline as a program: exit status, messages and schedules for files and arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def error(self) -> str:
-        """The last line on standard error; an error must be one line after the warnings."""
+        """Last line on standard error; an error must be one line after the warnings."""
         lines = self.err.splitlines()
         assert lines, "nothing on standard error"
         assert all(line.startswith("sched-pipeline: warning: ") for line in lines[:-1]), self.err
@@ -111,7 +111,7 @@ def with_types(cluster: Cluster, **changes: object) -> None:
 def recomputed_bottleneck(
     schedule: Sequence[Mapping[str, Sequence[int]]], model: str, data_host: str | None = None
 ) -> float:
-    """The period of a schedule for the repository's files, from the files alone."""
+    """Compute the period of a schedule from the repository's files."""
     models, types, devices = (
         yaml.safe_load((ROOT / name).read_text())
         for name in ("models.yml", "device_types.yml", "devices.yml")
@@ -228,7 +228,7 @@ def with_profile(cluster: Cluster, **changes: object) -> None:
     with_types(cluster, model_profiles={"m": [{**profile, **changes}]})
 
 
-def test_what_a_profile_knows_beside_the_layers_is_counted(cluster: Cluster) -> None:
+def test_costs_besides_the_layers_are_counted(cluster: Cluster) -> None:
     with_profile(
         cluster,
         receive_s=[0.5, 0.25, 0.125, 0.0625],
@@ -273,7 +273,7 @@ def test_a_stage_on_the_data_host_also_feeds_and_collects(cluster: Cluster) -> N
 
 
 def test_the_links_of_the_data_host_can_be_the_bottleneck(cluster: Cluster) -> None:
-    """A data host without a profile holds no stage, yet all that goes in and out crosses its link."""
+    """A data host without a profile has no stage, but inputs and outputs cross its link."""
     cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_in": 200_000}})
     cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0"]})
     data = json.loads(cluster.run("--format=json", "--data-host", "u0").out)
@@ -344,7 +344,7 @@ def test_what_if_answers_in_one_line_each_beside_today(cluster: Cluster) -> None
 
 
 def _text(cluster: Cluster, **changes: object) -> None:
-    """One host, 4 layers; times are 3n + n^2 for the attention, 10 + 2n for the others."""
+    """Write files for one host and 4 layers; times are 3n + n^2 for the attention, else 10 + 2n."""
 
     def at(tokens: int) -> dict[str, object]:
         other = 10 + 2 * tokens
@@ -386,7 +386,9 @@ def test_without_a_length_it_is_as_profiled(cluster: Cluster) -> None:
         ({"lengths": None, "tokens": None}, "does not say with how many tokens it was profiled"),
     ],
 )
-def test_what_cannot_be_scaled_is_said(cluster: Cluster, changes: dict[str, object], says: str) -> None:
+def test_times_that_cannot_be_scaled_give_a_warning(
+    cluster: Cluster, changes: dict[str, object], says: str
+) -> None:
     _text(cluster, **changes)
     text = (cluster.folder / "device_types.yml").read_text().replace("tokens: null", "")
     cluster.write("device_types.yml", text.replace("lengths: null", ""))
@@ -541,7 +543,7 @@ def test_any_host_name_reads_back_as_itself(tmp_path_factory: pytest.TempPathFac
 
 @dataclass(frozen=True)
 class World:
-    """The contents of the four files, and the options."""
+    """Contents of the four files, and the options."""
 
     model: dict[str, Any]
     types: dict[str, dict[str, Any]]
@@ -553,7 +555,7 @@ class World:
     data_host: str | None
 
     def best_period(self) -> float:
-        """The shortest period of all schedules, each of them tried; infinite where none is feasible."""
+        """Try all schedules and return the shortest period, infinite if none is feasible."""
         layers = self.model["layers"]
         out = self.model["parameters_out"]
         sizes = [self.model["parameters_in"], *(out * (layers // len(out)))]
@@ -876,7 +878,7 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["--scale-bandwidth", "-1"], "--scale-bandwidth: '-1' is not a number above 0"),
         (["--modle-name", "m"], "unknown option --modle-name; did you mean --model-name?"),
         (["-z"], "unknown option -z; --help lists them"),
-        (["--dev", "x"], "the option --dev is not clear: --dev-types-file, --dev-file, --dev-neighbors-file"),
+        (["--dev", "x"], "the option --dev is ambiguous: --dev-types-file, --dev-file, --dev-neighbors-file"),
         (["-b"], "the option -b needs a value: -b N"),
         (["-b", "-d", "float32"], "the option -b needs a value"),
         (["--explain=yes"], "the option --explain takes no value"),
@@ -890,7 +892,7 @@ def test_a_bad_option_gets_one_line(cluster: Cluster, arguments: list[str], mess
     assert message in done.error
 
 
-def test_a_type_that_cannot_take_part_is_said_and_the_others_are_scheduled(cluster: Cluster) -> None:
+def test_an_unusable_type_gives_a_warning_and_the_others_are_scheduled(cluster: Cluster) -> None:
     cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0", "u1"], "quick": ["q"]})
     done = cluster.run()
     assert done.code == 0
@@ -934,7 +936,7 @@ def test_memory_that_buffers_and_cuts_take_is_counted(cluster: Cluster) -> None:
     assert missing == pytest.approx(2 * (max(needed) - 3), abs=0.06)
 
 
-def test_missing_links_are_said(cluster: Cluster) -> None:
+def test_missing_links_are_reported(cluster: Cluster) -> None:
     with_types(cluster, mem_MB=4, bw_Mbps=0)
     done = cluster.run()
     assert done.code == 3
@@ -1061,7 +1063,7 @@ def test_a_problem_may_hold_bids_for_stages() -> None:
     alone = run("--problem=-", "--format=json", text=json.dumps({**BIDS, "hosts": BIDS["hosts"][:1]}))  # type: ignore[index]
     assert alone.code == 3
     assert json.loads(alone.out) == {"status": "infeasible"}
-    assert "no chain of stages that hosts take" in alone.err
+    assert "no chain of stages that hosts bid for" in alone.err
 
 
 @pytest.mark.parametrize(
@@ -1088,7 +1090,7 @@ def test_a_bad_problem_is_refused(changes: dict[str, object], message: str) -> N
 
 def test_a_problem_takes_the_place_of_the_files() -> None:
     done = run("--problem=-", "-b", "4")
-    assert (done.code, done.error) == (2, "-b and --problem: the problem says it already; leave -b out")
+    assert (done.code, done.error) == (2, "-b and --problem: the problem specifies it already; leave out -b")
     done = run("--format=problem", "--explain")
     assert (done.code, done.error[:40]) == (2, "--explain: with --format problem nothing")
 

@@ -1,4 +1,4 @@
-"""Requests to the native scheduler, what comes back, and schedules in files."""
+"""Test requests to the native scheduler, its results, and schedule files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_options_reach_the_program(tmp_path: Path) -> None:
         plan(request(buffers_in=10_000, buffers_out=10_000), hosts=HOSTS)
 
 
-def test_types_left_out_are_told(tmp_path: Path) -> None:
+def test_types_left_out_are_reported(tmp_path: Path) -> None:
     devices = tmp_path / "devices.yml"
     devices.write_text("Minnowboard-E3845: [0]\nquick: [1, 2]\n")
     found = plan(request(dev_file=devices))
@@ -178,7 +178,7 @@ def fake_program(folder: Path, script: str) -> Path:
         ),
     ],
 )
-def test_a_program_that_fails_is_a_fault_of_ours(tmp_path: Path, script: str, message: str) -> None:
+def test_a_failing_program_is_an_internal_error(tmp_path: Path, script: str, message: str) -> None:
     with pytest.raises(PipeEdgeError, match=message) as caught:
         plan(request(), hosts=HOSTS, executable=fake_program(tmp_path, script))
     assert exit_code(caught.value) == 1
@@ -268,7 +268,7 @@ def test_without_bits_the_form_is_the_original_s() -> None:
     assert yaml.safe_load(format_schedule(compressed))[0] == {"mb-0": [1, 6], "quant_bits": 8}
 
 
-def test_what_the_program_prints_is_a_schedule_file(tmp_path: Path) -> None:
+def test_a_printed_schedule_is_a_schedule_file(tmp_path: Path) -> None:
     path = tmp_path / "schedule.yml"
     with path.open("w") as stream:
         subprocess.run([find_executable()], cwd=ROOT, stdout=stream, check=True)
@@ -313,7 +313,7 @@ def test_a_bad_schedule_file_is_refused(
     assert message in str(caught.value)
 
 
-def test_a_host_that_the_form_cannot_say_is_refused(tmp_path: Path) -> None:
+def test_a_host_named_like_a_key_is_refused(tmp_path: Path) -> None:
     schedule = Schedule.from_partition([1, 2]).with_hosts(["quant_bits"])
     with pytest.raises(ScheduleError, match="cannot be written"):
         save_schedule(tmp_path / "s.yml", schedule)

@@ -1,4 +1,4 @@
-"""``pipeedge-simulate``: reads files, writes a report, and answers mistakes with one line."""
+"""Test ``pipeedge-simulate``: its files, its report, and one-line messages for mistakes."""
 
 from __future__ import annotations
 

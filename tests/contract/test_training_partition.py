@@ -1,4 +1,4 @@
-"""Partitions: optimal by exhaustive search, within memory, and with exactly the requested stages."""
+"""Test partitions: optimal by exhaustive search, within memory, with exactly the requested stages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What docs/troubleshooting.md quotes is what the programs say: each message is provoked by its mistake.
+"""Test that the programs print what docs/troubleshooting.md quotes, by provoking each message.
 
-A case stands under its quote, word for word as the page has it. In a quote, ``…`` leaves something out, at
-its ends too; all else must come out as it is quoted, names and figures included.
+Every case is registered under its quote, exactly as on the page. In a quote, ``…`` stands for omitted text,
+also at its ends; everything else must match, including names and figures.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ CASES: dict[str, Provoke] = {}
 
 
 def says(*quotes: str) -> Callable[[Provoke], Provoke]:
-    """Register what provokes the messages that the page quotes so."""
+    """Register the function that provokes the quoted messages."""
 
     def register(provoke: Provoke) -> Provoke:
         for quote in quotes:
@@ -119,14 +119,14 @@ def says(*quotes: str) -> Callable[[Provoke], Provoke]:
 
 
 def refused(mistake: Callable[[], object]) -> str:
-    """The line with which ``mistake`` ends."""
+    """Return the line of the error that ``mistake`` raises."""
     with pytest.raises(PipeEdgeError) as caught:
         mistake()
     return one_line(caught.value)
 
 
 def quotes() -> Iterator[str]:
-    """What the tables of the page quote: everything between backquotes in the first cell of a row."""
+    """Yield the quotes of the page: text between backquotes in the first cell of a table row."""
     for line in PAGE.read_text("utf-8").splitlines():
         cell = re.match(r"\| *(`.*?`) *\| ", line)
         if cell is not None:
@@ -134,14 +134,14 @@ def quotes() -> Iterator[str]:
 
 
 def fits(quote: str, said: str) -> bool:
-    """Whether ``said`` has ``quote`` in it."""
+    """Return whether ``said`` contains ``quote``."""
     parts = (re.escape(part.strip()) for part in quote.split("…"))
     return re.search(r".*".join(parts), said) is not None
 
 
 @pytest.fixture(scope="module")
 def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which much is wrong."""
+    """Return a directory with many mistakes."""
     here = tmp_path_factory.mktemp("trouble")
     for folder in ("photos", "empty", "gpt", "metrics", "model"):
         (here / folder).mkdir()
@@ -164,7 +164,7 @@ DIGITS = find_model("vit-digits")
 
 
 @pytest.mark.parametrize("quote", list(quotes()), ids=lambda quote: re.sub(r"\W+", "-", quote)[:50])
-def test_the_mistake_gets_the_message(quote: str, trouble: Path, monkeypatch: Patch) -> None:
+def test_the_mistake_gives_the_quoted_message(quote: str, trouble: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(trouble)
     assert quote in CASES, "nothing provokes this message: add a case, or correct the page"
     said = CASES[quote](monkeypatch)
@@ -176,7 +176,7 @@ def test_every_case_is_on_the_page() -> None:
     assert len(list(quotes())) == len(set(quotes()))
 
 
-def test_a_quote_leaves_out_what_it_marks_and_nothing_else() -> None:
+def test_a_quote_omits_only_what_it_marks() -> None:
     assert fits("… is 7; use …, at least", "a.yml: x is 7; use 8 or 9, at least 2")
     assert not fits("… is 7; use …, at least", "a.yml: x is 8; use 8 or 9, at least 2")
     assert not fits("a (b) failed: …", "a failed: it")
@@ -268,14 +268,14 @@ RUNTIME = {
     "--trace x.json: is the same file as --report x.json; name another one": (
         "0 1 -m vit-digits --report x.json --trace x.json"
     ),
-    "--metrics-dir metrics: shard-rank0.csv is there already; choose another directory, or --csv-file-mode "
+    "--metrics-dir metrics: shard-rank0.csv exists already; choose another directory, or --csv-file-mode "
     "w to replace it or a to append to it": "0 1 -m vit-digits --metrics-dir metrics",
 }
 """Command lines of ``runtime.py``."""
 
 
 def start(line: str) -> str:
-    """What ``runtime.py`` says, within this process."""
+    """Return the output of ``runtime.py``, run in this process."""
     shown, notices = io.StringIO(), []
     try:
         command = parse_runtime(line.split(), Environment())
@@ -291,7 +291,7 @@ def start(line: str) -> str:
 
 @contextlib.contextmanager
 def beside(line: str) -> Iterator[None]:
-    """Another rank, in a thread."""
+    """Run another rank in a thread."""
     other = threading.Thread(target=start, args=(line,), daemon=True)
     other.start()
     yield
@@ -306,7 +306,7 @@ for _quote, _line in RUNTIME.items():
 
 
 class Play:
-    """A hub's state with a clock that we turn; connection n is what rank n speaks through."""
+    """A hub's state with a clock that the test advances; connection n belongs to rank n."""
 
     def __init__(self, world: int = 3, timeout_s: float = 60.0) -> None:
         self.state = HubState(world_size=world, timeout_s=timeout_s, now=0.0)
@@ -384,7 +384,7 @@ def ranks_are_awaited(patch: Patch) -> str:
     return Play().hello(0).beat(2.1, {0: RankStatus()}).said
 
 
-@says("rank 1 is already there, on pi2: start each rank once")
+@says("rank 1 has already joined, from pi2: start each rank once")
 def a_rank_is_there_twice(patch: Patch) -> str:
     play = Play().hello(1)
     return play.hear(7, "hello", rank=1, world=3, host="pi9").said
@@ -396,7 +396,7 @@ def worlds_differ(patch: Patch) -> str:
 
 
 @says(
-    "rank 1 on pi9 says the world has 2 ranks, rank 0 says 3: rank 1 is already there, on pi2: choose "
+    "rank 1 on pi9 says the world has 2 ranks, rank 0 says 3: rank 1 has already joined, from pi2: choose "
     "another --port for another run"
 )
 def another_run_is_there(patch: Patch) -> str:
@@ -410,7 +410,7 @@ def a_rank_too_many(patch: Patch) -> str:
 
 @contextlib.contextmanager
 def pi1_is(patch: Patch, port: int) -> Iterator[None]:
-    """The name pi1, at whatever port, stands for ``port`` of the loopback."""
+    """Redirect the name pi1, at any port, to ``port`` of the loopback interface."""
 
     def find(*_: object, **wanted: Any) -> list[Any]:
         return [(socket.AF_INET, wanted["type"], 0, "", ("127.0.0.1", port))]
@@ -446,7 +446,7 @@ def an_interface_is_down(patch: Patch) -> str:
         return refused(lambda: interfaces.choose_interface(None, "pi1", 29500))
 
 
-@says("what came is no message of this program: is another program on this port?")
+@says("received data is not a message of this program: is another program on this port?")
 def another_program(patch: Patch) -> str:
     return refused(lambda: Decoder().feed(b"GET / HTTP/1.1\r\n\r\n"))
 
@@ -526,14 +526,16 @@ def a_rank_leaves_at_the_end(patch: Patch) -> str:
     return "\n".join(said)
 
 
-@says("rank 2 (stage 2, …) has been silent for 57.0 s: it is stopped, or its network is cut")
+@says(
+    "rank 2 (stage 2, …) has been silent for 57.0 s: its process is suspended or its network is disconnected"
+)
 def a_rank_is_silent(patch: Patch) -> str:
     return Play().started().beat(57.01, {0: RankStatus(), 1: RankStatus()}).said
 
 
 @says(
-    "rank 0 (stage 0, …) has heard none of the 2 other ranks for 57.0 s: its own network is cut, or that of "
-    "all others"
+    "rank 0 (stage 0, …) has not heard from any of the 2 other ranks for 57.0 s: its own network is "
+    "disconnected, or that of all others"
 )
 def all_ranks_are_silent(patch: Patch) -> str:
     return Play().started().beat(57.01, {0: RankStatus()}).said
@@ -541,7 +543,7 @@ def all_ranks_are_silent(patch: Patch) -> str:
 
 @says(
     "rank 2 (stage 2, …) has waited 58.0 s for microbatch 7 from rank 1 (stage 1, …): the link between them "
-    "is dead, or needs a longer --timeout"
+    "is dead, or so slow that it needs a longer --timeout"
 )
 def a_link_is_dead(patch: Patch) -> str:
     statuses = {
@@ -627,7 +629,7 @@ def computing_fails(patch: Patch) -> str:
     return refused(loop.run)
 
 
-@says("microbatch 3: stage 1 on rank 1 computed values that no 8 bits stand for")
+@says("microbatch 3: stage 1 on rank 1 computed values that 8 bits cannot represent")
 def values_are_not_finite(patch: Patch) -> str:
     encode_packet = Encode(lambda number, items: 8, "none", 1, stage=1, rank=1)
     payload: Payload = (torch.full((1, 4), float("nan")),)
@@ -648,7 +650,7 @@ def a_type_is_slow(patch: Patch) -> str:
 def remark(
     *, measured_s: float, tokens: int | None = None, profiled: tuple[int, ...] = (), **more: Any
 ) -> str:
-    """What is said of a stage that was promised to compute for 1 s."""
+    """Return the remarks on a stage with a predicted time of 1 s."""
     values = {
         **dict.fromkeys((field.name for field in dataclasses.fields(StageStats)), 1),
         "stage": 0,
@@ -724,7 +726,7 @@ def rpc_is_exposed(patch: Patch) -> str:
 
 
 def load(weights: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
-    """What is said of these weights for vit-digits, with ``changes`` of its configuration."""
+    """Return the message for these weights of vit-digits, with ``changes`` to its configuration."""
     model = dataclasses.replace(DIGITS, config=dataclasses.replace(DIGITS.config, **changes))
     return refused(lambda: model.load(weights=weights, dtype=dtype))
 
@@ -931,7 +933,7 @@ def schedule(
     kinds: Mapping[str, Any] | None = None,
     devices: Any = None,
 ) -> str:
-    """What ``sched-pipeline`` says on standard error."""
+    """Return the output of ``sched-pipeline`` on standard error."""
     files = {
         "m.yml": {"m": model},
         "t.yml": kinds or {"board": kind},
@@ -976,7 +978,7 @@ def no_profile_of_this_size(patch: Patch) -> str:
     return schedule("-b", "4")
 
 
-@says("no schedule was found within the time limit of …, and none could be excluded; raise --time-limit")
+@says("no schedule was found within the time limit of …, and none could be ruled out; raise --time-limit")
 def too_little_time(patch: Patch) -> str:
     # Each host has room for one of these groups of layers, and the hosts come in another order.
     groups = [
@@ -1059,7 +1061,7 @@ def the_disk_is_full(patch: Patch) -> str:
 
 
 def profile(line: str) -> str:
-    """What ``profiler.py`` says to the end of its measurements, or of what it refuses."""
+    """Return the output of ``profiler.py`` until its measurements end or it fails."""
     told: list[str] = []
     command = parse_profiler(line.split())
     try:
@@ -1138,7 +1140,7 @@ def a_type_is_new(patch: Patch) -> str:
     return profile("--from-results -o profiler_results.yml -dt board -sm new.yml -sdt new_types.yml")
 
 
-@says("nobody measures with us at pi2:29600 (Connection refused); start 'profiler.py --serve-link' there")
+@says("no measurement server at pi2:29600 (Connection refused); start 'profiler.py --serve-link' there")
 def nobody_measures(patch: Patch) -> str:
     error = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     patch.setattr(socket, "create_connection", raising(error))
@@ -1202,7 +1204,7 @@ def the_optimizers_state_is_missing(patch: Patch) -> str:
     return refused(lambda: Checkpoint(Path("half"), 1, {}).restore(named, optimizer))
 
 
-@says("the loss of batch 3 is no number: try a smaller --lr")
+@says("the loss of batch 3 is not a number: try a smaller --lr")
 def the_loss_diverges(patch: Patch) -> str:
     place = Environment(rank=0, world_size=1, local_rank=0, local_world_size=1, master_port=free_port())
     line = "--model vit-digits --schedule sequential --batches 3 --batch-size 4 --lr 1e5"
@@ -1233,7 +1235,7 @@ def a_host_is_named_twice(patch: Patch) -> str:
 
 
 def take_part(*options: str, types: Mapping[str, Any]) -> str:
-    """What ``revauct.py`` says to rank 0."""
+    """Return the output of ``revauct.py`` on rank 0."""
     Path("am.yml").write_text(yaml.safe_dump({"m": MODEL}))
     Path("at.yml").write_text(yaml.safe_dump(types))
     line = ["0", "1", "-m", "m", "-sm", "am.yml", "-sdt", "at.yml", "--host", "a"]

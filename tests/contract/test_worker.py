@@ -1,4 +1,4 @@
-"""A rank's threads: what they measure, how they end, and what they say of themselves."""
+"""Test a rank's threads: their measurements, their end, and their status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_thread_is_left() -> object:
 # --- activity ---------------------------------------------------------------------------------------
 
 
-def test_activity_tells_the_longest_work_also_when_work_is_nested() -> None:
+def test_activity_reports_the_longest_of_nested_work() -> None:
     clock = Clock()
     activity = Activity(clock)
     assert activity.status() == RankStatus()
@@ -51,7 +51,7 @@ def test_activity_tells_the_longest_work_also_when_work_is_nested() -> None:
     assert activity.status().busy is None
 
 
-def test_activity_counts_and_says_who_is_waited_for() -> None:
+def test_activity_counts_packets_and_reports_awaited_peers() -> None:
     activity = Activity()
     activity.sent(1)
     activity.sent(1)
@@ -87,7 +87,7 @@ def test_a_crew_ends_when_all_have_ended() -> None:
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_a_crew_says_when_waiting_takes_too_long() -> None:
+def test_a_crew_reports_a_wait_that_takes_too_long() -> None:
     crew, gate = Crew(), threading.Event()
     crew.start("slow", gate.wait)
     assert not crew.wait(0.1)
@@ -95,7 +95,7 @@ def test_a_crew_says_when_waiting_takes_too_long() -> None:
     assert crew.wait(LIMIT_S)
 
 
-def test_the_first_error_wins_and_everybody_is_woken() -> None:
+def test_the_first_error_wins_and_all_threads_wake() -> None:
     crew, links = Crew(), [LocalLink() for _ in range(3)]
     for link in links:
         crew.on_stop(link.close)
@@ -121,7 +121,7 @@ def test_the_first_error_wins_and_everybody_is_woken() -> None:
         crew.wait(LIMIT_S)
 
 
-def test_a_crew_that_is_stopped_says_why_once() -> None:
+def test_a_stopped_crew_raises_its_reason_once() -> None:
     crew, link, calls = Crew(), LocalLink(), []
     crew.on_stop(link.close)
     crew.on_stop(lambda: calls.append(1))
@@ -143,7 +143,7 @@ def packet(number: int, value: float = 1.0) -> Packet:
 def pipeline(
     crew: Crew, computes: list[Callable[[Packet], Packet]], peer: int | None = None
 ) -> tuple[LocalLink, LocalLink, list[StageLoop], list[Activity]]:
-    """Stages in a row in memory: the way in, the way out, and what they measured."""
+    """Connect stages in memory; return the first link, the last link, and the loops."""
     transport = LoopbackTransport()
     transport.open(Rendezvous("", 0, (), 0.0))
     links = [transport.sender(Link(number, number + 1, ())) for number in range(len(computes) + 1)]
@@ -190,8 +190,8 @@ def test_microbatches_pass_all_stages_in_order(peer: int | None) -> None:
         assert activities[0].status().sent == activities[0].status().received == {7: 51}
 
 
-def test_what_is_under_way_is_bounded_by_the_links() -> None:
-    """A stage that is slow stops its predecessors, however much there is to do."""
+def test_packets_in_flight_are_bounded_by_the_links() -> None:
+    """A slow stage stops its predecessors, even if they have more to do."""
     crew, gate = Crew(), threading.Event()
 
     def slow(given: Packet) -> Packet:
@@ -249,7 +249,7 @@ def test_an_error_of_ours_keeps_its_kind() -> None:
         crew.wait(LIMIT_S)
 
 
-def test_nothing_to_do_is_done_at_once() -> None:
+def test_an_empty_input_ends_at_once() -> None:
     crew = Crew()
     way_in, way_out, loops, _ = pipeline(crew, [plus_one])
     way_in.finish()
@@ -260,7 +260,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
 
 
 class FakeLink:
-    """Takes packets at once; each arrives when told."""
+    """A link that takes packets at once, and delivers each on request."""
 
     def __init__(self) -> None:
         self.arrivals: list[threading.Event] = []
@@ -307,7 +307,7 @@ def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
 # --- counting ---------------------------------------------------------------------------------------
 
 
-def test_a_tally_of_nothing_has_a_mean_of_nothing() -> None:
+def test_the_mean_of_an_empty_tally_is_zero() -> None:
     tally = Tally()
     assert tally.mean == 0
     tally.add(2)

@@ -1,4 +1,4 @@
-"""sched-pipeline and Python take damaged files of the scheduler for the same thing."""
+"""Test that sched-pipeline and Python read damaged files of the scheduler alike."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_damaged_files_mean_the_same_to_both_readers(name: str, source: str, tmp
         pytest.param("fast: [f0]\n~: [s0]\n", None, id="key that is nothing"),
     ],
 )
-def test_what_parsers_disagree_on_is_read_alike(text: str, hosts: list[str] | None, tmp_path: Path) -> None:
+def test_both_readers_agree_where_parsers_differ(text: str, hosts: list[str] | None, tmp_path: Path) -> None:
     for name, (small, _, _) in FILES.items():
         (tmp_path / name).write_text(small)
     (tmp_path / "devices.yml").write_bytes(text.encode())

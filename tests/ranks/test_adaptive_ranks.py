@@ -16,7 +16,7 @@ DIGITS = ("-m", "vit-digits", "-b", 96, "-u", 4)
 
 @pytest.mark.parametrize("comm", ["p2p", "rpc"])
 def test_adaptive_ranks_deliver_all_results(comm: str, tmp_path: Path) -> None:
-    """A target that no link reaches: as few bits as allowed, from the first thing that is known."""
+    """No link reaches the target, so the fewest bits are used from the first measurement on."""
     options = ("-c", comm, "-pt", "1,6,7,11,12,16", "-q", "0,16,8", "--report", tmp_path / "r.json")
     policy = ("--adaptive", "heuristic", "--send-constraint", "1e15", "--min-bits", 4, "--window-size", 4)
     ended = run_world(tmp_path, 3, *DIGITS, *options, *policy)
@@ -26,7 +26,7 @@ def test_adaptive_ranks_deliver_all_results(comm: str, tmp_path: Path) -> None:
         assert len(lines) == 1
         told = re.fullmatch(
             rf"runtime.py: rank {stage}: stage {stage}: 4 bits from microbatch (\d+) on, "
-            rf"{('values as they are', '16 bits')[stage]} before: 4 bits carry .* wanted",
+            rf"{('uncompressed values', '16 bits')[stage]} before: 4 bits carry .* wanted",
             lines[0],
         )
         assert told is not None, lines

@@ -16,7 +16,7 @@ from saved_reports import simulated_body
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
 def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
-    """Rank 0 finds full disks behind them, and writes the results; rank 1 starts with all three closed."""
+    """Rank 0 writes its results although they are full disks; rank 1 starts with all three closed."""
     script = """
         "$@" --output rows.csv 0 2 >/dev/full 2>/dev/full & first=$!
         "$@" 1 2 <&- >&- 2>&- & second=$!

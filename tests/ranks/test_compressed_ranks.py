@@ -27,7 +27,7 @@ SPLIT = ("-pt", "1,5,6,8,9,16", "-D", 1, "-q", "8,4,16")
 
 
 def write_cluster(directory: Path) -> tuple[str, ...]:
-    """The scheduler's files for two alike devices."""
+    """Write the scheduler's files for two equal devices."""
     documents = {
         "m.yml": {
             "vit-digits": {
@@ -119,7 +119,7 @@ WORLDS = (over_p2p, over_rpc, automatic, nan_in_the_middle, a_list_too_long_for_
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callable[[Path], None], Future[None]]]:
-    """All worlds, three at a time: ranks mostly wait for torch to be imported and for one another."""
+    """Run all worlds, three at a time, because ranks mostly wait for imports and for each other."""
     pool = ThreadPoolExecutor(3)
     yield {world: pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in WORLDS}
     pool.shutdown(cancel_futures=True)

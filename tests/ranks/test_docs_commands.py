@@ -17,14 +17,14 @@ from ports import free_port
 from processes import environment
 
 RUN_S = 100.0
-"""A block of commands takes no longer."""
+"""Time limit for a block of commands, in seconds."""
 
 
 # --- commands ---------------------------------------------------------------------------------------
 
 
 def checkout(place: Path, python: Path) -> Path:
-    """A directory like a clone, beside one with all programs."""
+    """Create a directory like a clone, next to one with all programs."""
     work, programs = place / "work", place / "bin"
     work.mkdir()
     programs.mkdir()
@@ -50,7 +50,7 @@ def checkout(place: Path, python: Path) -> Path:
 
 
 def run(work: Path, text: str) -> tuple[int, str]:
-    """Commands as a user would type them: exit status, and what they print."""
+    """Run commands as a user would type them; return exit status and output."""
     programs = [str(work.parent / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     paths = {"PATH": os.pathsep.join(programs), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -91,7 +91,7 @@ RUNNABLE = [
 def under_way(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, quick_python: Path
 ) -> Iterator[dict[str, Future[None]]]:
-    """Pages of which the commands are being run, two at a time: much of it is waiting."""
+    """Run the commands of the pages, two pages at a time, because they mostly wait."""
     wanted = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(2) as pool:
         yield {
@@ -102,5 +102,5 @@ def under_way(
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_what_can_be_run_here_is_run(name: str, under_way: dict[str, Future[None]]) -> None:
+def test_runnable_blocks_give_the_shown_output(name: str, under_way: dict[str, Future[None]]) -> None:
     under_way[name].result()

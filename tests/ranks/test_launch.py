@@ -1,4 +1,4 @@
-"""pipeedge-launch: command tables, supervision of small programs, ssh by a stand-in and for real."""
+"""Test pipeedge-launch: commands, supervision of small programs, ssh by a stand-in and for real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real ranks that are watched: trace, metrics and report of a run agree, and bad places are refused early."""
+"""Test trace, metrics and report of real ranks, and the early refusal of unwritable files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)
 
 
 def stage_lanes(timeline: Timeline) -> dict[int, tuple[int, list[Span]]]:
-    """Of each stage, its rank and what it was at."""
+    """Return, for each stage, its rank and its spans."""
     found: dict[int, tuple[int, list[Span]]] = {}
     for rank, lane in timeline.lanes:
         if lane.startswith("stage") and not lane.endswith("link"):
@@ -31,7 +31,7 @@ def stage_lanes(timeline: Timeline) -> dict[int, tuple[int, list[Span]]]:
 
 
 def check_timeline(body: dict[str, Any], ranks: list[int]) -> None:
-    """Every stage is at something all the time, and computes nothing before the stage before it has."""
+    """Check that every stage has spans without gaps, and computes nothing before its predecessor has."""
     timeline = Timeline.from_body(body["timeline"])
     assert timeline.length_s == pytest.approx(body["elapsed_s"])
     lanes = stage_lanes(timeline)
@@ -103,7 +103,7 @@ def test_trace_metrics_and_report_are_of_the_same_run(
 
 
 def test_a_slow_stage_stands_out(tmp_path: Path) -> None:
-    """15 of 16 layers on one stage: it hardly waits, and the other waits for the link to it."""
+    """A stage with 15 of 16 layers hardly waits, and the other waits for the link to it."""
     ended = run_world(tmp_path, 2, *DIGITS, "-b", 3200, "-pt", "1,1,2,16", "--report", "r.json")
     assert ended[0].status == 0, ended[0].err
     lanes = stage_lanes(Timeline.from_body(json.loads((tmp_path / "r.json").read_text())["timeline"]))
@@ -120,7 +120,7 @@ def test_a_slow_stage_stands_out(tmp_path: Path) -> None:
 
 
 def refused(directory: Path, *options: object, own: dict[int, tuple[object, ...]]) -> str:
-    """What the rank with options of its own says; it ends with 2, the other with 4, and nothing is left."""
+    """Return the message of the rank with its own options; it ends with 2, the other with 4."""
     before = set(directory.iterdir())
     ended = run_world(directory, 2, *DIGITS, "-pt", "1,6,7,16", *options, own=own)
     (rank,) = own
@@ -137,11 +137,11 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path
     assert "--trace missing/t.json: the directory missing does not exist" in line
 
 
-def test_metrics_that_are_there_already_are_refused_on_their_rank(tmp_path: Path) -> None:
+def test_existing_metrics_are_refused_on_their_rank(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "recv-rank1.csv").write_text("precious")
     line = refused(tmp_path, own={1: ("--metrics-dir", "m")})
-    assert "--metrics-dir m: recv-rank1.csv is there already" in line
+    assert "--metrics-dir m: recv-rank1.csv exists already" in line
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["recv-rank1.csv"]
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing sticks out, nothing is fetched, the chart can be zoomed."""
+"""Test the page in a real browser: nothing overflows, nothing is fetched, the chart can be zoomed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
 def opened(
     browser: Any, html: str, tmp_path: Path, width: int = 1280, scheme: str = "light"
 ) -> Iterator[Any]:
-    """The page, which must complain of nothing and ask for nothing."""
+    """Open the page, which must cause no errors and no requests."""
     file = tmp_path / "page.html"
     file.write_text(html, "utf-8")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -91,7 +91,7 @@ def test_the_flag_of_a_slow_link_stays_within_its_box(width: int, browser: Any, 
 
 
 def contrast(one: list[float], other: list[float]) -> float:
-    """As WCAG 2 has it."""
+    """Return the contrast ratio, as defined by WCAG 2."""
 
     def luminance(colour: list[float]) -> float:
         parts = [

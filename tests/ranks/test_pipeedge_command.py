@@ -88,7 +88,7 @@ def test_bash_completes_commands_and_options() -> None:
 
 
 def test_the_archive_of_sources_holds_every_file_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MANIFEST.in is read by setuptools' own reader; git says which files there are."""
+    """MANIFEST.in is interpreted by setuptools, and git lists the files."""
     git = shutil.which("git")
     listed = subprocess.run([git or "git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:

@@ -17,7 +17,7 @@ from quick_python import run_text
 import pipeedge
 
 
-def test_a_full_disk_behind_standard_output_is_told_in_a_line() -> None:
+def test_a_full_disk_behind_standard_output_gets_one_line() -> None:
     device = Path("/dev/full")
     if not device.exists():
         pytest.skip("/dev/full is not here")
@@ -68,7 +68,7 @@ def test_help_is_there_before_anything_heavy_is_imported() -> None:
 
 
 @pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
-def test_pin_dependencies_refuses_what_is_no_interpreter(argument: str) -> None:
+def test_pin_dependencies_refuses_a_program_that_is_not_python(argument: str) -> None:
     command = [sys.executable, str(ROOT / "scripts/pin-dependencies"), argument]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
@@ -77,7 +77,7 @@ def test_pin_dependencies_refuses_what_is_no_interpreter(argument: str) -> None:
 
 
 def test_shards_are_built_without_importing_transformers(tmp_path: Path) -> None:
-    """Its import costs each rank seconds and memory that a board does not have."""
+    """Importing it would cost each rank seconds, and memory that a board does not have."""
     built = transformers.ViTForImageClassification(
         transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     )

@@ -15,7 +15,7 @@ from processes import Ended, World
 from quick_python import run_text
 
 LIMIT_S = 40.0
-"""For a world of processes, on a machine that is busy with other tests too."""
+"""Time limit for a world of processes in seconds, on a machine that runs other tests too."""
 
 
 # -- real ranks -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def succeed(directory: Path, size: int, *options: object) -> dict[int, Ended]:
 
 
 def same_as_p2p(root: Path) -> None:
-    """Bit for bit the same, whatever the cut, with the same report."""
+    """The results are bit-identical for every cut, with the same report."""
     cut = ("-pt", "1,5,6,11,12,16")
     succeed(root / "p2p", 3, *cut)
     succeed(root / "rpc", 3, *cut, *RPC)
@@ -57,7 +57,7 @@ def same_as_p2p(root: Path) -> None:
 
 
 def one_thread_a_data_rank_in_the_middle(root: Path) -> None:
-    """Two links lead to the data rank, one to its stage: with one worker thread they must not block."""
+    """Links to the data rank and to its stage must not block each other with one worker thread."""
     succeed(root / "alone", 1, *RPC, "-w", 1)
     options = ("-r", "2,0,1", "-D", 0, "-pt", "1,4,5,8,9,16", "-w", 1, "-u", 1)
     succeed(root / "middle", 3, *RPC, *options)
@@ -65,7 +65,7 @@ def one_thread_a_data_rank_in_the_middle(root: Path) -> None:
 
 
 def more_ranks_than_stages(root: Path) -> None:
-    """The data rank has no stage, and one rank has nothing to do at all."""
+    """The data rank has no stage, and one rank has nothing to do."""
     succeed(root / "world", 4, *RPC, "-pt", "1,8,9,16", "-D", 2, "-w", 16)
     report = json.loads((root / "world" / "report.json").read_text())
     assert report["items"] == 50
@@ -89,7 +89,7 @@ def fails(root: Path, victim: int, number: int, *, fresh: bool = False) -> None:
 
 
 def killed_stage(root: Path) -> None:
-    """In new interpreters: what torch logs of the lost connections is not to be seen there either."""
+    """New interpreters also hide what torch logs about lost connections."""
     fails(root, 1, signal.SIGKILL, fresh=True)
 
 
@@ -102,7 +102,7 @@ def stopped_stage(root: Path) -> None:
 
 
 def stage_that_cannot_be_created(root: Path) -> None:
-    """The rank says what is wrong with its own file, everybody else that it could not."""
+    """The rank reports what is wrong with its file, and all others that it failed."""
     with World(root, 3, *DIGITS, *RPC, "--timeout", 15, own={1: ("-M", "no-such.npz")}) as world:
         ended = world.start().wait(within=LIMIT_S)
     assert {rank: end.status for rank, end in ended.items()} == {0: 4, 1: 2, 2: 4}
@@ -125,7 +125,7 @@ SCENARIOS = (
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """All scenarios, three at a time: ranks mostly wait for torch to be imported and for one another."""
+    """Run all scenarios, three at a time, because ranks mostly wait for imports and for each other."""
     pool = ThreadPoolExecutor(3)
     futures = {
         scenario: pool.submit(scenario, tmp_path_factory.mktemp(scenario.__name__)) for scenario in SCENARIOS

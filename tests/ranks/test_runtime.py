@@ -1,4 +1,4 @@
-"""``runtime.py`` from outside: real ranks, real signals, every failure within its deadline.
+"""Test ``runtime.py`` as a program: real ranks, real signals, every failure within its deadline.
 
 Ranks mostly wait: for torch to be imported, and for one another. So the worlds of these tests run three
 at a time in a pool, and each test waits for its own (``scenario``). What needs only one rank runs inside
@@ -29,20 +29,20 @@ from small_models import VOCABULARY
 
 ENDLESS = (*DIGITS, "-b", 10_000_000, "--output", "rows.csv", "--report", "report.json")
 EVEN = 8
-"""An uneven batch: 50 items in microbatches of 8 leave one of 2."""
+"""Options of an uneven batch: 50 items in microbatches of 8 leave one of 2."""
 
 Scenario = Callable[[Path, "Inputs"], None]
 SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(run: Scenario) -> Scenario:
-    """A test that takes a directory and the inputs, and spends its time waiting for ranks."""
+    """Register a test that takes a directory and the inputs, and mostly waits for ranks."""
     SCENARIOS[run.__name__] = run
     return run
 
 
 def scenarios(**variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One scenario for each keyword; its value goes to the function as a further argument."""
+    """Register a scenario for each keyword, whose value is a further argument of the function."""
 
     def register(run: Callable[..., None]) -> Callable[..., None]:
         for name, value in variants.items():
@@ -56,7 +56,7 @@ def scenarios(**variants: Any) -> Callable[[Callable[..., None]], Callable[..., 
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, inputs: Inputs
 ) -> Iterator[dict[str, Future[None]]]:
-    """The scenarios that were selected, under way."""
+    """Start the selected scenarios."""
     wanted = [
         item.callspec.params["name"]
         for item in request.session.items
@@ -123,7 +123,7 @@ def the_report_is_a_page(directory: Path, inputs: Inputs, variant: tuple[()]) ->
 
 
 def check_report(report: dict[str, Any], stages: Sequence[tuple[int, list[int]]]) -> None:
-    """Everything DESIGN 4.1 asks for, and that the numbers can be."""
+    """Check that the report is complete and its numbers are plausible."""
     assert report["model"] == "vit-digits"
     assert [(stage["rank"], stage["layers"]) for stage in report["schedule"]] == list(stages)
     assert [stage["stage"] for stage in report["schedule"]] == list(range(len(stages)))
@@ -238,7 +238,9 @@ def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
         with World(directory / "stray", 2, *ENDLESS, port=world.port) as other:
             stray = other.start(1).wait()[1]
         assert stray.status == 2
-        assert re.search("rank 0 says 3: rank 1 is already there, on .*: choose another --port", stray.line)
+        assert re.search(
+            "rank 0 says 3: rank 1 has already joined, from .*: choose another --port", stray.line
+        )
         # The rendezvous is over: rank 0 listens for control and, as everybody, for gloo's links alone.
         assert [len(world.listening(rank)) for rank in range(3)] == [2, 1, 1]
         assert world.port in world.listening(0)
@@ -413,7 +415,7 @@ def ranks_that_disagree_on_the_world_all_hear_it(directory: Path, inputs: Inputs
 
 @scenarios(ctrl_c=signal.SIGINT, terminated=signal.SIGTERM)
 def it_is_interrupted(directory: Path, inputs: Inputs, variant: int) -> None:
-    """As by Ctrl-C in a terminal, which every process in it hears."""
+    """Like Ctrl-C in a terminal, which sends the signal to every process."""
     with World(directory, 2, *ENDLESS) as world:
         world.start().until_rows()
         for rank in range(2):
@@ -437,7 +439,7 @@ def one_rank_is_interrupted(directory: Path, inputs: Inputs) -> None:
 
 @scenario
 def it_is_interrupted_at_any_moment(directory: Path, inputs: Inputs) -> None:
-    """Quiet even while torch is imported, or while nobody else is there."""
+    """It ends quietly, even while torch is imported or no other rank is there."""
     with World(directory, 2, *ENDLESS, "--timeout", 30, fresh=True) as world:
         for delay in (0.4, 0.9, 1.6):
             world.start(1)
@@ -485,7 +487,7 @@ def a_cable_is_cut(directory: Path, inputs: Inputs, variant: int) -> None:
 
 @scenario
 def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
-    """Both its ends go on talking to the hub, so neither is silent: the link is to blame."""
+    """Both ends still reach the hub, so neither is silent, and the link is named."""
     with ranks_apart("pl", directory) as (net, world):
         world.start().until_rows()
         net.black_hole(1, 2)
@@ -501,7 +503,7 @@ def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
 
 @scenario
 def links_that_never_open_are_named(directory: Path, inputs: Inputs) -> None:
-    """A firewall between two ranks, which both reach rank 0."""
+    """A firewall separates two ranks that both reach rank 0."""
     with ranks_apart("pf", directory) as (net, world):
         net.black_hole(1, 2)
         net.black_hole(2, 1)

@@ -1,4 +1,4 @@
-"""``train.py`` as a program: real workers, their output and files, and how they end."""
+"""Test ``train.py`` as a program: real workers, their output and files, and their end."""
 
 from __future__ import annotations
 
@@ -173,7 +173,12 @@ def test_under_torchrun(tmp_path: Path, quick_python: Path) -> None:
     [
         (1, ("--microbatch-size", 5), "not divisible", 2),
         (2, ("--stages", 45), "45 stages need at least 45 layers", 2),
-        (2, ("--model", "vit-digits", "--data", "digits", "--checkpoint-dir", "file"), "cannot be made", 2),
+        (
+            2,
+            ("--model", "vit-digits", "--data", "digits", "--checkpoint-dir", "file"),
+            "cannot be created",
+            2,
+        ),
         (1, ("--schedule", "sequential", "--batch-size", 10**8), "its images alone take 18750000 MB", 2),
     ],
 )

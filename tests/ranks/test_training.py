@@ -1,4 +1,4 @@
-"""Every schedule learns like the unpipelined network: gradients, weights and losses, over real gloo."""
+"""Test that every schedule learns like the unpipelined network: gradients, weights, losses, over gloo."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ print(before, peak(), model.weight_bytes(layers))
 
 @pytest.fixture(scope="module")
 def half_a_vit(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
-    """Google's own layout, the hardest to read without a copy, of the middle six blocks of ViT-Base."""
+    """Write the middle six blocks of ViT-Base in Google's layout, the hardest to read without a copy."""
     model = find_model("google/vit-base-patch16-224")
     tensors = hub_tensors(model.build(LayerRange(12, 36)), model.config)
     return {name: np.zeros(tuple(shape), "f4") for name, shape in tensors.items()}

@@ -16,7 +16,7 @@ def without_prefix(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def as_google(hub: Mapping[str, np.ndarray], blocks: int, heads: int) -> Arrays:
-    """The names and layouts of vision_transformer: kernels are [in, out], heads have an axis of their own."""
+    """Return tensors with vision_transformer's names and layouts: kernels are [in, out], heads an axis."""
     hub = without_prefix(hub)
     out = {
         "cls": hub["embeddings.cls_token"],

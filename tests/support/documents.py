@@ -1,14 +1,14 @@
 """Markdown as data: the blocks, commands, links and headings of a page; the pages of this project.
 
-What the language of a fenced block means, in README.md and docs/:
+The language of a fenced block in README.md and docs/ determines how it is tested:
 
-    ```sh         commands that are run, one page after the other, in a directory like a checkout
-    ```console    the same, each after ``$ ``, with what it prints; ``...`` stands for anything, and in
-                  ```console varying any figure for any other
-    ```           shown, not run: it takes other hosts, a download, root, or minutes
-    ```text       no commands: drawings, output; so is any other language, ```yaml for instance
+    ```sh         commands that are run, in a directory like a checkout, page by page
+    ```console    the same, each after ``$ ``, with its output; ``...`` matches anything, and in
+                  ```console varying any figure matches any other
+    ```           commands that are not run: they need other hosts, a download, root, or minutes
+    ```text       no commands, but drawings or output; likewise any other language, such as ```yaml
 
-What is not run is read all the same: the program that a line begins with must accept its options.
+Commands that are not run are still checked: the program must accept the options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROMPT = re.compile(r"^(?:(?P<host>[a-z][\w-]*)?\$ )")
 _FIGURE = re.compile(
     r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+)?(?: ?(?:[nuµm]?s|min|h|[kMGT]?B|[kMGT]|%))?(?![\w-]|\.\d)"
 )
-"""As a page shows it and a program prints it, with its unit."""
+"""A figure with its unit, as on a page and in the output of a program."""
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", ";;"}
 _REDIRECTS = {">", ">>", "<", "2>", "&>", ">&"}
 
@@ -40,15 +40,15 @@ class Block:
 
     language: str
     line: int
-    """Of its first line, from 1."""
+    """Number of its first line, from 1."""
     text: str
     varying: bool = False
-    """Its numbers are those of one run."""
+    """Whether its numbers vary between runs."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a console block, and what follows it."""
+    """A command of a console block, with its output."""
 
     command: str
     output: str
@@ -61,7 +61,7 @@ class Page:
     path: Path
     blocks: tuple[Block, ...]
     prose: str
-    """Everything else, line by line."""
+    """All other lines of the page."""
 
     @classmethod
     def read(cls, path: Path) -> Page:
@@ -84,18 +84,18 @@ class Page:
         return cls(path, tuple(blocks), "\n".join(prose))
 
     def links(self) -> Iterator[str]:
-        """Targets of links and pictures."""
+        """Yield the targets of links and pictures."""
         for match in _LINK.finditer(_SPAN.sub("", self.prose)):
             yield match[2]
 
     def pictures(self) -> Iterator[str]:
-        """Targets of pictures."""
+        """Yield the targets of pictures."""
         for match in _LINK.finditer(_SPAN.sub("", self.prose)):
             if match[1]:
                 yield match[2]
 
     def anchors(self) -> set[str]:
-        """Names of the headings, as GitHub makes them."""
+        """Return the anchors of the headings, as GitHub makes them."""
         found: set[str] = set()
         for line in self.prose.splitlines():
             heading = _HEADING.match(line)
@@ -110,7 +110,7 @@ class Page:
         return found
 
     def chapters(self) -> Iterator[tuple[str, list[str]]]:
-        """Headings, each with what stands between backquotes below it; the first part has no heading."""
+        """Yield the headings, each with the code spans below it; the first part has no heading."""
         heading, lines = "", []
         for line in [*self.prose.splitlines(), "# "]:
             match = _HEADING.match(line)
@@ -121,12 +121,12 @@ class Page:
             heading, lines = match[1], []
 
     def code(self) -> list[str]:
-        """What stands between backquotes, within a line or over its end."""
+        """Return the code spans, which may extend over the end of a line."""
         return [" ".join(match[2].split()) for match in _SPAN.finditer(self.prose)]
 
 
 def console_steps(block: Block) -> Iterator[Step]:
-    """Commands of a console block, each with the output that the page shows."""
+    """Yield the commands of a console block, each with its output."""
     command, output = "", []
     for line in block.text.splitlines():
         prompt = _PROMPT.match(line)
@@ -143,7 +143,7 @@ def console_steps(block: Block) -> Iterator[Step]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """Every simple command of a block, as words; in a console block, what follows a prompt."""
+    """Yield every simple command of a block as words; in a console block, those after a prompt."""
     if block.language not in ("sh", "console", ""):
         return
     text = re.sub(r" *\\\n *", " ", block.text)
@@ -178,14 +178,14 @@ def _simple(line: str) -> Iterator[list[str]]:
 
 
 def fits(shown: str, printed: str, *, varying: bool = False) -> bool:
-    """Whether a page's output is what was printed; ``...`` stands for anything, blanks for blanks.
+    """Return whether a page shows what was printed; ``...`` matches anything, and spaces any spaces.
 
     Args:
-        shown: on the page.
-        printed: by the program.
-        varying: any figure stands for any other: larger or smaller, of another sign, with separators
-            between thousands or without, with another unit of time or size. A figure with an exponent is
-            none: nothing prints such.
+        shown: output on the page.
+        printed: output of the program.
+        varying: whether any figure matches any other: with another sign, with or without separators
+            between thousands, with another unit of time or size. A number with an exponent is not a figure,
+            because no program prints one.
     """
 
     def plain(text: str) -> str:

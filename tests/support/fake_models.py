@@ -1,4 +1,4 @@
-"""Models reduced to what reading their input needs."""
+"""Stand-ins for models, with only what reading their input needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small transformers models with random weights and configurations: the reference for our shards."""
+"""Create small transformers models with random weights and configurations, as a reference for shards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BERT_CLASSES = ["BertForSequenceClassification", "BertModel", "BertForMaskedLM",
 
 @dataclass(frozen=True)
 class Case:
-    """A reference model in the making: class, configuration, weights by seed, and one microbatch."""
+    """A reference model: class, configuration, seed of the weights, and one microbatch."""
 
     cls: str
     options: tuple[tuple[str, Any], ...]
     seed: int
     items: int
     lengths: tuple[int, ...] = ()
-    """Tokens of each sentence before its padding; none for images."""
+    """Number of tokens of each sentence without padding; none for images."""
 
     def model(self) -> transformers.PreTrainedModel:
         config = {"V": transformers.ViTConfig, "D": transformers.DeiTConfig, "B": transformers.BertConfig}
@@ -52,7 +52,7 @@ class Case:
 
 
 def scramble(model: torch.nn.Module, seed: int) -> None:
-    """Weights that keep activations of order one, with no parameter at its neutral value."""
+    """Set weights that keep activations of order one, with no parameter at its neutral value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -68,7 +68,7 @@ def scramble(model: torch.nn.Module, seed: int) -> None:
 
 
 def reference_output(model: transformers.PreTrainedModel, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Logits, or the pooled vector, or the final first token, as transformers computes them."""
+    """Return the logits, the pooled vector, or the final first token, as computed by transformers."""
     names = ("pixel_values",) if len(inputs) == 1 else ("input_ids", "attention_mask", "token_type_ids")
     with torch.inference_mode():
         if hasattr(model, "cls"):  # BERT's language heads: the encoder in them is what is compared

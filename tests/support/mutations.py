@@ -1,4 +1,4 @@
-"""Random damage to files and documents, for tests of what reads them: bounded, and the same in every run."""
+"""Damage files and documents at random, to test their readers: bounded, and the same in every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeedge.base.errors import RequestError, one_line
 
 ROUNDS_VARIABLE = "PIPEEDGE_FUZZ_ROUNDS"
 LONGEST_LINE = 1000
-"""Characters of a message beyond which nobody reads it."""
+"""Largest number of characters in a readable message."""
 _NESTING = 3000
 
 HOSTILE_VALUES: tuple[Any, ...] = (
@@ -21,7 +21,7 @@ HOSTILE_VALUES: tuple[Any, ...] = (
     *(0.5, -0.0, 1e308, float("inf"), float("nan"), "", "7", "\x1b[2J\n", "x" * 10_000),
     *([], {}, [None], [1, 2, 3], {"a": 1}, [[]]),
 )
-"""Values that a reader may meet in the place of any other."""
+"""Values that may replace any other."""
 
 TEXT_SCRAPS = (
     *":-#,[]{}&*!|>'\"%@`?~=.\t\n\r \\09ex\x00\x7f\x85\xa0\u2028\ufeff",
@@ -32,7 +32,7 @@ TEXT_SCRAPS = (
     "---\n",
     "...",
 )
-"""Text that a reader of YAML may meet at any place."""
+"""Text that may be inserted anywhere in YAML."""
 
 
 def rounds(default: int) -> int:
@@ -107,7 +107,7 @@ def document_bytes(document: Any, chance: random.Random) -> bytes:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every holder and key in a document."""
+    """Yield every container and key in a document."""
     if isinstance(value, dict):
         entries = list(value.items())
     else:

@@ -1,4 +1,4 @@
-"""Hosts with a network of their own, for tests that cut cables: the test bed's, without its limits."""
+"""Create hosts with networks of their own, for tests that cut cables, like the test bed without limits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Network:
         network.cut(self._switch, self._ports[host].interface)
 
     def black_hole(self, host: int, other: int) -> None:
-        """Whatever ``host`` sends to ``other`` is lost without a word: it goes to a card that nobody has."""
+        """Silently drop everything that ``host`` sends to ``other``, by a wrong hardware address."""
         nobody = ("lladdr", "02:00:00:00:00:fe", "dev", "eth0", "nud", "permanent")
         command = ["ip", "-n", self.space(host), "neigh", "replace", self.address(other), *nobody]
         subprocess.run(command, check=True, capture_output=True, timeout=20)
@@ -64,7 +64,7 @@ def enter(space: str) -> None:
 
 
 def make_network(name: str, hosts: int, stack: contextlib.ExitStack) -> Network:
-    """A network for the rest of ``stack``, or the test is skipped."""
+    """Create a network for the rest of ``stack``, or skip the test."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     try:

@@ -1,4 +1,4 @@
-"""Where the checkout is, whose programs and files the tests use."""
+"""Locate the checkout, whose programs and files the tests use."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 
 def _ports() -> Iterator[int]:
-    """Yield ports in blocks of 16 that this process has to itself, below those that the system hands out.
+    """Yield ports from blocks of 16 that this process owns, below the ephemeral ports of the system.
 
-    The process keeps the first port of a block bound for as long as it lives, so that the tests of other
-    workers and checkouts on this machine take none of the block.
+    The process keeps the first port of a block bound until it ends, so that the tests of other workers and
+    checkouts on this machine do not use the block.
     """
     blocks, claims = 500, []
     for offset in range(blocks):

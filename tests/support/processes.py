@@ -1,4 +1,4 @@
-"""Real programs on this machine: started, watched, and gone afterwards, whatever happens.
+"""Run real programs on this machine, and make sure that none is left at the end.
 
 ``Programs``, and ``World`` for the ranks of ``runtime.py``, are context managers. Each program is the leader
 of a process group of its own, its output goes to files (a pipe that nobody reads would stop it), every wait
@@ -47,7 +47,7 @@ DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program left behind."""
+    """Result of a program that has ended."""
 
     status: int
     out: str
@@ -55,7 +55,7 @@ class Ended:
 
     @property
     def line(self) -> str:
-        """The one line on standard error that a failure is allowed."""
+        """Return the single line on standard error that a failure may print."""
         lines = [line for line in self.err.splitlines() if line.strip()]
         assert len(lines) == 1, f"{len(lines)} lines on standard error:\n{self.err}"
         return lines[0]
@@ -134,7 +134,7 @@ def _become(
 
 
 def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
-    """Stand in for ``Member.done``: SIGKILL, once the data rank has written the results."""
+    """Replace ``Member.done``: kill this process once the data rank has written the results."""
     self.wait("complete")
     time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)
@@ -205,7 +205,7 @@ class Programs:
         os.killpg(pid, number)
 
     def wait(self, *ranks: int, within: float = DEADLINE_S) -> dict[int, Ended]:
-        """How ``ranks`` (all that were started without any) ended; fails if they do not in time."""
+        """Return how ``ranks`` (all by default) ended; fail if they do not end in time."""
         deadline = time.monotonic() + within
         ended = {}
         waiting = list(ranks or self._ranks)
@@ -222,7 +222,7 @@ class Programs:
         return dict(sorted(ended.items()))
 
     def until(self, happened: Callable[[], bool], what: str, within: float = DEADLINE_S) -> None:
-        """Look, every few milliseconds, until ``happened``; fails if it does not, or a rank ends before."""
+        """Poll every few milliseconds until ``happened``; fail if it does not, or if a rank ends before."""
         deadline = time.monotonic() + within
         while not happened():
             for rank, process in self._ranks.items():
@@ -289,7 +289,7 @@ class World(Programs):
         self.until(lambda: hub_connections(self.port) >= count, f"{count} ranks connect")
 
     def listening(self, rank: int) -> list[int]:
-        """Ports at which ``rank`` listens."""
+        """Return the ports at which ``rank`` listens."""
         process = psutil.Process(self._ranks[rank].pid)
         return sorted(
             entry.laddr.port for entry in process.net_connections("tcp") if entry.status == psutil.CONN_LISTEN
@@ -303,7 +303,7 @@ class World(Programs):
 
 
 def environment() -> dict[str, str]:
-    """The environment of a rank: one thread, no network, and nothing of a surrounding torchrun."""
+    """Return the environment of a rank: one thread, no network, and no variables of torchrun."""
     launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
     dropped = (*launcher, "ADAPTIVE_QUANT", "SEND_CONSTRAINT", "WINDOW_SIZE", "TORCH_CPP_LOG_LEVEL")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
@@ -311,7 +311,7 @@ def environment() -> dict[str, str]:
 
 
 def hub_connections(port: int) -> int:
-    """Established connections to ``port`` on the loopback, as ``/proc`` has them."""
+    """Return the established connections to ``port`` on the loopback, from ``/proc``."""
     table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     # A set: a line that moves while the kernel writes the table comes twice.
     return len(

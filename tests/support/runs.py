@@ -21,7 +21,7 @@ class Inputs:
     def __init__(self, root: Path, model_dirs: dict[str, Path]) -> None:
         self.models = model_dirs
         self.collected: dict[str, bytes] = {}
-        """The outputs of every split, which must be the same."""
+        """Outputs of every split, which must be the same."""
         with np.load(ASSETS / "digits.npz") as arrays:
             pixels = (arrays["images_heldout"][:50, None].astype(np.float32) / 16 - 0.5) / 0.5
             labels = arrays["labels_heldout"][:50].astype(np.int64)
@@ -60,7 +60,7 @@ def outputs(path: Path) -> np.ndarray:
 
 
 def write_cluster(directory: Path, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The scheduler's three files for vit-digits, for one slow and two fast hosts."""
+    """Write the scheduler's three files for vit-digits, for one slow and two fast hosts."""
     layers = 16
     models = {
         "vit-digits": {

@@ -1,4 +1,4 @@
-"""Reports as JSON has them, for tests of what is made of them."""
+"""Create saved reports, to test what is made from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MICROBATCHES = 40
 def simulated_body(
     compute_s: Sequence[float], wires_s: Sequence[float] = (), *, microbatches: int = MICROBATCHES
 ) -> dict[str, Any]:
-    """Of stages that compute so long, joined by links that take so long (the first leads to stage 1)."""
+    """Return the report of stages with these compute times and links with these times (from stage 0 on)."""
     count = len(compute_s)
     wires = [*wires_s, *[0.001] * (count - 1 - len(wires_s))]
     local = SimulatedLink(in_memory=True)
@@ -92,7 +92,7 @@ def simulated_body(
 
 
 def through_json(body: dict[str, Any]) -> Any:
-    """As it comes back from a file."""
+    """Return a report as read back from a file."""
     return json.loads(json.dumps(body))
 
 

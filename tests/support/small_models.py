@@ -1,4 +1,4 @@
-"""Small random models of each family on disk, with the words that the BERT among them knows."""
+"""Write small random models of each family to disk, with a vocabulary for the BERT."""
 
 from __future__ import annotations
 

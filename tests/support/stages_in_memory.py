@@ -22,7 +22,7 @@ from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 def run(
     model: Model, schedule: Schedule, inputs: Payload, *, clamp: str = "mse", size: int = 8
 ) -> torch.Tensor:
-    """The pipeline in one thread; every link goes through a frame of the capacity that the plan says."""
+    """Run the pipeline in one thread; every link uses a frame of the planned capacity."""
     items = inputs[0].shape[0]
     plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp))
     steps: list[Callable[[Packet], Packet]] = []

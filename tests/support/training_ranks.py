@@ -1,6 +1,6 @@
-"""What the workers of ``test_training.py`` do, in processes of their own that meet through a file.
+"""Run the workers of ``test_training.py``, in processes that meet through a file.
 
-Each set of workers goes through all its cases in one process group, so that torch is imported once.
+Each set of workers runs all its cases in one process group, so that torch is imported only once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bits that follow the bandwidth: decisions on a simulated link, the receipts they rest on, real ranks."""
+"""Test adaptive links: decisions on a simulated link, receipts, and real ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_link_seconds_are_never_negative() -> None:
 
 
 class Group:
-    """Two ranks' gloo in memory: messages by tag, each send done as soon as it is made."""
+    """A gloo group of two ranks in memory: messages by tag; a send completes at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -208,7 +208,7 @@ def test_bits_follow_the_bandwidth_at_the_ends_of_windows_and_back() -> None:
     assert link.run(8, 300.0) == [8, 8, 4, 4, 4, 4, 4, 4]
     assert link.run(7, 1e6) == [4] * 6 + [0]  # bits come back when a window ends
     assert [line.split(":")[0] for line in told[:2]] == [
-        "8 bits from microbatch 11 on, values as they are before",
+        "8 bits from microbatch 11 on, uncompressed values before",
         "4 bits from microbatch 17 on, 8 bits before",
     ]
     changes = [one.bits for one in bits.decided]
@@ -227,7 +227,7 @@ def test_bits_follow_the_bandwidth_at_the_ends_of_windows_and_back() -> None:
 def test_auto_is_never_the_bottleneck_for_longer_than_a_window(
     trace: list[float], window: int, fill: float
 ) -> None:
-    """And spends no fewer bits than it must, also where microbatches are smaller than they could be."""
+    """It also uses no fewer bits than necessary, even if microbatches are smaller than the largest."""
     bits, clock, _ = adaptive(window=window)
     link = ToyLink(bits, clock, fill)
     for pace in trace:
@@ -284,7 +284,7 @@ def test_split_window_is_logged_once() -> None:
         (0, 3, 5, 8.0),
         (1, 5, 5, 8.0),
     ]
-    assert told == ["8 bits and 4 bits in turns from microbatch 3 on, values as they are before: turns"]
+    assert told == ["8 bits and 4 bits in turns from microbatch 3 on, uncompressed values before: turns"]
 
 
 def test_first_bits_must_be_an_allowed_width() -> None:

@@ -1,4 +1,4 @@
-"""The auction: schedulers against exhaustive search, the rules of the sale, and real bidders."""
+"""Test the auction: schedulers against exhaustive search, the rules of the sale, and real bidders."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_device_bids_the_sum_of_its_layers_for_stages_that_fit() -> None:
     assert math.isinf(bid.stage_s[0, 4]), "the case would show nothing otherwise"
 
 
-def test_a_bid_is_for_the_tokens_of_the_call() -> None:
+def test_a_bid_uses_the_requested_sentence_length() -> None:
     """Times follow a + b tokens + c tokens^2 through the two profiled lengths; sizes grow per token."""
     longer = LengthProfile(20, (2.0, 4.0, 6.0, 8.0))
     profile = ModelProfile(2, "torch.float32", (1, 2, 3, 4), tokens=10, lengths=(longer,))
@@ -151,7 +151,7 @@ def test_a_bid_is_for_the_tokens_of_the_call() -> None:
         replace(CALL, tokens=0)
 
 
-def test_a_bid_counts_what_the_scheduler_counts() -> None:
+def test_a_bid_includes_handling_and_activations() -> None:
     """Link handling and activations are counted if the profile has them; the original's has not."""
     receive, send = [7.0, 0.1, 0.2, 0.3], [0.4, 0.5, 0.6, 7.0]
     extra = {"receive_s": receive, "send_s": send, "activations_MB": [0, 0, 300 / 2**20, 0]}

@@ -1,4 +1,4 @@
-"""Channels: bounded, in order, and nobody waits on one for ever."""
+"""Test channels: bounded, in order, and no thread waits forever."""
 
 from __future__ import annotations
 

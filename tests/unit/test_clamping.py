@@ -1,4 +1,4 @@
-"""Clamping: the formulas against numerical minimisation, the errors against the original's."""
+"""Test clamping: formulas against numerical minimisation, errors against the original's."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_error_never_exceeds_that_of_the_original(name: str, bits: int) -> None:
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("bits", BIT_WIDTHS)
 def test_mse_is_the_best_of_all_methods(name: str, bits: int) -> None:
-    """Within what a sample can tell of the rest."""
+    """The tolerance is the error of a sample."""
     values = DISTRIBUTIONS[name]()
     assert ours(values, bits, "mse") <= 1.03 * min(ours(values, bits, clamp) for clamp in CLAMPS)
 
@@ -106,7 +106,7 @@ def test_mse_is_the_best_of_all_methods(name: str, bits: int) -> None:
 
 
 def least(cost: Callable[[float], float]) -> float:
-    """Where ``cost`` is least, to 1e-4, by trying."""
+    """Find the minimum of ``cost`` to 1e-4 by trying."""
     tried = np.arange(0.5, 25, 1e-4)
     return float(tried[np.argmin(cost(tried))])
 
@@ -138,7 +138,7 @@ def test_gelu_falls_back_to_laplace_for_values_far_below_zero() -> None:
 
 
 def test_clamps_are_centred_on_the_mean() -> None:
-    """Shifted values are clamped alike: what the original's are not."""
+    """Shifted values are clamped alike, unlike in the original."""
     values = gaussian()
     for clamp in CLAMPS:
         if clamp == "gelu":
@@ -150,7 +150,7 @@ def test_clamps_are_centred_on_the_mean() -> None:
 
 
 def test_ds_aciq_finds_the_scale_of_the_bulk() -> None:
-    """One value in fifty is 30 times too large: ACIQ's estimate is far off for that, the search less."""
+    """One value in fifty is 30 times too large, which affects ACIQ's estimate more than the search."""
     values = laplace()
     clean = Sample.of(values.numpy()).statistics[:, 3].mean()
     values[:, ::50] *= 30
@@ -202,7 +202,7 @@ def test_unknown_methods_and_negative_levels_are_refused() -> None:
 
 
 def test_levels_are_chosen_once_per_window() -> None:
-    """The same microbatch is encoded otherwise once others have been seen and the window is over."""
+    """A microbatch is encoded differently after others in a new window."""
     narrow, wide = gaussian()[:64], post_gelu()[:64]
 
     def codes(encoder: LinkEncoder, values: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""The command ``pipeedge``: one name for every program, the same code as the scripts, lazily imported."""
+"""Test the command ``pipeedge``, which has every program as a subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec against an implementation in NumPy that shares nothing with it but the written layout."""
+"""Test the codec against a NumPy implementation that shares only the documented layout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INF = math.inf
 
 
 def unpack(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """Codes of blocks of 2048 values in planes of 8, 4, 2, 1 bits, lowest plane first."""
+    """Unpack codes of blocks of 2048 values in planes of 8, 4, 2, 1 bits, lowest plane first."""
     codes = np.zeros(count, dtype=np.int64)
     widths = [8, 8] if bits == 16 else [width for width in (8, 4, 2, 1) if bits & width]
     position = 0
@@ -56,7 +56,7 @@ def unpack(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
 
 
 def wanted_ranges(rows: np.ndarray, bits: int, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and offset in double precision."""
+    """Compute scale and offset in double precision."""
     rows = rows.astype(np.float64)
     low, high = rows.min(1), rows.max(1)
     mean = rows.mean(1)
@@ -69,7 +69,7 @@ def wanted_ranges(rows: np.ndarray, bits: int, levels: Levels) -> tuple[np.ndarr
 
 
 def wanted_codes(rows: np.ndarray, scale: np.ndarray, offset: np.ndarray, bits: int) -> np.ndarray:
-    """The nearest level, as a real number: what lies half-way may be rounded either way."""
+    """Compute codes as real numbers, because halfway values may be rounded either way."""
     scale = scale.astype(np.float64)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         level = (rows.astype(np.float64) - offset.astype(np.float64)[:, None]) / scale

@@ -1,4 +1,4 @@
-"""Compressed links in whole pipelines: in memory against the unsplit model, and among real ranks."""
+"""Test compressed links in whole pipelines: in memory against the unsplit model, and on real ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EVERY_CUT = [bound for layer in range(1, 17) for bound in (layer, layer)]
 
 
 def test_the_default_clamp_keeps_the_classes() -> None:
-    """Of all held-out images, with a compressed link after every layer: benchmarks/accuracy.py has more."""
+    """All held-out images, with a compressed link after every layer; see also benchmarks/accuracy.py."""
     images = heldout()[0][:10_000]
     expected = whole(DIGITS, (images,))
     found = {
@@ -79,7 +79,7 @@ def test_the_default_clamp_keeps_the_classes() -> None:
 
 
 @pytest.mark.parametrize("clamp", CLAMPS)
-def test_all_links_may_be_compressed_also_the_last(clamp: str) -> None:
+def test_all_links_including_the_last_may_be_compressed(clamp: str) -> None:
     images = heldout()[0][:16]
     expected = whole(DIGITS, (images,))
     schedule = Schedule.from_partition([1, 3, 4, 7, 8, 16]).with_quant_bits([8, 7, 16])
@@ -89,7 +89,7 @@ def test_all_links_may_be_compressed_also_the_last(clamp: str) -> None:
 
 
 def test_the_mask_of_bert_crosses_every_compressed_link(model_dirs: dict[str, Path]) -> None:
-    """With what is masked replaced by large values, the result is the same: the mask was heeded."""
+    """Masked tokens do not affect the result, even if replaced by large values."""
     model = find_model(str(model_dirs["bert"]))
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, len(VOCABULARY), (4, 12), generator=generator)
@@ -172,7 +172,7 @@ def test_clamps_are_those_of_the_codec() -> None:
         CompressionRequest("half")
 
 
-def test_the_error_tree_has_a_place_for_it() -> None:
+def test_non_finite_error_is_an_internal_error() -> None:
     assert issubclass(NonFiniteError, PipeEdgeError)
     assert NonFiniteError.exit_code == 1
 

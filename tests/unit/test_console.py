@@ -1,4 +1,4 @@
-"""Standard output: how wide it is, and what happens when nobody reads it any longer."""
+"""Test standard output: its width, and what happens if its reader goes away."""
 
 from __future__ import annotations
 

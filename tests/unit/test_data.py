@@ -1,4 +1,4 @@
-"""Input other than images: what a request may say, the default input, text, arrays, microbatches."""
+"""Test input other than images: requests, the default input, text, arrays, microbatches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digits() -> FakeModel:
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    """A model directory with a tiny WordPiece vocabulary."""
+    """Return a model directory with a tiny WordPiece vocabulary."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
@@ -294,7 +294,7 @@ class TestCompanions:
         assert companion_file("bert-large-uncased", (), names) is None
 
     @pytest.mark.parametrize("answers", [True, False])
-    def test_whether_the_hub_answers(self, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    def test_the_hub_is_reachable_if_it_answers(self, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
         import huggingface_hub
 
         class Session:
@@ -625,7 +625,7 @@ class TestArrays:
 
 
 class TestKinds:
-    def test_no_such_file(self, tmp_path: Path) -> None:
+    def test_missing_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no such file or folder"):
             open_input(InputRequest(paths=(tmp_path / "a.png",)), vit())
 
@@ -634,12 +634,12 @@ class TestKinds:
         with pytest.raises(InputError, match=r"a.mp4: unknown kind of input.*\.png"):
             open_input(InputRequest(paths=(path,)), vit())
 
-    def test_a_mixture(self, tmp_path: Path) -> None:
+    def test_mixed_input_is_refused(self, tmp_path: Path) -> None:
         paths = (npz(tmp_path, x=np.zeros(1)), file_with(tmp_path, "x"))
         with pytest.raises(InputError, match=r"input.npz holds arrays, .*input.txt text"):
             open_input(InputRequest(paths=paths), vit())
 
-    def test_not_what_the_model_takes(self, tmp_path: Path) -> None:
+    def test_input_of_the_wrong_kind_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"takes images"):
             open_input(InputRequest(paths=(file_with(tmp_path, "x"),)), vit())
         with pytest.raises(InputError, match=r"takes sentences"):
@@ -658,7 +658,7 @@ def test_items_in_memory() -> None:
 
 
 def test_digits_are_the_default_wherever_they_fit(tmp_path: Path) -> None:
-    """A model that is not the shipped one gets 64 different digits, not one photo 64 times."""
+    """Any model that takes digits gets 64 different ones, not one photo 64 times."""
     shipped = find_model("vit-digits")
     other = dataclasses.replace(shipped, directory=tmp_path)
     source = open_input(InputRequest(), other)

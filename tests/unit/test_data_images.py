@@ -1,4 +1,4 @@
-"""Pictures: the arithmetic against transformers' processors, files and folders, bad ones."""
+"""Test images: arithmetic against transformers' processors, files, folders, and invalid images."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_processor(directory: Path, **options: object) -> Path:
 
 
 class TestBytes:
-    """Pictures travel as bytes, and the first stage gets the bits that normalising them before would give."""
+    """Test that images sent as bytes give the first stage the same bits as normalising them before."""
 
     @pytest.mark.parametrize("family", ["vit", "deit"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,7 +124,7 @@ class TestArithmetic:
         actual = transformed(default_recipe(vit(family="deit")), image)
         torch.testing.assert_close(actual, expected, rtol=0, atol=5 * TOLERANCE)
 
-    def test_a_directory_decides_for_itself(self, tmp_path: Path) -> None:
+    def test_processor_of_a_directory_is_used(self, tmp_path: Path) -> None:
         write_processor(
             tmp_path,
             image_processor_type="ViTImageProcessor",

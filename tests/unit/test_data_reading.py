@@ -1,4 +1,4 @@
-"""Items read ahead in threads of their own: in order, bounded, ended by an error or a stop."""
+"""Test reading ahead in threads: in order, bounded, ended by an error or a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CoLA from local files, ImageNet from tiny archives of the original's shape, and which items are run."""
+"""Test CoLA from local files, ImageNet from tiny archives, and the selection of items."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def open_imagenet(root: Path, split: str | None = "val", classes: int = 3, **opt
 
 
 def listing(source: InputSource) -> list[tuple[str, int | None]]:
-    """File name and label of every item."""
+    """Return file name and label of every item."""
     return [
         (Path(path).name, label)
         for one in source.microbatches(2)
@@ -209,7 +209,7 @@ class TestImageNetArchives:
             open_imagenet(validation)
 
     @pytest.mark.parametrize("cut", [0.5, 0.999])
-    def test_a_cut_archive(self, validation: Path, cut: float) -> None:
+    def test_truncated_archive_is_refused(self, validation: Path, cut: float) -> None:
         path = validation / "ILSVRC2012_img_val.tar"
         with tarfile.open(path) as archive:
             *_, last = archive
@@ -239,7 +239,7 @@ class TestImageNetArchives:
         with pytest.raises(InputError, match="needs --dataset-root"):
             open_input(InputRequest(dataset_name="ImageNet"), model())
 
-    def test_a_damaged_kit(self, validation: Path) -> None:
+    def test_damaged_kit_is_refused(self, validation: Path) -> None:
         path = validation / "ILSVRC2012_devkit_t12.tar.gz"
         content = path.read_bytes()
         for damaged in (content[: len(content) // 2], b"no archive", b""):

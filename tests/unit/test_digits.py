@@ -1,4 +1,4 @@
-"""The shipped model and its data: what they are, that they fit together, and how they were made."""
+"""Test the included model, its data, and the script that made them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def printed() -> dict[str, float]:
-    """What the training script measured on the held-out images."""
+    """Return the training script's measurement on the held-out images."""
     return json.loads(asset("vit-digits/training.json").read_text())["held_out"]
 
 

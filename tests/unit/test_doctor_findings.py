@@ -61,7 +61,7 @@ def test_findings_survive_encoding(what: str, code: int, rank: int | None, level
         ([problem("a", "", 1)], 1),
     ],
 )
-def test_the_status_is_that_of_the_problem_to_solve_first(findings: list[Finding], status: int) -> None:
+def test_the_exit_status_is_that_of_the_first_problem(findings: list[Finding], status: int) -> None:
     assert exit_status(findings) == status
 
 
@@ -83,7 +83,7 @@ OWN = ["10.0.0.1", "127.0.0.1", "fe80::1"]
         ("pi1", "127.0.1.1", 0, 1, Level.OK, ""),
     ],
 )
-def test_addr_is_resolved_and_judged(
+def test_addr_is_resolved_and_checked(
     addr: str, resolved: str, rank: int, world: int, level: Level, said: str
 ) -> None:
     finding = check_addr(addr, resolved, rank=rank, world_size=world, own=OWN)

@@ -1,4 +1,4 @@
-"""Shards in bfloat16, float16 and int8: against exact sums, against float32, in files, among real ranks."""
+"""Test shards in bfloat16, float16 and int8: exact sums, float32, files, real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of energy on a made-up sysfs, and what becomes of their figures."""
+"""Test energy sources on a fake sysfs, and their figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeedge.observe.energy import EnergyMeter, Source, open_source
 
 
 def missing(name: str) -> Any:
-    """This machine may have the native library; it is not what is tested."""
+    """Hide the native library, which this machine may have."""
     raise ImportError(name)
 
 

@@ -1,4 +1,4 @@
-"""Values that other processes send: each check, then everything that is read from a message, damaged."""
+"""Test checks of values from other processes, and damaged messages of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what is written is what is read, and nothing else ever is."""
+"""Test frames: they read back as written, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def header(
     items: int = 1,
     crc: int | None = None,
 ) -> bytes:
-    """The header of a frame with any content, and a checksum that is right unless told otherwise."""
+    """Return the header of a frame with any content, by default with the right checksum."""
     packed = b"".join(
         struct.pack(DESCRIPTOR, code, ndim, offset, *(tuple(dims) + (0,) * 6)[:6])
         for code, ndim, offset, dims in descriptors
@@ -74,7 +74,7 @@ def buffer_of(data: bytes, capacity: int) -> torch.Tensor:
 
 
 def resealed(data: bytearray) -> bytes:
-    """``data`` with the checksum of whatever its header says now."""
+    """Return ``data`` with the checksum of its present header."""
     count = min(data[7], MAX_TENSORS)
     bare = bytes(data[:28]) + bytes(4)
     crc = zlib.crc32(bytes(data[32 : 32 + 64 * count]), zlib.crc32(bare))
@@ -196,7 +196,7 @@ HUGE = 2**64 - 1
         (header([(1, 1, 576, (1,))], length=1024), "tensors take 640"),
     ],
 )
-def test_a_hostile_header_is_refused_in_words(data: bytes, says: str) -> None:
+def test_a_hostile_header_is_refused_with_a_message(data: bytes, says: str) -> None:
     with pytest.raises(FrameError, match=says):
         read_frame(buffer_of(data, 1024))
 
@@ -228,7 +228,7 @@ def test_every_flipped_header_bit_is_detected() -> None:
 
 
 class Hostile:
-    """Headers whose checksum is right and whose numbers are chosen to do harm."""
+    """Headers with the right checksum, and numbers that are chosen to do harm."""
 
     EDGES = (0, 1, 2, 3, 7, 63, 64, 65, 448, 576, 640, 1024, 1025, 2**31, 2**32 - 1, 2**32, 2**61, 2**62)
     MORE = (2**63 - 1, 2**63, HUGE)
@@ -251,7 +251,7 @@ class Hostile:
         return self._random.choice(self.EDGES + self.MORE)
 
     def built(self) -> bytes:
-        """A header field by field."""
+        """Build a header field by field."""
         offset = HEADER_BYTES
         descriptors: list[Any] = []
         for _ in range(self._random.randrange(4)):
@@ -270,7 +270,7 @@ class Hostile:
         )
 
     def mutated(self) -> bytes:
-        """A valid frame with some bytes of its header changed, half of the time sealed again."""
+        """Return a valid frame with changed bytes in its header, half of the time with a new checksum."""
         data = bytearray(self._valid)
         for _ in range(self._random.randrange(1, 5)):
             data[self._random.randrange(32 + 2 * 64)] = self._random.randrange(256)
@@ -282,7 +282,7 @@ class Hostile:
 
 @pytest.mark.parametrize("what", ["built", "mutated", "noise"])
 def test_reader_refuses_every_random_header(what: str) -> None:
-    """Frames of a hostile peer: refused, or views that lie within the buffer; never another exception."""
+    """A hostile frame is refused or gives views within the buffer; there is no other exception."""
     hostile = Hostile(20)
     capacity = 1024
     accepted = 0

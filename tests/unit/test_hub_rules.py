@@ -110,8 +110,8 @@ def framed(text: bytes) -> bytes:
     ],
     ids=lambda data: repr(data[:24]),
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(PeerFailedError, match="no message of this program"):
+def test_anything_but_a_message_is_refused(data: bytes) -> None:
+    with pytest.raises(PeerFailedError, match="not a message of this program"):
         Decoder().feed(data)
 
 
@@ -131,7 +131,7 @@ def test_numbers_without_end_and_messages_without_end_are_not_written() -> None:
 
 @settings(max_examples=200)
 @given(st.binary(max_size=64))
-def test_no_bytes_raise_anything_else(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     for stream in (data, framed(data)):
         with contextlib.suppress(PeerFailedError):
             for message in Decoder().feed(stream):
@@ -223,7 +223,7 @@ def test_diagnosis(
 
 
 @given(st.floats(0.01, 1e6))
-def test_every_failure_is_found_and_told_before_the_timeout(timeout: float) -> None:
+def test_every_failure_is_reported_before_the_timeout(timeout: float) -> None:
     limits = Limits.within(timeout)
     # A beat may be just over when its sender falls silent, and the hub looks twice a beat.
     delay = 1.5 * beat_interval_s(timeout)
@@ -234,7 +234,7 @@ def test_every_failure_is_found_and_told_before_the_timeout(timeout: float) -> N
 
 @pytest.mark.parametrize(("outage_s", "timeout_s"), [(30.0, 60.0), (12.0, 30.0), (10.0, 20.0), (5.0, 12.0)])
 def test_a_run_survives_an_outage_as_long_as_tcp_allows(outage_s: float, timeout_s: float) -> None:
-    """TCP sends again 0.2 s after the first loss, and doubles the pause each time."""
+    """TCP retransmits 0.2 s after the first loss, and doubles the pause each time."""
     beat_s = beat_interval_s(timeout_s)
     again_s = next(sent for k in range(20) if (sent := 0.2 * (2**k - 1)) >= outage_s)
     limits = Limits.within(timeout_s)
@@ -255,7 +255,7 @@ def test_a_status_survives_the_wire() -> None:
 
 
 class Play:
-    """A hub's state with a clock that we turn; connection n is what rank n speaks through."""
+    """A hub's state with a clock that the test advances; connection n belongs to rank n."""
 
     def __init__(self, world: int = 2, timeout: float = 10.0, terms: Terms | None = None) -> None:
         self.now = 100.0
@@ -368,7 +368,7 @@ def test_many_ranks_that_never_appear_are_counted() -> None:
     assert len(play.line()) < 200
 
 
-def test_a_rank_that_comes_late_hears_the_verdict() -> None:
+def test_a_late_rank_gets_the_verdict() -> None:
     play = Play(timeout=10)
     play.hello(0)
     play.pass_time(11, beats={0: WAITING})
@@ -376,7 +376,7 @@ def test_a_rank_that_comes_late_hears_the_verdict() -> None:
     assert play.heard(1, "verdict") == play.heard(0, "verdict")
 
 
-def test_ranks_that_disagree_on_the_world_all_hear_it() -> None:
+def test_all_ranks_learn_of_a_disagreement_on_the_world() -> None:
     play = Play(world=2)
     play.hello(0)
     play.say(1, "hello", rank=1, world=3, host="pi1")
@@ -386,12 +386,12 @@ def test_ranks_that_disagree_on_the_world_all_hear_it() -> None:
         assert verdict.body["exit_code"] == 2
 
 
-def test_a_rank_that_is_there_twice_is_sent_away_and_the_first_stays() -> None:
+def test_a_second_process_of_a_rank_is_refused() -> None:
     play = Play(world=2)
     play.hello(0, 1)
     play.say(7, "hello", rank=1, world=2, host="pi9")
     (refusal,) = play.heard(7, "verdict")
-    taken = "rank 1 is already there, on pi1: start each rank once"
+    taken = "rank 1 has already joined, from pi1: start each rank once"
     assert Failure.from_message(refusal) == Failure(FailureKind.REFUSED, taken, exit_code=2)
     play.close(7)
     assert play.verdict is None
@@ -407,7 +407,7 @@ def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank
     play.say(7, "hello", rank=rank, world=world, host="pi9")
     (refusal,) = play.heard(7, "verdict")
     line, taken = refusal.body["cause"], rank < 3
-    assert (f"rank {rank} is already there, on pi{rank}" in line) == taken
+    assert (f"rank {rank} has already joined, from pi{rank}" in line) == taken
     assert (f"rank {rank} is outside the world of 3" in line) == (not taken)
     assert ("rank 0 says 3" in line) == (world != 3)
     assert refusal.body["exit_code"] == 2
@@ -417,7 +417,7 @@ def test_a_start_at_the_address_of_another_run_ends_only_itself(stage: str, rank
     assert play.state.roster.connections() == (0, 1, 2)
 
 
-def test_a_rank_outside_the_world_is_sent_away() -> None:
+def test_a_rank_outside_the_world_is_refused() -> None:
     play = Play(world=2)
     play.say(7, "hello", rank=2, world=2, host="pi9")
     assert play.heard(7, "verdict")[0].body["cause"] == "rank 2 is outside the world of 2"
@@ -439,7 +439,7 @@ def test_a_rank_outside_the_world_is_sent_away() -> None:
         {"rank": [0], "world": {}, "host": []},
     ],
 )
-def test_a_malformed_hello_is_sent_away_once(body: dict[str, Any]) -> None:
+def test_a_malformed_hello_is_refused_once(body: dict[str, Any]) -> None:
     play = Play()
     for _ in range(1000):
         play.say(5, "hello", **body)
@@ -448,14 +448,14 @@ def test_a_malformed_hello_is_sent_away_once(body: dict[str, Any]) -> None:
     assert (play.verdict, play.state.roster.connections()) == (None, ())
 
 
-def test_a_connection_is_one_rank_for_life() -> None:
+def test_a_connection_cannot_change_its_rank() -> None:
     play = Play(world=3)
     play.hello(0)
     play.say(0, "hello", rank=1, world=3, host="pi1")
     assert "rank 0 (on pi0) sent a malformed 'hello'" in play.line()
 
 
-def test_nothing_is_heard_from_who_has_not_said_hello() -> None:
+def test_messages_before_hello_are_ignored() -> None:
     play = Play().hello(0)
     for kind in ("facts", "ready", "failed", "lost", "done", "beat", "anything"):
         play.say(9, kind, line="x", rank=0, stats={}, facts={})
@@ -531,7 +531,7 @@ def test_a_peer_that_breaks_the_protocol_ends_the_run_and_nothing_else(
             assert len(play.verdict.line) < 2200
 
 
-def test_ready_and_done_before_their_time_do_not_start_or_end_the_others() -> None:
+def test_early_ready_and_done_do_not_affect_the_others() -> None:
     for kind, body in (("ready", {}), ("done", {"stats": {}})):
         play = Play().known()
         play.say(1, kind, **body)
@@ -544,7 +544,7 @@ def test_ready_and_done_before_their_time_do_not_start_or_end_the_others() -> No
 
 
 @pytest.mark.parametrize("stage", ["hello", "known", "planned", "started"])
-def test_a_connection_that_closes_is_a_rank_that_is_gone(stage: str) -> None:
+def test_a_closed_connection_means_a_lost_rank(stage: str) -> None:
     play = Play().at(stage)
     play.close(1)
     name = "rank 1 (on pi1)" if stage in ("hello", "known") else "rank 1 (stage 1, on pi1)"
@@ -553,7 +553,7 @@ def test_a_connection_that_closes_is_a_rank_that_is_gone(stage: str) -> None:
     assert (play.verdict.rank, play.verdict.exit_code) == (1, 4)
 
 
-def test_who_leaves_before_its_hello_is_told_to_rank_0_and_named_in_the_end() -> None:
+def test_a_process_that_leaves_before_its_hello_is_reported() -> None:
     play = Play(world=3, timeout=10).hello(0)
     for connection in (7, 8):
         play._note(play.state.closed(connection, play.now, left="10.0.0.9"))
@@ -566,7 +566,7 @@ def test_who_leaves_before_its_hello_is_told_to_rank_0_and_named_in_the_end() ->
     assert f"ranks 1, 2 of 3 never appeared within 10 s ({early}): start each rank" in play.line()
 
 
-def test_a_stranger_that_leaves_is_nobody() -> None:
+def test_an_unknown_connection_that_closes_is_ignored() -> None:
     play = Play().hello(0)
     play.close(55)
     assert play.verdict is None
@@ -596,7 +596,7 @@ def test_the_first_cause_wins() -> None:
         assert len(play.heard(rank, "verdict")) == 1
 
 
-def test_who_is_lost_gets_a_moment_to_say_why() -> None:
+def test_a_lost_rank_gets_a_moment_to_report() -> None:
     play = Play(world=3).started()
     play.say(0, "lost", rank=1, line="connection reset")
     play.pass_time(0.5)
@@ -605,7 +605,7 @@ def test_who_is_lost_gets_a_moment_to_say_why() -> None:
     assert play.line() == "rank 1 (stage 1, on pi1) failed: bad weights"
 
 
-def test_who_is_lost_and_says_nothing_is_the_cause() -> None:
+def test_a_lost_rank_that_reports_nothing_is_the_cause() -> None:
     play = Play(world=3).started()
     play.say(0, "lost", rank=1, line="connection reset")
     play.say(2, "lost", rank=0, line="connection reset by 0")
@@ -653,7 +653,7 @@ def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
     play.say(1, "beat", **RankStatus(received={0: 5}).to_body())
     play.say(1, "done", stats={})
     play.pass_time(10, beats={0: RankStatus(sent={1: 5})})
-    assert "rank 0 (stage 0, on pi0) did not end" in play.line()
+    assert "rank 0 (stage 0, on pi0) did not finish" in play.line()
     assert "rank 1" not in play.line()
 
 
@@ -704,7 +704,7 @@ def test_a_rank_that_finishes_work_is_not_stuck_though_it_sends_nothing() -> Non
     assert play.verdict is not None
 
 
-def test_slow_work_is_told_and_not_ended() -> None:
+def test_slow_work_is_reported_but_not_ended() -> None:
     play = Play(world=2, timeout=10).started()
     for second in range(60):
         play.pass_time(1, beats={0: WAITING, 1: busy(second)})
@@ -724,7 +724,7 @@ def test_loading_for_long_is_not_a_stall() -> None:
     assert play.verdict is None  # the clock of progress starts with the run
 
 
-def test_a_quarrel_is_a_request_that_is_wrong() -> None:
+def test_a_disagreement_is_an_invalid_request() -> None:
     play = Play().known()
     play._note(play.state.refuse("ranks 0 and 1 disagree", 2, play.now))
     assert play.verdict == Failure(FailureKind.REFUSED, "ranks 0 and 1 disagree", exit_code=2)
@@ -774,7 +774,7 @@ def test_the_hub_survives_any_mutation_of_any_message() -> None:
         assert play.verdict is None or play.verdict.line.isprintable()
 
 
-def test_who_is_waited_for_is_told_after_a_while_and_when_that_changes() -> None:
+def test_missing_ranks_are_named_after_a_while_and_on_change() -> None:
     state = HubState(world_size=3, timeout_s=30.0, now=0.0)
 
     def waiting(now: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shape of the package, read from its source: what imports what, and who may touch the world."""
+"""Test the structure of the package from its source: imports, and which modules have side effects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ testbed    cluster cluster_file groups network journal bed main
 simulate   cluster options session main __main__
 cli        commands fetch schedule completion main
 """
-"""Packages and the modules in each. A module imports only what stands before it."""
+"""Packages and their modules. A module imports only earlier ones."""
 
 
 def read_rooms(picture: str) -> dict[str, list[str]]:
@@ -116,7 +116,7 @@ PURE = (
     "observe.timeline",
     "observe.trace",
 )
-"""Decisions over plain data: values in, values out."""
+"""Modules of pure functions over plain data."""
 
 EFFECTS = {
     "asyncio",
@@ -144,10 +144,10 @@ WRITES_ENVIRONMENT = {
     "train.main",
     "transport.interfaces",
 }
-"""gloo's and TensorPipe's interface and torch's log level can be set in no other way."""
+"""Modules that set the interface of gloo and TensorPipe or torch's log level, which has no other way."""
 
 UNPICKLES = {"models.weights.download"}
-"""Only what is fetched from a hub, only into tensors, and only to convert it."""
+"""Modules that unpickle: only downloads from a hub, only into tensors, and only to convert them."""
 
 MODULE_STATE = {"transport.rpc._serving"}
 """A remote call names a function, which has no other way to the transport of its process. torch keeps its RPC
@@ -158,14 +158,14 @@ SAME_NAMES = {"Lease", "Order"}
 
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
-"""Methods that change a container in place."""
+"""Methods that modify a container in place."""
 
 SLEEPS = {"control.member", "testbed.network"}
-"""Nothing announces that a remote port has opened; iproute2 does not wait for a cable to carry."""
+"""Modules that sleep, because there is no event for a remote port that opens or a cable that carries."""
 
 
 def module_name(path: Path) -> str:
-    """``pipeedge/run/stage.py`` -> ``run.stage``; a package goes by its own name, the root is ''."""
+    """Return ``run.stage`` for ``pipeedge/run/stage.py``; a package has its own name, and the root is ''."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -174,7 +174,7 @@ MODULES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sor
 
 
 def imported(node: ast.AST) -> list[str]:
-    """Absolute names of the modules, or of the names within them, that an import statement takes."""
+    """Yield the absolute names that an import statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -184,7 +184,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def own(name: str) -> str | None:
-    """The module of this package that an absolute name means or lies in; None for others' modules."""
+    """Return the module of this package that an absolute name is or lies in, or None."""
     if name != "pipeedge" and not name.startswith("pipeedge."):
         return None
     short = name.removeprefix("pipeedge").removeprefix(".")
@@ -194,7 +194,7 @@ def own(name: str) -> str | None:
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported: not functions' bodies, nor what only type checkers see."""
+    """Yield the nodes that run on import: not function bodies, nor code for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -205,7 +205,7 @@ def at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def place(module: str) -> int:
-    """Place of a module in the order; a package stands where its last module does."""
+    """Return the position of a module in the order; a package has that of its last module."""
     if module in ORDER:
         return ORDER.index(module)
     return max(number for number, name in enumerate(ORDER) if name.startswith(f"{module}."))
@@ -346,7 +346,7 @@ def test_nothing_polls() -> None:
 
 
 def module_names(tree: ast.Module) -> set[str]:
-    """Names that a module binds at its top level, imports apart."""
+    """Return the names that a module binds at its top level, without imports."""
     targets: list[ast.expr] = []
     for node in tree.body:
         if isinstance(node, ast.Assign):
@@ -357,7 +357,7 @@ def module_names(tree: ast.Module) -> set[str]:
 
 
 def mutations(tree: ast.Module) -> set[str]:
-    """Module-level names that the functions of a module rebind or change in place."""
+    """Yield module-level names that functions of a module rebind or modify in place."""
     names, changed = module_names(tree), set()
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
     for node in (inner for function in functions for inner in ast.walk(function)):
@@ -407,7 +407,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_the_picture_in_the_readme_is_true() -> None:
-    """Every name in the README's layout exists, and every package is in it."""
+    """All names in the README's layout exist, and every package is in it."""
     readme = (ROOT / "README.md").read_text("utf-8")
     (picture,) = re.findall(r"^## Layout\n.*?```text\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
     named, folder = set(), ROOT

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: paces and parts that follow from counts, with a terminal or without."""
+"""Test the live display: rates and fractions from counters, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeedge.observe import live
 from pipeedge.observe.live import Display, Progress
 
 
-def test_paces_are_those_of_now_and_of_the_run() -> None:
+def test_rates_are_the_current_and_the_mean() -> None:
     progress = Progress(1000, [0], 100.0)
     assert progress.at(101.0, 0).items_per_s is None
     for second in range(1, 11):
@@ -24,7 +24,7 @@ def test_paces_are_those_of_now_and_of_the_run() -> None:
     assert shown.left_s == pytest.approx(700 / 40)
 
 
-def test_waiting_for_input_is_that_of_late() -> None:
+def test_waiting_for_input_is_recent() -> None:
     progress = Progress(1000, [0], 0.0)
     assert progress.at(0.0, 0).wait_input == 0
     assert progress.at(4.0, 0, 4.0).wait_input == 1
@@ -36,7 +36,7 @@ def test_waiting_for_input_is_that_of_late() -> None:
     assert "for input" not in live._line(progress.at(100.0, 20, 6.0))
 
 
-def test_parts_are_those_of_the_last_beats() -> None:
+def test_fractions_cover_the_last_heartbeats() -> None:
     progress = Progress(10, [1, 0], 0.0)
     progress.heard({0: StageWork(1.0, 1.0, 0.0, 8)})
     progress.heard({0: StageWork(1.0, 3.0, 0.0, 4), 1: StageWork(0.5, 0.0, 1.5)})
@@ -51,7 +51,7 @@ def test_parts_are_those_of_the_last_beats() -> None:
 
 
 def displayed(console: Console, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a display shows until it has shown something of both stages."""
+    """Return the output of a display until it has shown both stages."""
     monkeypatch.setattr(live, "_TABLE_S", 0.01)
     monkeypatch.setattr(live, "_LINE_S", 0.01)
     shown = threading.Event()
@@ -83,7 +83,7 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_in_a_terminal_a_table_renews_itself(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_a_terminal_shows_an_updating_table(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
     text = displayed(console, monkeypatch)
     assert "\x1b[?25l" in text  # hidden while it runs,

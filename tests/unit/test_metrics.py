@@ -1,4 +1,4 @@
-"""Windows of samples against sums that are made anew each time, and the columns of the original."""
+"""Test windows of samples against newly computed sums, and the columns of the original."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_every_scope_is_the_sum_of_its_samples(added: list[MetricSample], size: 
                 assert scope.accuracy_rate == pytest.approx(scope.accuracy / seconds, rel=1e-3)
 
 
-def test_no_time_has_no_rate() -> None:
+def test_the_rate_without_time_is_zero() -> None:
     assert Scope().rate == 0
     assert Windows(1).add(MetricSample(5, 5, 8)).instant.performance == 0
 
 
-def test_a_window_of_nothing_is_refused() -> None:
+def test_an_empty_window_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Windows(0)
 

@@ -1,4 +1,4 @@
-"""Names, directories, dimensions, and what is said of those that cannot be used."""
+"""Test names, directories and dimensions of models, and messages for unusable ones."""
 
 from __future__ import annotations
 

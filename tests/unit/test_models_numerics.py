@@ -1,4 +1,4 @@
-"""Every cut of every family gives what transformers gives, and all cuts give the same bits."""
+"""Test that every cut of every family agrees with transformers, and all cuts are bit-identical."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str = "
 
 
 def check_specs(model: Model, after_layer: int, inputs: Payload, payload: Payload) -> None:
-    """What crosses a cut is what the model says: shapes, types, contiguous."""
+    """Check the shapes, types and contiguity of what crosses a cut."""
     tokens = inputs[0].shape[1] if model.family == "bert" else None
     specs = model.payload_specs(after_layer, inputs[0].shape[0], tokens)
     assert [(tuple(t.shape), t.dtype) for t in payload] == [(spec.shape, spec.dtype) for spec in specs]

@@ -1,4 +1,4 @@
-"""Mutated files are refused in one line, or mean what they say: no internal errors, no other values."""
+"""Test that mutated files are refused in one line or read correctly, without internal errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUNDS = 60
 
 
 def outputs(model: Model, weights: Path | None = None) -> torch.Tensor:
-    """What the model computes of inputs that its sizes decide."""
+    """Compute the model's outputs for inputs of its sizes."""
     specs = model.payload_specs(0, 1)
     payload: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype) for spec in specs)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Command lines of the runtime: what is understood, and one line for what cannot be."""
+"""Test command lines of the runtime: valid ones, and one-line messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_long_names_are_the_same() -> None:
     assert parse(data).input.dataset_split == "test"
 
 
-def test_torchrun_says_what_the_command_line_leaves_out() -> None:
+def test_torchrun_provides_what_the_command_line_omits() -> None:
     request = parse("-m vit-digits", TORCHRUN)
     assert (request.world.rank, request.world.size) == (1, 3)
     assert (request.world.addr, request.world.port, request.world.agent_store) == ("10.0.0.1", 29400, True)
@@ -194,7 +194,7 @@ WORDS += ("--timeout", "--addr", "--input", "--report", "rpc", "1,8", "1,8,9,16"
         max_size=7,
     )
 )
-def test_no_command_line_gets_anything_but_a_request_or_a_line(words: list[str]) -> None:
+def test_every_command_line_gives_a_request_or_one_line(words: list[str]) -> None:
     with contextlib.suppress(RequestError, SystemExit):  # the latter after --help, which is not asked for
         parse_runtime(words, NOTHING)
 
@@ -269,7 +269,7 @@ def test_the_scheduler_may_be_told_of_compressed_links() -> None:
         (f"0 1 {SCHEDULED} --link-bits 8 -q 4", "give one of them"),
     ],
 )
-def test_link_bits_that_cannot_be_are_refused(line: str, named: str) -> None:
+def test_impossible_link_bits_are_refused(line: str, named: str) -> None:
     with pytest.raises(RequestError, match=named):
         parse(line)
 
@@ -314,7 +314,7 @@ def test_adaptive_links_are_asked_for_by_options_or_by_the_originals_variables()
         ("0 1 -q 9", {}, "-q"),
     ],
 )
-def test_adaptive_links_that_cannot_be_are_refused_with_a_line(
+def test_impossible_adaptive_links_are_refused_with_one_line(
     line: str, variables: dict[str, str], named: str
 ) -> None:
     with pytest.raises(RequestError, match=named) as caught:

@@ -1,4 +1,4 @@
-"""What is made of a saved report: who is named as the bottleneck, what is drawn, what is refused."""
+"""Test the page of a saved report: the bottleneck, the charts, and damaged reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pipeedge.report.main import ReportRequest, make_report, parse_report
 
 
 class Page(HTMLParser):
-    """Elements, and text by the section it stands in."""
+    """Elements of a page, and text by section."""
 
     VOID = frozenset({"meta", "line", "rect", "polyline", "br"})
 
@@ -110,7 +110,7 @@ def seconds(**spent: float) -> dict[str, float]:
 def body_of(
     *stages: dict[str, float], send_s_best: float = 0.0, link_s: float | None = None
 ) -> dict[str, Any]:
-    """A report that knows only where the time went."""
+    """Return a report with only the times of activities."""
     return {
         "model": "m",
         "data_rank": 0,
@@ -150,14 +150,14 @@ def test_bottleneck_follows_from_the_time_shares(
     assert bottleneck(body_of(*stages))[:2] == named
 
 
-def test_a_link_at_its_pace_is_named_before_a_stage_that_is_nearly_as_slow() -> None:
+def test_a_saturated_link_is_named_before_a_stage_nearly_as_slow() -> None:
     stages = (seconds(compute=9.3, wait_link=0.7), seconds(compute=9, wait_input=1))
     assert bottleneck(body_of(*stages, send_s_best=0.5))[:2] == (Part.STAGE, 0)
     assert bottleneck(body_of(*stages, send_s_best=0.99))[:2] == (Part.LINK, 1)
     assert bottleneck(body_of(*stages, send_s_best=0.01, link_s=0.99))[:2] == (Part.LINK, 1)
 
 
-def test_ends_that_are_on_the_data_rank_are_named_by_what_is_done_there() -> None:
+def test_ends_on_the_data_rank_are_named_by_their_activity() -> None:
     assert "Reading the input on rank 0" in bottleneck(body_of(seconds(compute=4, wait_input=6)))[2]
     assert "Writing the results on rank 0" in bottleneck(body_of(seconds(compute=4, wait_link=6)))[2]
 
@@ -189,7 +189,7 @@ def test_the_page_flags_a_slow_link_only_where_there_is_a_link(
 
 
 def reading_body(length_s: float, **feed_s: float) -> dict[str, Any]:
-    """A run of two stages that compute for 4 s each, and where the time of its feeding thread went."""
+    """Return a run of two stages that compute for 4 s each, with the times of its feeding thread."""
     spans, at = [], 0.0
     for doing, length in seconds(**feed_s).items():
         spans.append(Span(0, "feed", Doing(doing), at, at + length))
@@ -213,7 +213,7 @@ def test_reading_is_named_where_it_takes_longer_than_any_stage() -> None:
 
 
 def test_one_microbatch_that_was_read_longer_than_computed_waited_for_input() -> None:
-    """The stages say that they filled; only the feeding thread knows why."""
+    """The stages were filling; only the feeding thread shows the reason."""
     body = reading_body(4.01, wait_input=4, read=0.01)
     for stage in body["stages"]:
         stage["seconds"] = seconds(compute=0.005, fill=4.0)
@@ -397,11 +397,11 @@ def test_a_page_stays_small_however_long_the_run() -> None:
     body = simulated_body([1.0, 1.1], microbatches=20_000)
     html = render_run(read_run(through_json(body), "run.json"))
     assert len(html) < 1_000_000
-    assert "Too long to be drawn" in html
+    assert "The run is too long" in html
 
 
 def mutations(body: Any, chance: random.Random) -> Any:
-    """``body`` with one of its values replaced by something else."""
+    """Yield ``body`` with one of its values replaced."""
     body = copy.deepcopy(body)
     node = body
     while True:
@@ -438,8 +438,8 @@ def test_two_runs_side_by_side() -> None:
     faster = groups["Whole run"]["throughput"]
     assert faster.better is True
     assert float(faster.change.rstrip("%")) == pytest.approx(95, abs=4)
-    assert groups["Stage 1"]["computing a microbatch"].change == "-50.0%"
-    assert groups["Stage 0"]["computing a microbatch"].better is None
+    assert groups["Stage 1"]["compute a microbatch"].change == "-50.0%"
+    assert groups["Stage 0"]["compute a microbatch"].better is None
     asked = groups["Asked differently"]
     assert (asked["kind"].a, asked["kind"].b) == ("simulated", "measured")
     assert (asked["command"].a, asked["command"].b) == ("–", "-q 8,0")

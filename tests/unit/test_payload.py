@@ -1,4 +1,4 @@
-"""Tables of what the bytes of pictures stand for."""
+"""Test tables of pixel values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 decides: which schedule, whether all agree, what each link carries."""
+"""Test the plan of rank 0: the schedule, disagreements, and what each link carries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def planned(line: str, model: Model = DIGITS) -> list[tuple[int, str]]:
         ("0 3 -pt 1,16", [(0, "1-16")]),
     ],
 )
-def test_the_schedule_that_is_asked_for(line: str, expected: list[tuple[int, str]]) -> None:
+def test_the_requested_schedule_is_used(line: str, expected: list[tuple[int, str]]) -> None:
     assert planned(line) == expected
 
 
@@ -139,7 +139,7 @@ def test_facts_are_plain_enough_for_the_hub() -> None:
         assert value is None or isinstance(value, str | int)
 
 
-def test_ranks_that_agree_have_nothing_to_say() -> None:
+def test_ranks_that_agree_report_nothing() -> None:
     assert disagreement({rank: facts() for rank in range(3)}) is None
     # The data rank alone knows the input; a rank without weights may not need any.
     assert disagreement({0: facts(items=5, weights=None), 1: facts(), 2: facts()}) is None
@@ -306,7 +306,7 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
         assert (plan.name(rank) is None) == (rank not in plan.participants)
 
 
-def test_a_plan_of_another_program_is_no_plan() -> None:
+def test_a_plan_of_another_program_is_refused() -> None:
     plan = Plan(Schedule((StagePlan(LayerRange(0, 16), 0),)), 0, 1, 1, None, None, None)
     sent = to_plain(plan)
     for body in ({}, {"schedule": None}, {**sent, "schedule": []}, {**sent, "pixel_table": "x"}):

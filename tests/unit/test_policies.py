@@ -1,4 +1,4 @@
-"""Policies on a simulated link: bandwidth over time in, bits and rates out."""
+"""Test policies on a simulated link, from a bandwidth over time to bits and rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = Sizes(
     {bits: specs_bytes(wire_specs(PAYLOAD, bits)) for bits in BIT_WIDTHS} | {0: specs_bytes(PAYLOAD)}
 )
 LENGTH = 10
-"""Microbatches of a window."""
+"""Number of microbatches in a window."""
 BANDWIDTHS = st.floats(1 * MBIT, 100_000 * MBIT)
 
 
@@ -32,7 +32,7 @@ def window(bytes_per_s: float | None, number: int = 0, compute_s: float = 0.5) -
 
 
 def link_rate(decision: Decision, bytes_per_s: float) -> float:
-    """Items a second that the link carries in a window."""
+    """Return the items per second that the link carries in a window."""
     seconds = sum(SIZES.seconds(decision.bits(index), bytes_per_s) for index in range(LENGTH))
     return LENGTH * ITEMS / seconds
 
@@ -107,7 +107,7 @@ def test_the_controller_splits_a_window_between_two_neighbours() -> None:
 
 
 def test_the_controller_is_steadier_than_what_it_measures() -> None:
-    """Every other window the measured pace is off by a fifth: the estimate moves by less."""
+    """In every other window the measurement is off by a fifth; the estimate moves by less."""
     policy = make_policy("controller", SIZES, 10.0)
     state, found = policy.start(), []
     for number in range(40):
@@ -130,7 +130,7 @@ def throughput(bits: int, bandwidth: float) -> float:
 @settings(max_examples=200)
 @given(trace=st.lists(BANDWIDTHS, min_size=1, max_size=6))
 def test_auto_is_within_a_tenth_of_the_best_fixed_width_in_every_segment(trace: list[float]) -> None:
-    """From the second window of a segment on."""
+    """This holds from the second window of a segment on."""
     policy = make_policy("auto", SIZES, 0.0)
     state = policy.start()
     for bandwidth in trace:
@@ -155,7 +155,7 @@ def test_auto_widens_again_without_wasting_bits() -> None:
 
 
 def test_auto_does_not_oscillate_with_noise() -> None:
-    """A pace that is off by 4 % either way, at the worst place: just where a width stops fitting."""
+    """The measurement is off by 4 % either way, at the point where a width stops fitting."""
     policy = make_policy("auto", SIZES, 0.0)
     edge = SIZES.bytes_at[6] / (0.95 * COMPUTE_S)
     state = policy.start()
@@ -170,7 +170,7 @@ def test_auto_does_not_oscillate_with_noise() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_no_measurement_changes_nothing(name: str) -> None:
+def test_a_missing_measurement_changes_nothing(name: str) -> None:
     policy = make_policy(name, SIZES, 10.0)
     state = policy.start()
     assert policy.decide(state, window(None)) == state

@@ -1,4 +1,4 @@
-"""What was promised beside what was measured."""
+"""Test predictions and their comparison with measurements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stats(**changed: float | None) -> StageStats:
 
 
 def simulated_s(prediction: Prediction, microbatches: int) -> float:
-    """When the last of ``microbatches`` leaves: every stage and link takes one at a time, in order."""
+    """Return when the last of ``microbatches`` leaves, if every stage and link takes one at a time."""
     free = [0.0] * (2 * len(prediction.stages))
     now = 0.0
     for _ in range(microbatches):
@@ -63,9 +63,7 @@ def simulated_s(prediction: Prediction, microbatches: int) -> float:
 
 @settings(max_examples=60)
 @given(prediction=predictions, microbatches=st.integers(1, 12))
-def test_a_run_is_predicted_as_a_simulated_pipeline_does_it(
-    prediction: Prediction, microbatches: int
-) -> None:
+def test_a_prediction_equals_a_simulated_run(prediction: Prediction, microbatches: int) -> None:
     items = microbatches * prediction.ubatch_size
     assert prediction.run_items_per_s(items) == pytest.approx(items / simulated_s(prediction, microbatches))
 
@@ -100,7 +98,7 @@ def test_one_microbatch_waits_for_reading_and_not_for_what_is_done_beside_its_st
     assert promise.run_items_per_s(8) == pytest.approx(8 / 1.5)
 
 
-def test_nothing_that_takes_time_promises_nothing() -> None:
+def test_a_prediction_without_time_has_no_throughput() -> None:
     assert Prediction((StagePrediction(0.0, 0.0, None),), 8).throughput_items_per_s is None
 
 
@@ -124,7 +122,7 @@ def test_errors_are_parts_of_what_was_promised() -> None:
     assert not list(compared.remarks)
 
 
-def test_a_link_is_compared_with_what_was_measured_on_it_or_with_nothing() -> None:
+def test_an_unmeasured_link_is_not_compared() -> None:
     compared = compare(PROMISE, [stats(link_s=None)], items=80, run_items_per_s=7.0, steady_items_per_s=7.6)
     assert compared.stages[0].link is None
     assert not list(compared.remarks)
@@ -146,7 +144,7 @@ def test_one_microbatch_has_no_steady_throughput() -> None:
         ({"link_s": 0.3}, "the link from stage 0 (rank 3) is off by +200%"),
     ],
 )
-def test_what_is_off_gets_one_line_that_says_why(measured: dict[str, float], why: str) -> None:
+def test_a_deviation_gets_one_line_with_its_cause(measured: dict[str, float], why: str) -> None:
     (line,) = remarks(stats(**measured))
     assert why in line
     assert "rank 3" in line
@@ -178,10 +176,10 @@ def test_a_profile_of_another_length_is_named(
 
 
 @pytest.mark.parametrize("compute_s", [0.86, 1.14])
-def test_fifteen_percent_are_let_pass(compute_s: float) -> None:
+def test_deviations_up_to_fifteen_percent_are_not_remarked(compute_s: float) -> None:
     assert not remarks(stats(compute_s_mean=compute_s, compute_cpu_s_mean=compute_s))
 
 
-def test_a_link_that_nobody_feels_may_be_slow() -> None:
+def test_a_slow_link_with_a_short_prediction_is_not_remarked() -> None:
     quick = dataclasses.replace(PROMISE.stages[0], link_s=0.001)
     assert not remarks(stats(link_s=0.1), dataclasses.replace(PROMISE, stages=(quick,)))

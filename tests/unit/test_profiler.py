@@ -1,4 +1,4 @@
-"""The profiler: its measurements, the files it makes, and that mistakes leave files unchanged."""
+"""Test the profiler: measurements, files, and that mistakes leave files unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: what is recorded is what happened, however much is merged; put together, a run has no gap."""
+"""Test lanes: records are exact even if merged, and an assembled run has no gaps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeedge.observe.records import LaneRecord, Recording, Transfer
 from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
 
 Cycle = Sequence[int]
-"""Microseconds of each thing that a stage does for a microbatch."""
+"""Microseconds of each activity of a stage for a microbatch."""
 cycles = st.lists(st.lists(st.integers(0, 5000), min_size=5, max_size=5), max_size=70)
 
 
 def played(todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000) -> tuple[Lane, Clock]:
-    """A stage that took so long for each thing."""
+    """Return the lane of a stage with these times."""
     clock = Clock()
     clock.now = began_us * 1e-6
     lane = Lane(LaneId.stage(0), STAGE, clock, capacity)
@@ -65,7 +65,7 @@ def recording(lane: LaneRecord, rank: int = 0) -> Recording:
 def test_a_run_has_no_gap_from_the_first_microbatch_to_the_end(
     todo: Sequence[Cycle], capacity: int, late_us: int, longer_us: int
 ) -> None:
-    """The stage begins to wait before or after the run begins, and ends before the run does."""
+    """The stage starts to wait before or after the run begins, and ends before it does."""
     lane, clock = played(todo, capacity=capacity, began_us=late_us)
     began = 0.01
     length = max(clock.now - began, 0.0) + longer_us * 1e-6 + 1e-3
@@ -97,7 +97,7 @@ def test_fill_drain_and_waits_have_their_names() -> None:
     assert Timeline.from_body(json.loads(json.dumps(timeline.to_body()))).length_s == 0.01
 
 
-def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
+def test_a_feeder_starts_with_work_not_filling() -> None:
     clock = Clock()
     lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
     lane.begin()
@@ -117,7 +117,7 @@ def test_the_first_thing_of_a_feeder_is_work_not_filling() -> None:
     }
 
 
-def test_what_is_under_way_counts_in_the_totals() -> None:
+def test_totals_include_the_current_phase() -> None:
     clock = Clock()
     lane = Lane(LaneId.stage(0), STAGE, clock)
     assert set(lane.totals().values()) == {0.0}
@@ -209,7 +209,7 @@ def test_a_recording_leaves_out_what_it_does_not_have() -> None:
     ],
     ids=lambda text: text[-40:],
 )
-def test_what_is_no_recording_is_refused(text: str) -> None:
+def test_a_malformed_recording_is_refused(text: str) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, RecursionError)):
         Recording.from_text(0, text)
 

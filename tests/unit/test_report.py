@@ -1,4 +1,4 @@
-"""The report: JSON for programs, whole or not there; a table for people."""
+"""Test the report: JSON for programs, complete or absent, and a table for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result files and accuracy, each read back and held against a calculation of its own."""
+"""Test result files and accuracy, read back and compared with separate calculations."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class TestPaths:
             ("folder.csv", "is a directory"),
         ],
     )
-    def test_refused_before_anything_runs(self, tmp_path: Path, name: str, message: str) -> None:
+    def test_invalid_output_is_refused_before_the_run(self, tmp_path: Path, name: str, message: str) -> None:
         (tmp_path / "folder.csv").mkdir()
         with pytest.raises(RequestError, match=message):
             ResultWriter(tmp_path / name, NAMED, None)

@@ -76,7 +76,7 @@ def test_ranks_with_different_transports_disagree() -> None:
 @settings(max_examples=60)
 @given(count=st.integers(0, 30), seed=st.integers(0, 2**32 - 1))
 def test_frames_are_ordered_and_the_queue_is_bounded(count: int, seed: int) -> None:
-    """A sender that keeps its window, a network that reorders, a stage that takes whenever it likes."""
+    """The sender respects its window, the network reorders, and the stage takes frames at any time."""
     chance = random.Random(seed)
     receiver = RpcReceiver(LINK)
     to_send = [frame(number) for number in range(count)] + [frame(count, Kind.END)]

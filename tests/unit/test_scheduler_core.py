@@ -1,4 +1,4 @@
-"""The native solver against two oracles that share nothing with it, and its promises when stopped."""
+"""Test the native solver against two independent oracles, and its bounds when stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def case_name(case: Case) -> str:
 
 
 def assert_costs(case: Case, result: object) -> None:
-    """The stages cover the layers, use hosts once, fit, and cost what the result says."""
+    """Check that the stages cover the layers, use hosts once, fit, and have the stated cost."""
     stages = result.stages.tolist()
     assert [first for _, first, _ in stages] == [0, *(last for _, _, last in stages[:-1])]
     assert stages[-1][2] == case.layers
@@ -65,12 +65,12 @@ def assert_costs(case: Case, result: object) -> None:
 
 
 def away(case: Case, result: object) -> int:
-    """0 where the data host has a stage, else 1."""
+    """Return 0 if the data host has a stage, else 1."""
     return int(case.data_host not in result.stages[:, 0].tolist())
 
 
 def compare(count: int, draw: Callable[[], Case], oracle: Callable[[Case], Best | None]) -> None:
-    """Every problem: the same verdict, optimum and ties as the oracle, for both objectives."""
+    """Check that every problem has the verdict, optimum and ties of the oracle, for both objectives."""
     feasible = 0
     for number in range(count):
         case = draw()
@@ -151,7 +151,7 @@ def test_automatic_bits_cost_nothing_and_lose_the_least(seed: int) -> None:
 
 
 def link_seconds(case: Case, a: int, b: int, cut: int) -> float:
-    """Of one message, from the definition."""
+    """Return the seconds of one message, from the definition."""
     default = (min(case.type_bw[case.hosts[a]], case.type_bw[case.hosts[b]]), 0.0)
     bandwidth, latency = case.links.get((a, b), case.links.get((b, a), default))
     nbytes = case.link_bytes()[cut]
@@ -177,7 +177,7 @@ def test_the_oracles_agree() -> None:
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_a_stopped_solver_still_bounds_the_optimum(objective: str) -> None:
-    """lower bound <= optimum <= objective, however little time there was."""
+    """The lower bound is <= the optimum <= the objective, however short the time limit."""
     rng = np.random.default_rng(11)
     stopped = 0
     for _ in range(40):
@@ -201,7 +201,7 @@ def test_a_stopped_solver_still_bounds_the_optimum(objective: str) -> None:
 
 
 def large_case(rng: np.random.Generator, hosts: int, layers: int) -> Case:
-    """Hosts that all differ, layers without any pattern."""
+    """Return a case with different hosts, and layers without a pattern."""
     time_s = rng.uniform(0.05, 0.5, layers) / np.exp(rng.uniform(-1.9, 0.7, (hosts, 1)))
     return Case(
         mem=rng.uniform(5, 60, layers) * MIB,
@@ -261,7 +261,7 @@ def test_hosts_of_a_type_are_taken_in_order() -> None:
     [("google/vit-base-patch16-224", 1.548760), ("google/vit-large-patch16-224", 5.042833)],
 )
 def test_the_worked_examples(model: str, bottleneck: float) -> None:
-    """The optima of the example files for a microbatch of 8."""
+    """These are the optima of the example files for a microbatch of 8."""
     models, types, devices = (
         yaml.safe_load((ROOT / name).read_text())
         for name in ("models.yml", "device_types.yml", "devices.yml")

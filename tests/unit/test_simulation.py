@@ -1,4 +1,4 @@
-"""The simulated run against a queue of events, against arithmetic, and against itself."""
+"""Test the simulated run against a queue of events, arithmetic, and itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pipelines(draw: st.DrawFn) -> PipelineModel:
 
 
 @given(pipelines())
-def test_every_moment_is_that_of_a_queue_of_events(model: PipelineModel) -> None:
+def test_times_equal_those_of_an_event_queue(model: PipelineModel) -> None:
     run, played = simulate(model), play(model)
     assert run.fed_at == pytest.approx(played.fed_at, abs=1e-9)
     assert run.result_at == pytest.approx(played.result_at, abs=1e-9)
@@ -82,7 +82,7 @@ def test_more_of_anything_never_ends_earlier(model: PipelineModel) -> None:
 
 
 @given(pipelines(), st.integers(1, 4))
-def test_what_is_kept_for_a_picture_changes_no_figure(model: PipelineModel, lanes: int) -> None:
+def test_the_number_of_kept_lanes_changes_no_figure(model: PipelineModel, lanes: int) -> None:
     everything, few = simulate(model), simulate(model, kept_moments=lanes * model.microbatches)
     assert everything.length_s == few.length_s
     assert (everything.result_at == few.result_at).all()
@@ -140,13 +140,13 @@ def test_a_stage_runs_as_far_ahead_as_frames_allow(network: bool, ahead: int) ->
         ({"collect_s": math.inf}, "collect_s"),
     ],
 )
-def test_a_pipeline_that_cannot_be(change: dict, what: str) -> None:
+def test_invalid_pipeline_is_refused(change: dict, what: str) -> None:
     model = PipelineModel((SimulatedStage(1.0),), (SimulatedLink(), SimulatedLink()), 2)
     with pytest.raises(ValueError, match=what):
         dataclasses.replace(model, **change)
 
 
-def test_costs_that_cannot_be() -> None:
+def test_invalid_costs_are_refused() -> None:
     with pytest.raises(ValueError, match="compute_s is nan"):
         SimulatedStage(math.nan)
     with pytest.raises(ValueError, match="wire_s is -1"):

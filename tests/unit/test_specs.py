@@ -1,4 +1,4 @@
-"""YAML files to data and back, with what a bad file gets."""
+"""Test reading and writing of YAML files, and messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_single_length_is_not_scaled() -> None:
     assert not ModelProfile(8, "float32", (1.0,)).fits_tokens(128)
 
 
-def test_noisy_times_never_leave_what_is_possible() -> None:
+def test_noisy_times_stay_within_bounds() -> None:
     # Falling times, which only noise gives, do not become negative further on.
     noisy = ModelProfile(8, "float32", (2.0, 2.0), {}, 100, (LengthProfile(200, (1.0, 1.0)),))
     assert noisy.at_tokens(1000).time_s == (1.0, 1.0)
@@ -385,7 +385,7 @@ def test_a_bad_file_is_refused_with_file_line_and_key(
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_file_is_refused_without_being_read(tmp_path: Path) -> None:
+def test_anything_but_a_file_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 1 << 30)
@@ -432,7 +432,7 @@ def test_arbitrary_bytes_give_data_or_one_line(data: bytes) -> None:
     assert "\n" not in message
 
 
-def test_a_chain_of_merge_keys_ends() -> None:
+def test_a_chain_of_merge_keys_terminates() -> None:
     last = parse_document(MERGES.encode(), "f.yml").entries()["m99"]
     with pytest.raises(SpecError, match=r"f.yml:100: m99: merge keys nested deeper than 32 levels"):
         last.entries()
@@ -451,7 +451,7 @@ def test_a_chain_of_merge_keys_ends() -> None:
         lambda: NeighborLink(0.0, -1.0),
     ],
 )
-def test_data_that_cannot_be_is_refused_on_creation(make: Callable[[], object]) -> None:
+def test_invalid_data_is_refused_on_creation(make: Callable[[], object]) -> None:
     with pytest.raises(SpecError):
         make()
 

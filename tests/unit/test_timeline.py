@@ -1,4 +1,4 @@
-"""Spans survive being written down, and add up."""
+"""Test that spans read back as written, and add up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _key(span: Span) -> tuple[object, ...]:
 
 
 @given(st.lists(_SPANS, max_size=30))
-def test_what_is_read_back_is_what_was_written_to_the_microsecond(spans: list[Span]) -> None:
+def test_a_timeline_reads_back_to_the_microsecond(spans: list[Span]) -> None:
     timeline = Timeline(12.5, tuple(spans))
     again = Timeline.from_body(json.loads(json.dumps(timeline.to_body())))
     assert again.length_s == 12.5

@@ -1,4 +1,4 @@
-"""The trace: what Perfetto asks of it, and every span once, with its receive where a link leads."""
+"""Test the trace: Perfetto's format, every span once, and a receive for every send."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_rejected(tmp_path: Path) -> None
     with pytest.raises(RequestError, match="does not describe a checkpoint"):
         latest(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(RequestError, match=r"--checkpoint-dir .*cannot be made"):
+    with pytest.raises(RequestError, match=r"--checkpoint-dir .*cannot be created"):
         CheckpointWriter(tmp_path / "file", DESCRIPTION).make_directory()
 
 

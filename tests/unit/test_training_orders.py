@@ -1,4 +1,4 @@
-"""Orders: the drawn ones, and properties of any, checked by an interpreter that knows only dependencies."""
+"""Test orders: the drawn ones, and properties of all, by an interpreter of dependencies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRAWN = {
         ".. F0 I0 F1 I1 W0 W1 F2 I2 F3 I3 W2 W3",
     ),
 }
-"""The drawings at the head of the module: two workers, a stage each, four microbatches."""
+"""Drawings at the top of the module: two workers with one stage each, four microbatches."""
 
 
 def drawing(order: Order) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Every format and naming dialect gives the same shard; damage and mismatch are named, not guessed at."""
+"""Test that every format and naming scheme gives the same shard, and that damage is reported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def case(cls: str, **changes: object) -> Case:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Case, Model]]:
-    """A reference of the named class, written as a Hugging Face directory; made once."""
+    """Return a reference of the named class as a Hugging Face directory, created once."""
     made: dict[str, tuple[Case, Model]] = {}
 
     def get(cls: str) -> tuple[Case, Model]:
@@ -73,7 +73,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Cas
 
 
 def run(model: Model, inputs: tuple[torch.Tensor, ...], weights: Path | None = None) -> torch.Tensor:
-    """Output through two shards, both read from ``weights``."""
+    """Return the output through two shards, both read from ``weights``."""
     middle = model.n_layers // 2 + 1
     payload = inputs
     with torch.inference_mode():
@@ -86,13 +86,13 @@ def run(model: Model, inputs: tuple[torch.Tensor, ...], weights: Path | None = N
 
 
 def on_disk(model: Model) -> Arrays:
-    """The file that transformers wrote: names as on the hub."""
+    """Return the tensors of the file that transformers wrote, with names as on the hub."""
     assert model.directory is not None
     return {name: tensor.numpy() for name, tensor in load_file(model.directory / "model.safetensors").items()}
 
 
 def in_memory(reference: Case) -> Arrays:
-    """Names as transformers 5 has them in memory."""
+    """Return tensors with the names of transformers 5 in memory."""
     return {name: tensor.numpy() for name, tensor in reference.model().state_dict().items()}
 
 
@@ -131,7 +131,7 @@ def as_timm(hub: Mapping[str, np.ndarray], blocks: int) -> Arrays:
 
 
 def with_gamma(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """BERT's norms as TensorFlow named them."""
+    """Return tensors with TensorFlow's names for BERT's norms."""
     return {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
         for name, array in arrays.items()
@@ -260,7 +260,7 @@ class _Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("terminal", "delay_s", "shown"), [(True, 0, True), (True, 60, False), (False, 0, False)]
 )
-def test_a_bar_shows_loading_that_takes_long(
+def test_slow_loading_shows_a_progress_bar(
     terminal: bool,
     delay_s: float,
     shown: bool,
@@ -432,7 +432,7 @@ def test_missing_file_error_says_where_it_was_expected(
 def test_a_pipe_is_refused_where_a_file_is_needed(
     saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
 ) -> None:
-    """Opening one would wait for somebody to write into it."""
+    """Opening a pipe would wait for a writer."""
     _, model = saved("ViTForImageClassification")
     for name in ("w.npz", "w.safetensors", "config.json"):
         os.mkfifo(tmp_path / name)
@@ -485,7 +485,7 @@ def test_an_index_that_points_outside_its_directory_is_refused(
 
 
 class Files(dict[str, bytes]):
-    """One model's weights by writer; says little of itself when a test fails."""
+    """Weights of a model by writer, with a short representation."""
 
     def __repr__(self) -> str:
         return f"Files({', '.join(self)})"
@@ -548,7 +548,7 @@ def test_a_damaged_npz_never_gives_other_weights(
 
 
 def data_offset(member: zipfile.ZipInfo) -> int:
-    """Behind the local header: its fixed 30 bytes, the name, and numpy's 20 bytes of zip64 sizes."""
+    """Return the offset after the local header: 30 bytes, the name, and numpy's 20 bytes of zip64 sizes."""
     return member.header_offset + 30 + len(member.filename) + 20
 
 

@@ -1,4 +1,4 @@
-"""Figures, counts and foreign text as people read them."""
+"""Test figures, counts and untrusted text in messages."""
 
 from __future__ import annotations
 

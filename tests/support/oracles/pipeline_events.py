@@ -1,7 +1,7 @@
-"""A pipeline played out event by event, with a queue of events: what ``simulate`` is held against.
+"""Simulate a pipeline with a queue of events, as a reference for ``simulate``.
 
-Threads are generators that say what they wait for; links are counters of frames and posted receives. It
-shares nothing with ``pipeedge.plan.simulation`` but the names of the costs.
+Threads are generators that yield what they wait for; links are counters of frames and posted receives. This
+shares nothing with ``pipeedge.plan.simulation`` except the names of the costs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ POSTED = 2
 
 @dataclass
 class Played:
-    """When what happened."""
+    """Times of the events."""
 
     fed_at: list[float] = field(default_factory=list)
     result_at: list[float] = field(default_factory=list)
     taken: dict[int, list[float]] = field(default_factory=dict)
-    """By stage."""
+    """Times at which each stage took its microbatches."""
     waited_for_link: dict[int, float] = field(default_factory=dict)
     waited_for_input: dict[int, float] = field(default_factory=dict)
-    """The first included."""
+    """Seconds that each stage waited for input, including the first wait."""
     free_at: dict[int, float] = field(default_factory=dict)
 
 
@@ -49,7 +49,7 @@ class _Loop:
 
 
 class _Link:
-    """Frames that were sent, that are on the wire, that wait to be taken."""
+    """Counters of frames that were sent, are on the wire, or wait to be taken."""
 
     def __init__(self, loop: _Loop, costs: SimulatedLink) -> None:
         self._loop = loop
@@ -142,7 +142,7 @@ def _start(loop: _Loop, thread: _Thread) -> None:
 
 
 def play(model: PipelineModel) -> Played:
-    """The whole run."""
+    """Simulate the whole run."""
     loop, played = _Loop(), Played()
     links = [_Link(loop, costs) for costs in model.links]
     last = model.microbatches - 1

@@ -1,7 +1,7 @@
-"""Every schedule of a small problem, tried. Written from the definition, independent of the solver.
+"""Try every schedule of a small problem. Written from the definition, independently of the solver.
 
-All ways to cut the layers into k ranges and all ways to put k hosts (or, where hosts of a type cannot
-be told apart, k types) in order are laid out as two index arrays; numpy prices the whole product.
+All ways to cut the layers into k ranges, and all sequences of k hosts (or of k types, if hosts of a type are
+equivalent), are two index arrays; numpy computes the costs of their product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAME = 1e-9
 class Best:
     """The best by (bottleneck, hosts, data host, latency) and by (latency, bottleneck, hosts, data host).
 
-    The third and the last of them: 0 where the data host has a stage, 1 where it has none.
+    ``data host`` is 0 if the data host has a stage, and 1 if it has none.
     """
 
     throughput: tuple[float, int, int, float]
@@ -30,14 +30,14 @@ class Best:
 
 @cache
 def cuts_of(layers: int, stages: int) -> np.ndarray:
-    """[n, stages + 1] boundaries, 0 and ``layers`` included."""
+    """Return [n, stages + 1] boundaries, including 0 and ``layers``."""
     rows = [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
     return np.array(rows, dtype=np.intp)
 
 
 @lru_cache(maxsize=4096)
 def orders_of(counts: tuple[int, ...], stages: int) -> np.ndarray:
-    """[n, stages] kinds of host, none more often than it exists."""
+    """Return [n, stages] kinds of host, none more often than it has hosts."""
     rows = [
         order
         for order in product([k for k, n in enumerate(counts) if n], repeat=stages)
@@ -47,18 +47,18 @@ def orders_of(counts: tuple[int, ...], stages: int) -> np.ndarray:
 
 
 def seconds(nbytes: float, bandwidth: float, latency: float) -> float:
-    """Time of one message; no bandwidth carries nothing."""
+    """Return the time of one message; a bandwidth of 0 carries nothing."""
     if nbytes == 0:
         return latency
     return nbytes / bandwidth + latency if bandwidth > 0 else np.inf
 
 
 def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds of host and what they cost.
+    """Return the kinds of host and their costs.
 
     Returns:
-        counts: how many hosts each kind has.
-        compute: [kinds, L + 1, L + 1] seconds of layers [i, j), infinite where they do not fit.
+        counts: number of hosts of each kind.
+        compute: [kinds, L + 1, L + 1] seconds of layers [i, j), infinite if they do not fit.
         link: [kinds, kinds, L + 1] seconds of the message at each cut.
         to_first, from_last: [kinds] links with the data host.
     """
@@ -99,7 +99,7 @@ def tables(case: Case) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndar
 
 
 def best_schedules(case: Case) -> Best | None:
-    """The optima of both objectives, or None when nothing fits."""
+    """Return the optima of both objectives, or None if nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
     bottlenecks, latencies, sizes, elsewhere = [], [], [], []
     feed, collect = case.data_seconds()

@@ -1,7 +1,7 @@
-"""Random scheduling problems as plain arrays, and the arguments that the native solver takes for them.
+"""Generate random scheduling problems as plain arrays, with their arguments for the native solver.
 
-Many are built from small whole numbers, so that several schedules have exactly the same bottleneck and
-the ties must be broken as promised; the others use arbitrary reals.
+Many consist of small whole numbers, so that several schedules have exactly the same bottleneck and ties must
+be broken as documented; the others use arbitrary reals.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ class Case:
     links: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """(from, to) -> (bytes a second, seconds of latency)."""
     receive: np.ndarray | None = None
-    """[T, L] seconds, where a layer is the first of a stage."""
+    """[T, L] seconds to receive, if a layer is the first of a stage."""
     send: np.ndarray | None = None
-    """[T, L] seconds, where a layer is the last of a stage."""
+    """[T, L] seconds to send, if a layer is the last of a stage."""
     activations: np.ndarray | None = None
     """[T, L] bytes."""
     feed: np.ndarray | None = None
-    """[T] seconds of reading and feeding a microbatch, on the data host."""
+    """[T] seconds to read and feed a microbatch on the data host."""
     collect: np.ndarray | None = None
-    """[T] seconds of collecting its results there."""
+    """[T] seconds to collect its results there."""
     input_bytes: float | None = None
     """Bytes of one item of input; None: ``elements[0] * element_bytes``."""
     link_bits: int = 0
-    """Bits a value on links between stages; 0: as it is."""
+    """Bits per value on links between stages; 0 for uncompressed."""
 
     @property
     def layers(self) -> int:
         return len(self.mem)
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of ``pipeedge._native.schedule``."""
+        """Return the keyword arguments for ``pipeedge._native.schedule``."""
         pairs = np.array(sorted(self.links), dtype=np.int64).reshape(-1, 2)
         speeds = [self.links[int(a), int(b)] for a, b in pairs]
         return {
@@ -87,7 +87,7 @@ class Case:
         }
 
     def handling(self, host: int, first: int, last: int) -> float:
-        """Seconds of a stage beside its layers: none at an end of the model that needs no network."""
+        """Return the seconds of a stage besides its layers; 0 at an end of the model without a link."""
         kind = self.hosts[host]
         free = self.data_host is None or self.data_host == host
         seconds = 0.0
@@ -98,7 +98,7 @@ class Case:
         return seconds
 
     def data_seconds(self) -> tuple[float, float]:
-        """What the data host feeds and collects in; 0 without one, or where its type does not say."""
+        """Return the seconds to feed and collect on the data host; 0 without one, or if unknown."""
         if self.data_host is None:
             return 0.0, 0.0
         kind = self.hosts[self.data_host]
@@ -108,18 +108,18 @@ class Case:
         )
 
     def cut_bytes(self) -> np.ndarray:
-        """[L + 1] bytes of a microbatch at each cut, in memory."""
+        """Return [L + 1] bytes of a microbatch in memory at each cut."""
         sizes = self.elements * self.batch * self.element_bytes
         if self.input_bytes is not None:
             sizes[0] = self.input_bytes * self.batch
         return sizes
 
     def held(self, kind: int, first: int, last: int) -> float:
-        """Bytes of the largest activation of a stage."""
+        """Return the bytes of the largest activation of a stage."""
         return 0.0 if self.activations is None else float(self.activations[kind, first:last].max())
 
     def link_bytes(self) -> np.ndarray:
-        """[L + 1] bytes that cross each cut: fewer inside the model, where links are compressed."""
+        """Return [L + 1] bytes that cross each cut; fewer inside the model if links are compressed."""
         crossing = self.cut_bytes()
         if 0 < self.link_bits < 8 * self.element_bytes:
             crossing[1:-1] = self.elements[1:-1] * self.batch * self.link_bits / 8
@@ -134,10 +134,10 @@ def random_case(
     layers: tuple[int, int] = (2, 8),
     named_hosts: int = 5,
 ) -> Case:
-    """A problem whose sizes lie in the given inclusive ranges.
+    """Generate a problem with sizes in the given inclusive ranges.
 
-    About a third have a data host, a links table, or both; those have at most ``named_hosts`` hosts,
-    because every one of them then has to be tried by itself.
+    About a third have a data host, a links table, or both; these have at most ``named_hosts`` hosts, because
+    each host then has to be tried individually.
     """
     n_types = int(rng.integers(types[0], types[1] + 1))
     n_layers = int(rng.integers(layers[0], layers[1] + 1))

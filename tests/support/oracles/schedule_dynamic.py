@@ -1,7 +1,7 @@
-"""The optimal schedule by dynamic programming over (hosts used of each kind, last kind, layers done).
+"""Find the optimal schedule by dynamic programming over (used hosts of each kind, last kind, layers).
 
-Exact for any size, but its table grows with the product of the host counts; for problems too large to
-try every schedule and small enough for a table. Shares nothing with the native solver.
+This is exact for any size, but the table grows with the product of the host counts. It is for problems that
+are too large to try every schedule, but small enough for a table. Shares nothing with the native solver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oracles.schedule_cases import Case
 
 
 def best_schedules(case: Case) -> Best | None:
-    """The optima of both objectives, or None when nothing fits."""
+    """Return the optima of both objectives, or None if nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
     layers = case.layers
     feed, collect = case.data_seconds()
