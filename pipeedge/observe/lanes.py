@@ -83,8 +83,8 @@ class Lane:
         self._pending: Row | None = None
         self._stride = 1
         self._places = {phase: place for place, phase in enumerate(self.phases)}
-        # One tuple, replaced whole, so that whoever reads it while it is written sees one or the other:
-        # what the lane is at, since when, and the seconds of each phase before that.
+        # Phase, its start, and the seconds of each phase before it. The tuple is replaced as a whole, so that
+        # other threads see a consistent state.
         self._state = (0, 0.0, (0.0,) * len(self.phases))
         self._began_at = 0.0
         self._finished = self._state[2]

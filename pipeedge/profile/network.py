@@ -1,16 +1,18 @@
-"""The bandwidth between this machine and another, by plain TCP; and the other end of that measurement.
+"""Measure the bandwidth between this machine and another by plain TCP, or serve such measurements.
 
     profiler.py --serve-link   <── request: operation, bytes ──  profiler.py --measure-link HOST
-                               <── bytes ─────────────────────     DISCARD: that many bytes follow
+                               <── bytes ─────────────────────     DISCARD: so many bytes follow
                                ── done ──────────────────────>
-                               ── bytes ─────────────────────>     FILL: send that many
+                               ── bytes ─────────────────────>     FILL: send so many bytes
                                <── byte ──> byte                   ECHO: round trips
 
-Amounts grow until one takes half a second, and the median of a few rounds counts, as the doctor measures the
-links of a run (``plan.link_speed``), so that neither the start of a connection nor buffers on the way count.
-The lesser of the two directions is the answer: the scheduler knows one number for a host.
-A request is at most 1 GiB, a client is served for a minute at most, one at a time; what comes is thrown
-away, and nobody authenticates: serve while measuring, in a network you trust, and end it with Ctrl-C.
+Amounts grow until one takes half a second, and the result is the median of a few rounds, as for the doctor
+(``plan.link_speed``), so that neither the start of a connection nor buffers affect it. The slower direction
+counts, because the scheduler has only one number for a host.
+
+A request is at most 1 GiB. Clients are served one at a time, for a minute at most; received bytes are
+discarded. Clients are not authenticated: serve only while measuring, on a network that you trust, and stop
+with Ctrl-C.
 """
 
 from __future__ import annotations

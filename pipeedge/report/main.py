@@ -73,9 +73,11 @@ def report_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_common(parser)
-    parser.add_argument("reports", type=Path, nargs="+", metavar="FILE.json", help="one, or two to compare")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.html", help="the page (beside the first report)"
+        "reports", type=Path, nargs="+", metavar="FILE.json", help="saved report, or two to compare"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.html", help="page to write (next to the first report)"
     )
     return parser
 
