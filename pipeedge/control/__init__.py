@@ -8,17 +8,17 @@
     │ thread           │    notice, summary, beat   │  gets verdicts  │
     └──────────────────┘                            └─────────────────┘
 
-messages   what is said, and its bytes (pure)
-failures   why a session ended, as data (pure)
-clocks     what the hub's clock shows (pure)
-liveness   who is silent, who is stuck, who is only slow (pure)
-roster     who takes part, and how far each rank is (pure)
-attendance who is admitted, who is waited for, and who is left out (pure)
-telemetry  what the hub passes on without deciding anything by it (pure)
-rules      what the hub makes of each message (pure)
+messages   messages and their encoding (pure)
+failures   the reason why a session ended, as data (pure)
+clocks     conversion to the hub's clock (pure)
+liveness   diagnosis of silent, stuck and slow ranks (pure)
+roster     the ranks that take part, and the phase of each (pure)
+attendance admission of ranks, and the ranks that are missing or left out (pure)
+telemetry  data that the hub forwards but does not decide by (pure)
+rules      the hub's reaction to each message (pure)
 hub        the thread that serves the rules
-member     a rank's end
-session    how a program takes part: hello, brief, facts, plan, ready, start, done, summary
+member     a rank's end of the connection
+session    the protocol for programs: hello, brief, facts, plan, ready, start, done, summary
 
 Tensors travel through ``pipeedge.transport``; only decisions travel here. A closed connection is detected
 at once, a silent host by its missing heartbeats, and a dead link by counters that stop growing. The first

@@ -1,4 +1,4 @@
-"""Who comes to a session: who is admitted, who is waited for, and who is left out. Pure."""
+"""Decide which ranks are admitted to a session, awaited, or left out. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Attendance", "Terms"]
 
 _MAX_HOST = 255
 _MAX_NAMED = 10
-"""Ranks that a line names one by one."""
+"""Largest number of ranks that a message names."""
 _MAX_WAITING_NAMED = 8
-"""The same for the line that says who is waited for, which a terminal rewrites in place."""
+"""Largest number of ranks named in the line of missing ranks, which a terminal rewrites in place."""
 _PATIENCE_S = 2.0
-"""Seconds after which the ranks that have not come yet are named."""
+"""Seconds after which the missing ranks are named."""
 _TELL_AGAIN_S = 10.0
-"""Seconds between two notices of processes that left before they introduced themselves."""
+"""Seconds between two notices about processes that left before they introduced themselves."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Terms:
     appear_s: float
     """Seconds within which a rank must appear. One that is not required must also send its facts."""
     required: frozenset[int] | None = None
-    """Ranks without which there is no session; None: all. Others that do not come in time are left out."""
+    """Ranks without which there is no session, or None for all. Others are left out if they are late."""
     brief: Mapping[str, Any] | None = None
-    """What a rank must know before it can state its facts; sent to each as soon as it is admitted."""
+    """Information that a rank needs to state its facts, sent to each when it is admitted."""
     max_message_bytes: int = 64 << 10
-    """Length of the longest message that a rank may send."""
+    """Length of the longest message that a rank may send, in bytes."""
 
 
 class Attendance:
-    """The rules of coming and staying away. What to send comes back as (connection, message).
+    """Rules for admitting ranks. Messages to send are returned as (connection, message).
 
-    A rank is admitted once it has introduced itself. Until the plan, one that the session can do without is
-    left out when it is lost, and when its time is over; it may come again as long as ranks are admitted.
+    A rank is admitted when it has introduced itself. Before the plan, a rank that is not required is left out
+    if it is lost or late; it may come again as long as ranks are admitted.
     """
 
     def __init__(self, roster: Roster, terms: Terms, now: float) -> None:
@@ -53,7 +53,7 @@ class Attendance:
         self._opened_at = now
         self._sent_away: set[int] = set()  # connections that have been refused
         self._told_absent: tuple[int, ...] = ()
-        self._left_at = ""  # address of the last one that left without a hello
+        self._left_at = ""  # address of the last process that left without a hello
         self._left_told_at = -_TELL_AGAIN_S
 
     # -- connections ------------------------------------------------------------------------------
@@ -74,17 +74,17 @@ class Attendance:
         if world != size:
             theirs = count(world, "rank")
             disagrees = f"rank {rank} on {host} says the world has {theirs}, rank 0 says {size}: "
-        # A seat that is taken, or does not exist, belongs to no member of this run: whoever asks for it
-        # started at another run's address, and must not end that run.
+        # A process that asks for a rank that is taken or does not exist is not part of this run. It was
+        # started with the address of another run, which it must not end.
         if rank in self._roster.seats:
             other = self._roster.seats[rank].host
             remedy = "choose another --port for another run" if disagrees else "start each rank once"
-            line = f"{disagrees}rank {rank} is already there, on {other}: {remedy}"
+            line = f"{disagrees}rank {rank} has already joined, from {other}: {remedy}"
             return self._refuse(connection, line), None
         if rank >= size:
             return self._refuse(connection, f"{disagrees}rank {rank} is outside the world of {size}"), None
         if disagrees:
-            # One of the two is wrong, and the run cannot become complete: all may know at once.
+            # One of the two is wrong, so the run cannot start: tell all ranks at once.
             line = f"{disagrees}start all with the same WORLD"
             failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
             return self._refuse(connection, line), failure
@@ -97,7 +97,7 @@ class Attendance:
         return [] if brief is None else [(connection, Message("brief", brief))], None
 
     def has_sent_away(self, connection: int) -> bool:
-        """Return whether a connection has been refused, so that nothing more is heard from it."""
+        """Return whether a connection has been refused, so that its messages are ignored."""
         return connection in self._sent_away
 
     def forget(self, connection: int) -> bool:
@@ -107,7 +107,7 @@ class Attendance:
         return sent_away
 
     def left_early(self, peer: str, now: float) -> list[tuple[int, Message]]:
-        """Tell rank 0, now and then, of who left without a hello: it may have been a rank that died."""
+        """Tell rank 0 that a process left without a hello, as it may have been a rank that died."""
         absent = self._roster.absent()
         if self._roster.participants is not None or not absent:
             return []
@@ -118,7 +118,7 @@ class Attendance:
         line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
         return [(self._roster.seats[0].connection, Message("notice", {"line": line}))]
 
-    # -- time that passes -------------------------------------------------------------------------
+    # -- passage of time --------------------------------------------------------------------------
 
     def admits_at(self, now: float) -> bool:
         """Return whether ranks may still appear."""
@@ -132,7 +132,7 @@ class Attendance:
         return Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0]) if absent else None
 
     def close(self, now: float) -> list[tuple[int, Message]]:
-        """Leave out the ranks that have not sent their facts in time, as far as they are not required."""
+        """Leave out the ranks that are not required and have not sent their facts in time."""
         if self.admits_at(now) or self._roster.facts() is not None:
             return []
         outgoing = []
@@ -147,7 +147,7 @@ class Attendance:
         return outgoing
 
     def tell_absent(self, now: float) -> list[tuple[int, Message]]:
-        """Tell those who wait which ranks have not come yet, once after a while and whenever that changes."""
+        """Name the missing ranks to those that wait, once after a while and whenever they change."""
         absent = tuple(self._roster.absent())
         if self._roster.participants is not None or not absent or now - self._opened_at < _PATIENCE_S:
             return []
@@ -164,12 +164,12 @@ class Attendance:
     # -- ranks that are left out ------------------------------------------------------------------
 
     def can_do_without(self, rank: int) -> bool:
-        """Return whether the session goes on if it loses ``rank``: never once there is a plan."""
+        """Return whether the session continues if it loses ``rank``, which it never does after the plan."""
         required = self._terms.required
         return self._roster.participants is None and required is not None and rank not in required
 
     def leave_out(self, rank: int, failure: Failure) -> list[tuple[int, Message]]:
-        """Go on without ``rank``, and tell it so if it is connected."""
+        """Continue without ``rank``, and tell it if it is connected."""
         self._roster.left_out[rank] = failure
         seat = self._roster.seats.pop(rank, None)
         if seat is None or self._roster.rank_of.pop(seat.connection, None) is None:

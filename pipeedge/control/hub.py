@@ -21,7 +21,7 @@ from pipeedge.control.rules import HubState
 __all__ = ["Hub"]
 
 _PARTING_S = 2.0
-"""Seconds that the hub waits at most, at the end, for the ranks to hear of it and leave."""
+"""Longest time in seconds that the hub waits at the end for the ranks to leave."""
 _MAX_STRANGERS = 16
 """Largest number of connections without a rank. A further one replaces the oldest."""
 
@@ -67,11 +67,11 @@ class Hub:
     """Serves ``HubState`` on a listening socket, in one thread. A context manager.
 
     Args:
-        listener: bound and listening; the hub closes it.
-        world_size: ranks of the world.
-        timeout_s: within how many seconds a silent rank is to be reported.
-        terms: on which ranks join; None: all are required, and appear within ``timeout_s``.
-        clock: monotonic seconds.
+        listener: listening socket; the hub closes it.
+        world_size: number of ranks.
+        timeout_s: seconds within which a silent rank is reported.
+        terms: terms on which ranks join (all are required, within ``timeout_s``).
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Hub:
             return None if self._state.verdict is not None else self._state.roster.facts()
 
     def left_out(self) -> dict[int, Failure]:
-        """Return why each rank that is left out is, by rank."""
+        """Return the reason for each rank that is left out."""
         with self._changed:
             return dict(sorted(self._state.roster.left_out.items()))
 
@@ -160,7 +160,7 @@ class Hub:
         return self._ended or self._state.verdict is not None or self._state.roster.facts() is not None
 
     def _arrived(self, known: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """Return the facts that have come, those in ``known`` apart."""
+        """Return the facts that have arrived, except those in ``known``."""
         if self._state.verdict is not None:
             return {}
         return {
@@ -248,7 +248,7 @@ class Hub:
                     pass
 
     def _stop_listening(self) -> None:
-        """Free the address: what the ranks start next may meet there while the last of them leave."""
+        """Free the address, so that the next session can use it while the last ranks leave."""
         if self._listener.fileno() >= 0:
             self._selector.unregister(self._listener)
             self._listener.close()

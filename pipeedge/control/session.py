@@ -3,10 +3,10 @@
     every rank   connect ─hello─> brief ─> facts ──┐                   ┌─> ready ─┐
     rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
 
-The runtime, training, the doctor and the auction run this protocol. A program brings the form of its facts
-and of its plan (``Forms``), and the decision that makes a plan of all facts. It may have rank 0 brief the
-others before they state their facts, go on without ranks that do not come, and end with the plan. A session
-reports whatever fails inside its ``with`` block to the other ranks, and traces the loss of a peer to its
+The runtime, training, the doctor and the auction run this protocol. A program supplies the format of its
+facts and its plan (``Forms``), and a function that makes the plan from all facts. Rank 0 may brief the others
+before they state their facts; a session may continue without ranks that do not come, and may end with the
+plan. It reports every failure in its ``with`` block to the other ranks, and traces the loss of a peer to its
 cause.
 """
 
@@ -55,7 +55,7 @@ class Forms(Generic[_Facts, _Plan]):
     write_plan: Callable[[_Plan], Mapping[str, Any]]
     read_plan: Callable[[Mapping[str, Any]], _Plan]
     max_message_bytes: int = Terms.max_message_bytes
-    """Length of the longest message that a rank sends to rank 0."""
+    """Length of the longest message that a rank sends to rank 0, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Announcement(Generic[_Plan]):
 
     plan: _Plan
     participants: tuple[int, ...]
-    """Ranks with a part in the plan; from here on only these are watched. None if it ends the session."""
+    """Ranks with a part in the plan; only these are monitored from now on. Empty if it ends the session."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
     data_rank: int | None = None
@@ -96,13 +96,13 @@ class Session(Generic[_Facts, _Plan]):
     """One rank's part in a session. A context manager, which closes everything that ``open`` opened.
 
     Args:
-        world: this rank, all ranks, and the address where they meet.
-        forms: form of the facts and the plan.
-        callbacks: called by the member's thread.
-        deadlines: for absent and silent ranks; None: as ``world`` says.
-        host: name under which this rank introduces itself; None: the name of this machine.
-        required: ranks without which there is no session; None: all. Others that do not come, or are lost
-            before the plan, are left out.
+        world: this rank, the number of ranks, and the address where they meet.
+        forms: message format of the facts and the plan.
+        callbacks: functions that the member's thread calls.
+        deadlines: deadlines for absent and silent ranks (those of ``world``).
+        host: name of this rank's host (the host name of this machine).
+        required: ranks without which there is no session (all). Others that do not come, or are lost before
+            the plan, are left out.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Session(Generic[_Facts, _Plan]):
         return self.connect()
 
     def open_hub(self, brief: Mapping[str, Any] | None = None) -> None:
-        """Open the hub, on rank 0; do nothing on the others."""
+        """Open the hub on rank 0; do nothing on other ranks."""
         world = self._world
         if world.agent_store:
             # torchrun's agent listens at --port already; rank 0 announces its own port through it.
@@ -269,7 +269,7 @@ class Session(Generic[_Facts, _Plan]):
         """Return the decision on the facts of all ranks; None if the session has failed already."""
         facts: dict[int, _Facts] = {}
         for rank, body in hub.arrivals():
-            with decoding(f"what rank {rank} says of itself"):
+            with decoding(f"the facts of rank {rank}"):
                 facts[rank] = self._forms.read_facts(body)
             refusal = review(rank, facts[rank])
             if refusal is not None:
@@ -281,7 +281,7 @@ class Session(Generic[_Facts, _Plan]):
         """Wait for the plan and return it.
 
         Raises:
-            PipeEdgeError: there is no plan; the same line on every rank.
+            PipeEdgeError: there is no plan; every rank has the same line.
         """
         announced = self.member.wait("plan")
         with decoding("the plan of rank 0"):

@@ -51,33 +51,33 @@ class StageStats:
     rank: Count
     microbatches: Count
     compute_s_mean: Number
-    """Seconds of computing a microbatch."""
+    """Seconds spent computing a microbatch."""
     send_s_mean: Number
-    """Seconds that a microbatch occupied the outgoing link, waiting for the next stage to take it
-    included; 0 where the next stage is on this rank."""
+    """Seconds that a microbatch occupied the outgoing link, including the wait for the next stage to take
+    it; 0 if the next stage is on this rank."""
     send_s_best: Number
-    """The same, had every microbatch gone at the pace of the fastest: the link without the waiting."""
+    """``send_s_mean`` at the rate of the fastest microbatch: the time on the link without the wait."""
     recv_wait_s_mean: Number
-    """Seconds that the stage waited for a microbatch to come."""
+    """Seconds that the stage waited for a microbatch to arrive."""
     bytes_out_mean: Number
-    """Bytes of a microbatch on the outgoing link; 0 where there is none."""
+    """Bytes of a microbatch on the outgoing link; 0 if there is none."""
     busy_fraction: Number
-    """Part of the run that was spent computing."""
+    """Fraction of the run that was spent computing."""
     rss_peak_mb: Number
     """Peak resident memory of the rank, in MB of 2^20 bytes."""
     parameters: Count
-    """Weights of the shard, in values."""
+    """Number of weights of the shard."""
     compute_cpu_s_mean: Number = 0.0
-    """Of the computing, the seconds that the computing thread had a processor."""
+    """Seconds of processor time that the computing thread used for a microbatch."""
     threads: Count = 1
     """Number of compute threads."""
     encode_s_mean: Number = 0.0
-    """Seconds of encoding a microbatch for a compressed link; 0 where it is not."""
+    """Seconds spent encoding a microbatch; 0 if the outgoing link is not compressed."""
     decode_s_mean: Number = 0.0
-    """The same of decoding what came."""
+    """Seconds spent decoding a microbatch; 0 if the incoming link is not compressed."""
     link_s: Number | None = None
-    """Median time of a microbatch on the outgoing link as the receiving end saw it, in seconds, or None if
-    that was not measured. When a send has ended says little of the network, which buffers megabytes."""
+    """Median seconds of a microbatch on the outgoing link, as measured at the receiving end, or None if
+    that was not measured. The end of a send says little about the network, which buffers megabytes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class EnergyUse:
     """Name of the source that measured it, or None if none did."""
     joules: Number | None
     seconds: Number | None
-    """Duration of the measurement."""
+    """Duration of the measurement in seconds."""
     why_not: tuple[Line, ...] = ()
     """Reasons why the sources that are preferred to it were not used."""
 

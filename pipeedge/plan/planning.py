@@ -65,11 +65,11 @@ class Plan:
     ubatch_size: Positive
     max_tokens: Count | None
     store_port: Port | None
-    """Where the links' rendezvous is, at ``--addr``; None where everything is on one rank."""
+    """Port at ``--addr`` of the store through which links connect; None if there are no links."""
     prediction: Prediction | None
     compression: CompressionRequest = field(default_factory=CompressionRequest)
     pixel_table: Text | None = None
-    """What the bytes of pictures stand for, as ``PixelTable.to_text`` has it; None where none are sent."""
+    """Output of ``PixelTable.to_text``; None if pictures are not sent as bytes."""
     record_rows: Count = DEFAULT_ROWS
     """Number of rows that each thread keeps of its activities."""
 

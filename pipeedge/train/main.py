@@ -111,7 +111,7 @@ class RelayedFailure(Struct, frozen=True):
     """A worker's report of the failure of another one."""
 
     cause: Line
-    """What the other worker reported itself."""
+    """Report of the other worker itself."""
     line: Line
     """The line for the user, which names the other worker."""
 

@@ -16,7 +16,7 @@ __all__ = ["BatchResult", "WorkerFigures", "WorkerRecord", "to_timeline"]
 
 
 class BatchResult(Struct, frozen=True, array_like=True):
-    """What the last stage knows of a batch."""
+    """Result of a batch, from the last stage."""
 
     step: Count
     loss: float | None
@@ -39,7 +39,7 @@ class WorkerFigures(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, frozen=True):
-    """The run of one worker. Times are the hub's."""
+    """Record of one worker. Times are those of the hub's clock."""
 
     recording: Recording
     """Operations of the computing thread, as one ``WorkRecord``."""

@@ -154,7 +154,7 @@ def test_fault_another_rank_absent_is_named() -> None:
 
 def test_fault_two_processes_with_one_rank() -> None:
     examined = examine_all((0, 3), (1, 3), (1, 3), timeout=1.5)
-    refused = [entry for entry in examined if any("already there" in line for line in entry.lines)]
+    refused = [entry for entry in examined if any("already joined" in line for line in entry.lines)]
     assert len(refused) == 1
     only_problem(refused[0], "ranks", "rank 1 has already joined", "start each rank once")
     assert refused[0].status == 2

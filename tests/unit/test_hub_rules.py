@@ -805,7 +805,7 @@ def test_ranks_that_fall_silent_together_are_not_blamed(last_beats: tuple[float,
     state.tick(31.5)
     assert state.verdict is not None
     assert state.verdict.rank == blamed
-    assert ("its own network is cut" in state.verdict.line) == (blamed == 0)
+    assert ("its own network is disconnected" in state.verdict.line) == (blamed == 0)
 
 
 # --- ranks that a session can do without ----------------------------------------------------------------

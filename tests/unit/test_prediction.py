@@ -70,7 +70,7 @@ def test_a_prediction_equals_a_simulated_run(prediction: Prediction, microbatche
 
 @settings(max_examples=30)
 @given(prediction=predictions)
-def test_it_crosses_the_network_whole(prediction: Prediction) -> None:
+def test_prediction_survives_encoding(prediction: Prediction) -> None:
     assert decode(encode(prediction), Prediction) == prediction
 
 
