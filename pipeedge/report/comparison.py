@@ -83,8 +83,8 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigur
 
     yield ComparedFigure("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
     yield ComparedFigure("on", *both(lambda stage: stage.place))
-    yield ComparedFigure("computes in", *both(lambda stage: stage.dtype))
-    yield ComparedFigure("bits out", *both(lambda stage: str(stage.quant_bits or "as they are")))
+    yield ComparedFigure("number type", *both(lambda stage: stage.dtype))
+    yield ComparedFigure("bits out", *both(lambda stage: str(stage.quant_bits or "uncompressed")))
     for key, name, unit, more in (
         ("compute_s_mean", "compute a microbatch", "s", False),
         ("recv_wait_s_mean", "wait for a microbatch", "s", None),
@@ -98,7 +98,7 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigur
         parts = [_part(stage, key) for stage in (a, b)]
         if any(parts):
             left, right = (NONE if part is None else f"{part:.1%}" for part in parts)
-            yield ComparedFigure(f"{key}, of its time", left, right)
+            yield ComparedFigure(f"{key}, part of its time", left, right)
 
 
 def _part(stage: SavedStage | None, key: str) -> float | None:

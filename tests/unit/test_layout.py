@@ -401,7 +401,7 @@ def test_no_two_modules_have_a_class_of_one_name() -> None:
     assert shared.keys() <= SAME_NAMES, f"give each a name of its own: {shared}"
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [module for module, tree in MODULES.items() if not ast.get_docstring(tree)]
     assert not silent
 

@@ -27,7 +27,7 @@ KERNELS = available(torch.float32, torch.device("cpu"))
 
 
 def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str = "auto") -> Payload:
-    """The model's output through shards that end after each of ``cuts`` layers and at the last."""
+    """Return the model's output through shards that end at each of ``cuts`` and at the last layer."""
     bounds = [0, *cuts, model.n_layers]
     payload = inputs
     with torch.inference_mode():
