@@ -181,7 +181,7 @@ class _Examination:
             stats |= measure_links(plan.links, self._world, network.interface, self._meeting, session.member)
         told = session.finish(stats)
         pairs = () if plan.links is None else plan.links.pairs
-        with decoding("what the ranks say of the links"):
+        with decoding("the measurement of the links"):
             clocks = {whole_number(int(rank)): number(one["clock"]) for rank, one in told.items()}
             measured = {
                 link: link_from_stats(link, told[str(source)])
@@ -199,7 +199,7 @@ class _Examination:
 
         findings: list[Finding] = []
         for rank, known in facts.items():
-            with decoding(f"what rank {rank} says of itself"):
+            with decoding(f"the facts of rank {rank}"):
                 check_facts(known)
                 findings += (
                     Finding.from_text(value) for name, value in known.items() if name.startswith("finding.")

@@ -164,7 +164,7 @@ int run(const CommandLine& line, const Messages& messages) {
     messages.say("error: no feasible schedule: " + why_infeasible(problem));
   } else {
     messages.say("error: no schedule was found within the time limit of " + seconds_text(line.solver.time_limit_s) +
-        ", and none could be excluded; raise --time-limit");
+        ", and none could be ruled out; raise --time-limit");
   }
   return kInfeasible;
 }

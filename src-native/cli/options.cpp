@@ -372,7 +372,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
 }
 
 std::string help_text(const std::string& program) {
-  constexpr std::size_t kColumn = 26;  // where the explanations begin
+  constexpr std::size_t kColumn = 26;  // column at which the explanations begin
   std::string text =
       "Usage: " + program + " [OPTION]...\n"
       "\n"

@@ -62,9 +62,9 @@ class Instance {
   // Time besides the layers: taking a microbatch from the link at a cut, and passing it to the link there.
   double receive(int cls, int cut) const { return receive_[row(cls) + index(cut)]; }
   double send(int cls, int cut) const { return send_[row(cls) + index(cut)]; }
-  // Whether a schedule that goes on from `cut` could be worse off going on from `later`, layers between
-  // left to the stage before: more bytes are carried or held there, or some host needs longer to take
-  // them than the layers between would have cost it.
+  // Whether continuing a schedule from `later` could be worse than from `cut`, with the layers between
+  // them in the previous stage: because more bytes are sent or buffered at `later`, or because some host
+  // needs more time to receive them than those layers would have cost it.
   bool dearer(int later, int cut) const {
     return bytes(later) > bytes(cut) || buffer_in_[index(later)] > buffer_in_[index(cut)] ||
            (handles_ && receiving_grows(later, cut));

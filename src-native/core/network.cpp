@@ -48,7 +48,7 @@ Network::ClassStages Network::collect(int cls) {
     for (int last = first + 1; last <= layers; ++last) {
       stage.add_layer();
       if (instance_.overfull(cls, stage)) break;
-      // Of this stage and all longer ones.
+      // This stage and all longer ones.
       const double least = instance_.data_work(cls) + (instance_.receive(cls, first) + stage.layers_s());
       if (least > limit_) {
         note(least);

@@ -1008,7 +1008,7 @@ def test_it_calls_itself_by_the_name_it_was_started_with(called: str, name: str)
     assert f"  {name} -m google/vit-large-patch16-224 --explain\n" in shown.stdout
 
 
-def test_a_full_disk_is_a_fault_not_a_success() -> None:
+def test_a_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([find_executable()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 1
