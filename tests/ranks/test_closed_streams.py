@@ -36,7 +36,7 @@ def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
 
 
 def test_run_survives_a_reader_that_goes_away(tmp_path: Path, quick_python: Path) -> None:
-    """As ``| head`` does: the rows are written, and the exit status is that of the run."""
+    """With ``| head``, the rows are written, and the exit status is that of the run."""
     script = '"$@" | true; exit "${PIPESTATUS[0]}"'
     run = [quick_python, RUNTIME, "0", "1", "-m", "vit-digits", "-b", "40", "--output", "rows.csv"]
     done = subprocess.run(

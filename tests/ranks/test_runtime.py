@@ -291,7 +291,7 @@ def a_rank_is_killed_before_all_are_there(directory: Path, inputs: Inputs, varia
 
 @scenarios(early=(0, 1.3), later=(1, 2.6), late=(0, 4.1))
 def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tuple[int, float]) -> None:
-    """Moments that nobody has chosen: while torch is imported, weights are read, links are made."""
+    """Arbitrary moments: while torch is imported, weights are read, links are opened."""
     culprit, delay_s = variant
     with World(directory, 2, *ENDLESS, "--timeout", 8, fresh=True) as world:
         world.start()
