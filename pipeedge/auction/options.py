@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 
-from pipeedge.auction.ordered import Order
+from pipeedge.auction.ordered import DeviceOrder
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.base.wording import figure
@@ -104,9 +104,9 @@ class Selling:
         check_options(self)
 
     @property
-    def order(self) -> Order:
+    def order(self) -> DeviceOrder:
         """How strictly to keep the order of devices."""
-        return Order(self.strict_order, self.strict_first, self.strict_last)
+        return DeviceOrder(self.strict_order, self.strict_first, self.strict_last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.wording import count
 
 __all__ = [
-    "Order",
+    "DeviceOrder",
     "Outcome",
     "Stage",
     "greedy_host_count",
@@ -46,7 +46,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Order:
+class DeviceOrder:
     """How strictly a schedule must keep to the order of the devices."""
 
     strict: bool = True
@@ -80,7 +80,7 @@ def outcome(market: Market, stages: tuple[Stage, ...], gap: float | None = None)
     return Outcome(stages, max(times), sum(times), gap)
 
 
-def latency_ordered(market: Market, order: Order) -> Outcome:
+def latency_ordered(market: Market, order: DeviceOrder) -> Outcome:
     """Return the schedule with the lowest latency.
 
     Raises:
@@ -89,7 +89,7 @@ def latency_ordered(market: Market, order: Order) -> Outcome:
     return outcome(market, _best(market, order, np.add))
 
 
-def throughput_ordered(market: Market, order: Order) -> Outcome:
+def throughput_ordered(market: Market, order: DeviceOrder) -> Outcome:
     """Return the schedule with the highest throughput, and among those the one with the lowest latency.
 
     Raises:
@@ -143,7 +143,9 @@ def _link_in(market: Market, stages: list[Stage], device: int, cut: int) -> floa
     return float(market.link_s(stages[-1][0], device)[cut])
 
 
-def _best(market: Market, order: Order, combine: _Combine, *, limit_s: float = np.inf) -> tuple[Stage, ...]:
+def _best(
+    market: Market, order: DeviceOrder, combine: _Combine, *, limit_s: float = np.inf
+) -> tuple[Stage, ...]:
     """Return the stages with the least sum or maximum among those with no part longer than ``limit_s``."""
     count, cuts = len(market.bids), market.layers + 1
     reach = np.full((count, cuts), np.inf)
@@ -186,7 +188,7 @@ def _trace(device: int, came_from: _Indices, began_at: _Indices) -> tuple[Stage,
     return tuple(reversed(stages))
 
 
-def _why_not(market: Market, order: Order) -> str:
+def _why_not(market: Market, order: DeviceOrder) -> str:
     if order.strict and len(market.bids) > market.layers:
         return (
             f"{count(len(market.bids), 'device')} cannot each have a stage of a model with "

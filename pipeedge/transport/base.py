@@ -10,9 +10,9 @@ from pipeedge.base.payload import Payload, TensorSpec
 
 __all__ = [
     "OWNED",
-    "Lease",
     "Link",
     "Packet",
+    "PacketMemory",
     "Receipt",
     "Receiver",
     "Rendezvous",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class Lease(Protocol):
+class PacketMemory(Protocol):
     """The memory behind a packet, which the receiving stage must give back."""
 
     def release(self) -> None:
@@ -51,7 +51,7 @@ class Packet:
     number: int
     items: int
     payload: Payload
-    lease: Lease = field(default=OWNED, repr=False, compare=False)
+    lease: PacketMemory = field(default=OWNED, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Reserved:
     """
 
     payload: Payload
-    lease: Lease = field(default=OWNED, repr=False)
+    lease: PacketMemory = field(default=OWNED, repr=False)
 
 
 def unbound(specs: Sequence[TensorSpec]) -> Reserved:

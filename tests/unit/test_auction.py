@@ -21,7 +21,13 @@ from oracles.auction_brute_force import costs, least, markets
 
 from pipeedge.auction.market import Bid, Call, Market, bid_of, contradiction, length_note
 from pipeedge.auction.options import parse_auction
-from pipeedge.auction.ordered import Order, Outcome, greedy_host_count, latency_ordered, throughput_ordered
+from pipeedge.auction.ordered import (
+    DeviceOrder,
+    Outcome,
+    greedy_host_count,
+    latency_ordered,
+    throughput_ordered,
+)
 from pipeedge.auction.sale import Sale, Sold, absence_line, no_bid
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import MALFORMED, nested
@@ -31,7 +37,7 @@ from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSp
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
 
 
-def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
+def in_order(count: int, order: DeviceOrder) -> Iterator[tuple[int, ...]]:
     """Return the subsets of devices that an order allows."""
     for size in range(1, count + 1):
         for chosen in itertools.combinations(range(count), size):
@@ -44,7 +50,7 @@ def in_order(count: int, order: Order) -> Iterator[tuple[int, ...]]:
             yield chosen
 
 
-def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]:
+def checked(market: Market, found: Outcome, order: DeviceOrder) -> tuple[float, float]:
     """Return the schedule's cost by the oracle, after checking that the order allows it."""
     assert tuple(device for device, _, _ in found.stages) in set(in_order(len(market.bids), order))
     bottleneck, latency = costs(market, list(found.stages))
@@ -58,7 +64,7 @@ def checked(market: Market, found: Outcome, order: Order) -> tuple[float, float]
 def test_ordered_schedules_are_the_best_of_their_order(
     market: Market, strict: bool, first: bool, last: bool
 ) -> None:
-    order = Order(strict, first, last)
+    order = DeviceOrder(strict, first, last)
     best = least(market, in_order(len(market.bids), order))
     if best is None:
         for schedule in (latency_ordered, throughput_ordered):

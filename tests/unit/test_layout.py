@@ -153,8 +153,8 @@ MODULE_STATE = {"transport.rpc._serving"}
 """A remote call names a function, which has no other way to the transport of its process. torch keeps its RPC
 agent in a module too, so there is one of each in a process."""
 
-SAME_NAMES = {"Lease", "Order"}
-"""Classes that two modules may each have."""
+SAME_NAMES = {"Order"}
+"""Classes that two modules may each have: training's order of operations, and RPC's order for a stage."""
 
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
