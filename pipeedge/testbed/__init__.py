@@ -7,12 +7,13 @@
     │      └ pi3 ── htb ────── ...  │             │ /etc/hosts, name   │     │ processes of the host│
     └──────────────────────────────┘              └────────────────────┘     └──────────────────────┘
 
-cluster    what is to be emulated, from CLUSTER.yml (pure)
-journal    what is created, written down beforehand so that all of it can be removed again
-groups     control groups, version 1 or 2
-network    namespaces, virtual cables, rates
-bed        building and removing a whole test bed; running a command in a host
-main       tools/testbed.py
+cluster       the hosts to be emulated (pure)
+cluster_file  reads them from CLUSTER.yml
+journal       what is created, written down beforehand so that all of it can be removed again
+groups        control groups, version 1 or 2
+network       namespaces, virtual cables, rates
+bed           building and removing a whole test bed; running a command in a host
+main          tools/testbed.py
 
 The switch has a namespace of its own, so that it does not show up in the machine's own network and its
 addresses cannot collide with others.
