@@ -44,15 +44,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 LONGEST = (
-    *("test_runtime.py", "test_docs_commands.py", "test_training.py", "test_launch.py", "test_train_cli.py"),
     *(
-        "test_rpc.py",
-        "test_compressed_ranks.py",
-        "test_bidders.py",
-        "test_testbed.py",
-        "test_doctor_ranks.py",
+        "test_runtime.py",
+        "test_train_cli.py",
+        "test_docs_commands.py",
+        "test_models_numerics.py",
+        "test_page.py",
     ),
-    *("test_dtype_ranks.py", "test_programs.py", "test_page.py", "test_models_numerics.py"),
+    *("test_weights.py", "test_weights_memory.py", "test_programs.py", "test_rpc.py", "test_training.py"),
+    *("test_testbed.py", "test_bidders.py", "test_launch.py", "test_dtypes.py"),
 )
 """Files whose tests take longest. They run first, so that no worker ends with one of them."""
 
