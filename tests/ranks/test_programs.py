@@ -141,3 +141,17 @@ def test_the_script_writes_random_weights_where_it_stands(tmp_path: Path, logs: 
     assert ended.status == 0, ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["DeiT_T_distilled.npz"]
     assert "seed 2" in ended.out
+
+
+@pytest.mark.parametrize("script", ["runtime.py", "train.py"])
+def test_interrupt_during_imports_is_status_130(script: str, tmp_path: Path) -> None:
+    """The interpreter is interrupted as it reads the first module of the package."""
+    (tmp_path / "pipeedge").mkdir()
+    (tmp_path / "pipeedge" / "__init__.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    )
+    (tmp_path / script).write_bytes((ROOT / script).read_bytes())
+    ended = subprocess.run(
+        [sys.executable, "-S", script], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")

@@ -7,13 +7,10 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from places import ROOT
 from ports import free_port
 from processes import Ended, Programs, torchrun
 
@@ -144,19 +141,6 @@ def test_workers_stop_when_train_py_is_killed(tmp_path: Path) -> None:
         gone, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
         assert len(gone) == 2
         assert not alive
-
-
-def test_interrupt_during_imports_is_status_130(tmp_path: Path) -> None:
-    """The interpreter is interrupted as it reads the first module of the package."""
-    (tmp_path / "pipeedge").mkdir()
-    (tmp_path / "pipeedge" / "__init__.py").write_text(
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-    )
-    (tmp_path / "train.py").write_bytes((ROOT / "train.py").read_bytes())
-    ended = subprocess.run(
-        [sys.executable, "-S", "train.py"], cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
 def test_under_torchrun(tmp_path: Path, quick_python: Path) -> None:
