@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compare a pipeline with one process, and number types with float32; part of ``make bench``.
+"""Compare a pipeline with one process of transformers in the same number type; part of ``make bench``.
 
-    pipeline    runtime.py, ViT-Base, 2 ranks with 1 thread each, cut 24/24, -b 128 -u 8
-    reference   transformers' ViTForImageClassification, one process with 2 threads, batches of 8; in the same
-                number type (int8: torch's dynamic quantisation of its linear layers)
+    pipeline    runtime.py, 2 ranks with 1 thread each, cut in the middle
+    reference   transformers' own model, one process with 2 threads, batches as large as the microbatches
+                (int8: torch's dynamic quantisation of its linear layers)
 
-All run the same images in separate processes, in turn; medians are reported. The reference is timed after a
-warm-up. The pipeline's figure comes from its report: from the first microbatch in to the last result out,
-including filling and draining. Needs two idle cores.
+Both process the same 192 items (sentences have 128 tokens) in separate processes, in turn; medians are
+reported. The reference is timed after a warm-up. The pipeline's figure comes from its report: from the first
+microbatch in to the last result out, including filling and draining. Needs two idle cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,68 +28,125 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.base.schedule import DTYPES
+from pipeedge.models import find_model
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = "google/vit-base-patch16-224"
-PARTITION = "1,24,25,48"
 RANKS = 2
-UBATCH = 8
-TARGET = 0.95
-"""Target relative to the reference, in float32."""
-SPEEDUPS = {"bfloat16": 1.75, "int8": 2.8}
-"""Targets relative to the pipeline in float32, on a machine with the instructions."""
+ITEMS = 192
+TOKENS = 128
 LIMIT_S = 900
+
+
+@dataclass
+class Row:
+    """One row of the table: what runs, the target for its ratio, and the measurements."""
+
+    title: str
+    model: str
+    dtype: str
+    ubatch: int
+    target: float
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Title, number type and size of a microbatch."""
+        return f"{self.title} {self.dtype} -u {self.ubatch}"
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of the median throughputs, pipeline to transformers."""
+        return statistics.median(self.ours) / statistics.median(self.theirs)
+
+
+VIT, DEIT = "google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224"
+TINY, BERT = "facebook/deit-tiny-distilled-patch16-224", "bert-base-uncased"
+
+
+def all_rows() -> list[Row]:
+    """Return the rows, with nothing measured."""
+    return [
+        Row("ViT-Base", VIT, "float32", 8, 1.9),
+        Row("DeiT-Base", DEIT, "float32", 8, 1.9),
+        Row("BERT-Base", BERT, "float32", 8, 1.9),
+        Row("DeiT-Tiny", TINY, "float32", 8, 1.6),
+        Row("DeiT-Tiny", TINY, "float32", 1, 1.6),
+        Row("ViT-Base", VIT, "bfloat16", 8, 1.5),
+        Row("ViT-Base", VIT, "int8", 8, 1.7),
+    ]
+
 
 REFERENCE = """
 import sys, time, warnings
-import numpy as np, torch
-from transformers import ViTConfig, ViTForImageClassification
+import numpy as np, torch, transformers
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(2)
-images = torch.from_numpy(np.load(sys.argv[1])["pixel_values"])
-model = ViTForImageClassification(ViTConfig(num_labels=1000)).eval()
-if sys.argv[3] == "int8":
+path, ubatch, dtype, family, hidden, heads, labels = sys.argv[1:]
+sizes = {"hidden_size": int(hidden), "num_attention_heads": int(heads), "intermediate_size": 4 * int(hidden)}
+if family == "bert":
+    model = transformers.BertModel(transformers.BertConfig(**sizes))
+elif family == "deit":
+    model = transformers.DeiTForImageClassificationWithTeacher(
+        transformers.DeiTConfig(**sizes, num_labels=int(labels))
+    )
+else:
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, num_labels=int(labels)))
+model.eval()
+data = torch.from_numpy(np.load(path)["input_ids" if family == "bert" else "pixel_values"])
+if dtype == "int8":
     torch.backends.quantized.engine = "x86"
     model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
 else:
-    model, images = (each.to(getattr(torch, sys.argv[3])) for each in (model, images))
+    model = model.to(getattr(torch, dtype))
+    data = data.to(getattr(torch, dtype)) if data.is_floating_point() else data
 with torch.inference_mode():
-    batches = images.split(int(sys.argv[2]))
-    model(batches[0])
+    batches = data.split(int(ubatch))
+    for batch in batches[:2]:
+        model(batch)
     began = time.perf_counter()
     for batch in batches:
         model(batch)
-    print(len(images) / (time.perf_counter() - began))
+    print(len(data) / (time.perf_counter() - began))
 """
 
 
-def prepare(directory: Path, items: int) -> tuple[Path, Path]:
-    """Write random weights and images once; their values do not affect the time of a product."""
+def prepare(row: Row, directory: Path, items: int) -> tuple[Path, Path]:
+    """Write random weights and input once; their values do not affect the time of a product."""
     directory.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "save_model_weights.py", "--random", "-m", MODEL, "-o", str(directory)]
+    command = [sys.executable, "save_model_weights.py", "--random", "-m", row.model, "-o", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
-    images = directory / f"images-{items}.npz"
-    if not images.exists():
-        pixels = np.random.default_rng(0).standard_normal((items, 3, 224, 224), dtype=np.float32)
-        temporary = images.with_suffix(".part.npz")
-        np.savez(temporary, pixel_values=pixels)
-        temporary.replace(images)
-    return directory / "ViT-B_16-224.npz", images
+    model = find_model(row.model)
+    text = model.family == "bert"
+    data = directory / f"{'sentences' if text else 'images'}-{items}.npz"
+    if not data.exists():
+        random = np.random.default_rng(0)
+        temporary = data.with_suffix(".part.npz")
+        if text:
+            ids = random.integers(1000, 30000, (items, TOKENS))
+            same = {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            np.savez(temporary, input_ids=ids, **same)
+        else:
+            np.savez(temporary, pixel_values=random.standard_normal((items, 3, 224, 224), dtype=np.float32))
+        temporary.replace(data)
+    return directory / model.weights_path().name, data
 
 
-def run_pipeline(weights: Path, images: Path, directory: Path, dtype: str) -> dict:
+def run_pipeline(row: Row, weights: Path, data: Path, directory: Path, options: list[str]) -> dict:
     """Run the pipeline once and return its report."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     report = directory / "report.json"
     report.unlink(missing_ok=True)
-    command = ["-m", MODEL, "-M", str(weights), "-pt", PARTITION, "-u", str(UBATCH), "--dtype", dtype]
-    command += ["--input", str(images), "--port", str(port), "--report", str(report)]
+    layers = find_model(row.model).n_layers
+    partition = f"1,{layers // 2},{layers // 2 + 1},{layers}"
+    command = ["-m", row.model, "-M", str(weights), "-pt", partition, "-u", str(row.ubatch)]
+    command += ["--dtype", row.dtype, "--input", str(data), "--port", str(port), "--report", str(report)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "runtime.py", str(rank), str(RANKS), *command],
+            [sys.executable, "runtime.py", str(rank), str(RANKS), *command, *options],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
@@ -106,9 +163,11 @@ def run_pipeline(weights: Path, images: Path, directory: Path, dtype: str) -> di
     return dict(json.loads(report.read_text(encoding="utf-8")))
 
 
-def run_reference(images: Path, dtype: str) -> float:
+def run_reference(row: Row, data: Path) -> float:
     """Run the reference once and return its items per second."""
-    command = [sys.executable, "-c", REFERENCE, str(images), str(UBATCH), dtype]
+    config = find_model(row.model).config
+    sizes = [config.family, str(config.hidden), str(config.heads), str(config.num_labels)]
+    command = [sys.executable, "-c", REFERENCE, str(data), str(row.ubatch), row.dtype, *sizes]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S
@@ -116,51 +175,36 @@ def run_reference(images: Path, dtype: str) -> float:
     return float(ended.stdout)
 
 
-def verdicts(pipeline: dict[str, list[float]], reference: dict[str, list[float]]) -> list[str]:
-    """Return a line for each dtype, compared with transformers and with the pipeline's own float32."""
-    lines = []
-    for dtype, figures in pipeline.items():
-        ours, theirs = statistics.median(figures), statistics.median(reference[dtype])
-        line = f"{dtype:9} {ours:6.2f}/s, {ours / theirs:.3f} of transformers in {dtype}"
-        if dtype == "float32":
-            line += _verdict(ours / theirs, TARGET)
-        elif "float32" in pipeline:
-            speedup = ours / statistics.median(pipeline["float32"])
-            line += f", {speedup:.2f} times float32" + _verdict(speedup, SPEEDUPS.get(dtype))
-        lines.append(line)
-    return lines
+def verdicts(rows: list[Row]) -> list[str]:
+    """Return a line for each row with its median, the ratio, and whether it reaches the target."""
+    return [
+        f"{row.name:26} {statistics.median(row.ours):7.2f}/s, {row.ratio:.2f} of transformers "
+        f"(target {row.target}: {'met' if row.ratio >= row.target else 'missed'})"
+        for row in rows
+    ]
 
 
-def _verdict(found: float, target: float | None) -> str:
-    return "" if target is None else f" (target {target}: {'met' if found >= target else 'missed'})"
-
-
-def arguments() -> argparse.Namespace:
-    """Parse the command line."""
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Parse the command line; options behind ``--`` are for ``runtime.py``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-b", "--items", type=int, metavar="N", help="images in a run (128)")
+    parser.add_argument("-b", "--items", type=int, default=ITEMS, metavar="N", help="items (192)")
     parser.add_argument("-n", "--repetitions", type=int, metavar="N", help="runs of each (3)")
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=DTYPES,
-        default=["float32", "bfloat16", "int8"],
-        help="number types to compare",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="only check that it works: 32 images, one run of each"
-    )
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="only these number types")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="one run of each: does it work at all")
     parser.add_argument("-o", "--directory", type=Path, default=ROOT / "bench-out", metavar="DIR")
-    return parser.parse_args()
+    own = sys.argv[1:]
+    rest: list[str] = []
+    if "--" in own:
+        own, rest = own[: own.index("--")], own[own.index("--") + 1 :]
+    return parser.parse_args(own), rest
 
 
-def print_conditions(console: Console, items: int, dtypes: Sequence[str]) -> None:
+def print_conditions(console: Console, items: int) -> None:
     """Print what is measured, with any reason not to trust the result."""
-    console.print(
-        f"{MODEL}, {', '.join(dtypes)}, {items} images, microbatches of {UBATCH}, cut 24/24", highlight=False
-    )
+    console.print(f"{items} items, cut in the middle", highlight=False)
     if (os.cpu_count() or 1) < RANKS:
         console.print(f"{RANKS} ranks on one core: the ratio says nothing here")
     load = os.getloadavg()[0]
@@ -170,31 +214,33 @@ def print_conditions(console: Console, items: int, dtypes: Sequence[str]) -> Non
 
 def main() -> None:
     """Print the table and the ratios."""
-    args = arguments()
-    items = args.items or (32 if args.quick else 128)
+    args, options = arguments()
     repetitions = args.repetitions or (1 if args.quick else 3)
     directory = args.directory.resolve()
-    weights, images = prepare(directory, items)
+    rows = [row for row in all_rows() if row.dtype in args.dtypes and args.only in row.name]
+    if not rows:
+        names = ", ".join(row.name for row in all_rows())
+        sys.exit(f"throughput: no row matches; the rows are {names}")
     console = Console()
-    print_conditions(console, items, args.dtypes)
+    print_conditions(console, args.items)
     table = Table(box=box.SIMPLE)
-    for column in ("run", "dtype", "pipeline", "reference", "ratio", "busy, each stage"):
+    for column in ("run", "", "pipeline", "reference", "ratio", "busy, each stage"):
         table.add_column(column, justify="right")
-    pipeline: dict[str, list[float]] = {dtype: [] for dtype in args.dtypes}
-    reference: dict[str, list[float]] = {dtype: [] for dtype in args.dtypes}
     for repetition in range(repetitions):
-        for dtype in args.dtypes:
-            report = run_pipeline(weights, images, directory, dtype)
-            ours, theirs = report["throughput_items_per_s"], run_reference(images, dtype)
-            pipeline[dtype].append(ours)
-            reference[dtype].append(theirs)
+        for row in rows:
+            weights, data = prepare(row, directory, args.items)
+            report = run_pipeline(row, weights, data, directory, options)
+            row.ours.append(report["throughput_items_per_s"])
+            row.theirs.append(run_reference(row, data))
             busy = " ".join(f"{stage['busy_fraction']:.0%}" for stage in report["stages"])
+            ours, theirs = row.ours[-1], row.theirs[-1]
             table.add_row(
-                str(repetition), dtype, f"{ours:.2f}/s", f"{theirs:.2f}/s", f"{ours / theirs:.3f}", busy
+                str(repetition), row.name, f"{ours:.2f}/s", f"{theirs:.2f}/s", f"{ours / theirs:.3f}", busy
             )
     console.print(table)
-    for line in verdicts(pipeline, reference):
+    for line in verdicts(rows):
         console.print(line, highlight=False)
+    sys.exit(0 if all(row.ratio >= row.target for row in rows) else 1)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ class StageStats:
     """Seconds of processor time that the computing thread used for a microbatch."""
     threads: Count = 1
     """Number of compute threads."""
+    kernels: str = ""
+    """Kernels of its linear layers (``pipeedge.models.kernels``), empty if the report does not say."""
     encode_s_mean: Number = 0.0
     """Seconds spent encoding a microbatch; 0 if the outgoing link is not compressed."""
     decode_s_mean: Number = 0.0

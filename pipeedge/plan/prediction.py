@@ -44,6 +44,8 @@ class StagePrediction:
     """Sentence lengths its device was profiled with; empty for images or if the profile does not say."""
     data_s: Number = 0.0
     """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
+    kernels: str | None = None
+    """Kernels its device was profiled with, or None if the profile does not record them."""
 
     def fits_tokens(self, tokens: int | None) -> bool:
         """Return whether the profile covers sentences of ``tokens`` tokens. True for images (None)."""
@@ -202,7 +204,12 @@ def _compare_stage(
         else None
     )
     remark = None
-    if compute.error is not None and abs(compute.error) > REMARKABLE:
+    if predicted.kernels and stats.kernels and predicted.kernels != stats.kernels:
+        remark = (
+            f"stage {stats.stage} (rank {stats.rank}) computes with the kernels {stats.kernels} and was "
+            f"profiled with {predicted.kernels}; use --kernels {predicted.kernels}, or profile as it runs"
+        )
+    elif compute.error is not None and abs(compute.error) > REMARKABLE:
         remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(
             predicted, stats, tokens, slower=compute.error > 0
         )

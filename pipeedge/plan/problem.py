@@ -75,6 +75,8 @@ class HostKind:
     """Number of threads it was profiled with, or None if unknown."""
     tokens: tuple[int, ...] = ()
     """Sentence lengths it was profiled with, shortest first; empty if unknown."""
+    kernels: str | None = None
+    """Kernels it was profiled with, or None if unknown."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind as a JSON object; infinite bids are null."""
@@ -83,6 +85,7 @@ class HostKind:
             "name": self.name,
             "dtype": self.dtype,
             "threads": self.threads,
+            "kernels": self.kernels,
             "mem_bytes": self.mem_bytes,
             "bw_bytes_per_s": self.bw_bytes_per_s,
             **{key: list(values) for key in lists if (values := getattr(self, key))},
@@ -95,7 +98,7 @@ class HostKind:
     def from_json(cls, body: Mapping[str, Any]) -> HostKind:
         """Parse a JSON object. Raises KeyError, TypeError or ValueError if it is malformed."""
         lists = ("time_s", "weight_bytes", "receive_s", "send_s", "activation_bytes")
-        threads = body.get("threads")
+        threads, kernels = body.get("threads"), body.get("kernels")
         return cls(
             name=str(body["name"]),
             mem_bytes=float(body["mem_bytes"]),
@@ -110,6 +113,7 @@ class HostKind:
             dtype=str(body["dtype"]),
             threads=None if threads is None else int(threads),
             tokens=tuple(map(int, body.get("tokens", ()))),
+            kernels=None if kernels is None else str(kernels),
         )
 
 

@@ -186,7 +186,9 @@ def _known_hosts(
 def _prediction(found: scheduler.Solution, request: RunRequest, tokens: int | None) -> Prediction:
     """Return the scheduler's prediction."""
     stages = (
-        StagePrediction(stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s)
+        StagePrediction(
+            stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s, stage.kernels
+        )
         for stage in found.stages
     )
     return Prediction(

@@ -125,6 +125,8 @@ class PromisedStage:
     """Sentence lengths its device was profiled with, shortest first; empty if unknown."""
     data_s: float = 0.0
     """Seconds of ``compute_s`` that are the data rank's own work."""
+    kernels: str | None = None
+    """Kernels its device was profiled with, where the profile says it."""
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,7 @@ def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> So
                     compute_s=stage["compute_s"] + stage["data_s"],
                     link_out_s=stage["link_out_s"],
                     threads=kind.threads,
+                    kernels=kind.kernels,
                     tokens=kind.tokens,
                     data_s=stage["data_s"],
                 )

@@ -105,8 +105,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     Further keys record what was measured besides: ``receive_s`` and ``send_s``, per layer, the time that a
     stage spends on links if it begins or ends with that layer; ``spread_s`` of the times; ``agreement`` with
     float32; ``feed_s`` and ``collect_s`` of a data rank; ``activations_MB``, of which a stage needs the
-    largest; ``weights_MB`` of each layer in a number type other than float32; ``process_MB``, ``threads`` and
-    ``device``.
+    largest; ``weights_MB`` of each layer in a number type other than float32; ``process_MB``, ``threads``,
+    ``kernels`` and ``device``.
 
     Raises:
         SpecError: layers are missing in ``results``, which come from ``source``.
@@ -115,6 +115,8 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     extra: dict[str, Any] = {}
     if results.threads is not None:
         extra["threads"] = results.threads
+    if results.kernels is not None:
+        extra["kernels"] = results.kernels
     if results.device is not None:
         extra["device"] = results.device
     if results.process_bytes is not None:

@@ -12,6 +12,7 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import Model, Shard, find_model
 from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.kernels import choose
 from pipeedge.profile.handling import Handling
 from pipeedge.profile.measuring import shard_bytes
 from pipeedge.profile.request import MeasureRequest
@@ -46,6 +47,8 @@ class Job:
     layers: LayerRange
     tokens: tuple[int | None, ...]
     """Sentence lengths, longest first, or a single None for images."""
+    kernels: str
+    """Kernels of the linear layers."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +71,8 @@ class Job:
                 f"layers {request.first}-{last} go beyond {model.name}: its layers are 1 to {model.n_layers}"
             )
         layers = LayerRange.inclusive(request.first, last)
-        return cls(request, model, device, layers, _tokens(request, model, layers.start))
+        kernels = choose(request.model.kernels, find_dtype(request.dtype), device)
+        return cls(request, model, device, layers, _tokens(request, model, layers.start), kernels)
 
     def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
         """Return the tensors at the cut after ``after_layer`` layers, with sentences of ``tokens``."""
@@ -81,9 +85,10 @@ class Job:
             WeightsError: the weights are missing or do not fit the model.
         """
         if self.request.random_weights:
-            return self.model.random(layers, SEED, self.device, self.dtype)
+            return self.model.random(layers, SEED, self.device, self.dtype, self.kernels)
         try:
-            return self.model.load(layers, self.request.model.weights, self.device, self.dtype)
+            weights = self.request.model.weights
+            return self.model.load(layers, weights, self.device, self.dtype, kernels=self.kernels)
         except WeightsError as error:
             raise WeightsError(
                 f"{error}; times do not depend on real weights: use --random-weights"
@@ -127,6 +132,7 @@ class Job:
             ),
             device=str(self.device),
             threads=torch.get_num_threads(),
+            kernels=self.kernels,
             tokens=longest,
         )
 

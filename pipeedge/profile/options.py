@@ -63,6 +63,7 @@ SECTIONS = (
                 help="weights (the model's default file in this directory)",
             ),
             option_of(ModelRequest, "device"),
+            option_of(ModelRequest, "kernels"),
             *options_of(MeasureRequest, "random_weights", "first", "last", "shapes", "tokens", "dtype"),
             option_of(MeasureRequest, "batch_size"),
         ),

@@ -24,9 +24,9 @@ measured: the fraction of items whose class is that of float32.
 At the top, ``feed`` and ``collect`` are the seconds that a data rank on this device takes to read and feed a
 microbatch, and to collect its results.
 
-``time_spread`` and the keys after it, and ``device``, ``threads``, ``memory_process``, ``agreement``,
-``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them can be read. Other
-keys are kept. Missing layers are added to a file; nothing in it is ever replaced.
+``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
+``agreement``, ``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them can be
+read. Other keys are kept. Missing layers are added to a file; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _TOP_KEYS = {
     "profile_data",
     "device",
     "threads",
+    "kernels",
     "memory_process",
     "agreement",
     "tokens",
@@ -73,6 +74,7 @@ def load_results(path: Path) -> ProfileResults:
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
+    kernels = document.find("kernels")
     agreement, tokens = document.find("agreement"), document.find("tokens")
     feed, collect = document.find("feed"), document.find("collect")
     try:
@@ -84,6 +86,7 @@ def load_results(path: Path) -> ProfileResults:
             profile_data=tuple(_read_layer(entry) for entry in document.at("profile_data").items()),
             device=None if device is None else device.text(),
             threads=None if threads is None else threads.whole_number(least=1),
+            kernels=None if kernels is None else kernels.text(),
             process_bytes=None if process is None else process.number() * BYTES_PER_MB,
             agreement=None if agreement is None else agreement.number(),
             tokens=None if tokens is None else tokens.whole_number(least=1),
@@ -145,6 +148,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "layers": results.layers,
         "device": results.device,
         "threads": results.threads,
+        "kernels": results.kernels,
         "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
         "agreement": results.agreement,
         "tokens": results.tokens,

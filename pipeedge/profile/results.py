@@ -120,6 +120,8 @@ class ProfileResults:
     """``cpu`` or ``cuda:N``, or None if the file does not record it."""
     threads: int | None = None
     """Number of compute threads, or None if the file does not record it."""
+    kernels: str | None = None
+    """Kernels of the linear layers (``models.kernels``), or None if the file does not record them."""
     process_bytes: float | None = None
     """Memory of a rank before it loads a shard, in bytes."""
     agreement: float | None = None
@@ -183,6 +185,7 @@ class ProfileResults:
             "number of layers": self.layers,
             "device": self.device,
             "thread count": self.threads,
+            "set of kernels": self.kernels,
             "sentence length": self._lengths_text,
         }
         there = {
@@ -192,6 +195,7 @@ class ProfileResults:
             "number of layers": old.layers,
             "device": old.device,
             "thread count": old.threads,
+            "set of kernels": old.kernels,
             "sentence length": old._lengths_text,
         }
         for what, value in here.items():
@@ -229,6 +233,7 @@ class ProfileResults:
             profile_data=tuple(together),
             device=old.device or self.device,
             threads=old.threads or self.threads,
+            kernels=old.kernels or self.kernels,
             process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
             agreement=old.agreement if self.agreement is None else self.agreement,
             feed_s=old.feed_s if self.feed_s is None else self.feed_s,

@@ -84,6 +84,8 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigur
     yield ComparedFigure("layers", *both(lambda stage: f"{stage.layers[0]}–{stage.layers[1]}"))
     yield ComparedFigure("on", *both(lambda stage: stage.place))
     yield ComparedFigure("number type", *both(lambda stage: stage.dtype))
+    if (a and a.kernels) or (b and b.kernels):
+        yield ComparedFigure("kernels", *both(lambda stage: stage.kernels or NONE))
     yield ComparedFigure("bits out", *both(lambda stage: str(stage.quant_bits or "uncompressed")))
     for key, name, unit, more in (
         ("compute_s_mean", "compute a microbatch", "s", False),

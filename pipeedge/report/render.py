@@ -141,10 +141,14 @@ class _RunView:
     def columns(self) -> list[tuple[str, str]]:
         """Columns of the table of stages for which some stage has a figure."""
         known = {key for stage in self.run.stages for key, value in stage.figures.items() if value}
+        if any(stage.kernels for stage in self.run.stages):
+            known.add("kernels")
         return [(key, name) for key, name in _COLUMNS if key in known]
 
     def cell(self, stage: SavedStage, key: str) -> str:
         """Return a figure of the table of stages as text."""
+        if key == "kernels":
+            return stage.kernels or "–"
         value = stage.figures.get(key)
         if value is None:
             return "–"
@@ -167,6 +171,7 @@ _COLUMNS = (
     ("busy_fraction", "busy"),
     ("rss_peak_mb", "peak memory"),
     ("threads", "threads"),
+    ("kernels", "kernels"),
 )
 
 

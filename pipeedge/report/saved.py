@@ -117,6 +117,8 @@ class SavedStage:
     """Seconds of each activity (values of ``Doing``) over the whole run."""
     memory_mb: Mapping[str, float] | None
     """Memory in MB by use (``weights``, ``buffers``, ``working``, ``available``); only for simulations."""
+    kernels: str = ""
+    """Kernels of the linear layers; empty if the report does not say."""
 
     @property
     def place(self) -> str:
@@ -287,6 +289,7 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
         plan.at("layers").fail("is not a pair of first and last layer")
     host, bits, dtype = plan.find("host"), plan.find("quant_bits"), plan.find("dtype")
     rank = plan.at("rank").whole()
+    kernels = None if stats is None else stats.find("kernels")
     return SavedStage(
         stage=number,
         rank=rank,
@@ -297,6 +300,7 @@ def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline |
         figures={} if stats is None else _numbers(stats),
         seconds=_seconds(stats, timeline, rank, number),
         memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),
+        kernels="" if kernels is None else kernels.text(),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.schedule import KERNELS
 from pipeedge.base.wording import count, figure
 from pipeedge.request.declared import PORT, Check, ObeyedBy, at_least, between, check_options, option
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
@@ -132,6 +133,12 @@ class ModelRequest:
         help="weights: .npz, .safetensors or a directory (the model's default file, here)",
     )
     device: str = option("cpu", "-d/--device", type=nonempty, help="cpu, cuda or cuda:N ({default})")
+    kernels: str = option(
+        "auto",
+        "--kernels",
+        choices=KERNELS,
+        help="what computes the linear layers; auto: what suits the processor ({default})",
+    )
 
 
 @dataclass(frozen=True)

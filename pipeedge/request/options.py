@@ -73,7 +73,7 @@ SECTIONS = (
         ),
         chapter="[running.md](running.md), [rpc.md](rpc.md)",
     ),
-    Section("model", options_of(ModelRequest), chapter="[models.md](models.md)"),
+    Section("model", options_of(ModelRequest), chapter="[models.md](models.md), [kernels.md](kernels.md)"),
     Section(
         "input (on the data rank)",
         (

@@ -20,6 +20,7 @@ import torch
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
 from pipeedge.models.dtypes import find_dtype, slow_here
+from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
 from pipeedge.observe.live import Display, Progress
 from pipeedge.observe.monitoring import KEYS, Exporter, check_metrics_dir, metrics_files
@@ -155,6 +156,7 @@ def load_stage(context: RankContext, plan: Plan, device: torch.device) -> Loaded
         return None
     stage = plan.schedule.stages[number]
     layers, dtype = stage.layers, find_dtype(stage.dtype)
+    kernels = choose(context.request.model.kernels, dtype, device)
     slow = slow_here(dtype, device)
     if slow is not None:
         context.warn(f"stage {number} on rank {context.rank}: {slow}")
@@ -165,10 +167,10 @@ def load_stage(context: RankContext, plan: Plan, device: torch.device) -> Loaded
     ):
         total = model.weight_bytes(layers, dtype)
         with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
-            shard = model.load(layers, weights, device, dtype, progress=bar.advance)
+            shard = model.load(layers, weights, device, dtype, progress=bar.advance, kernels=kernels)
     table = plan.pixel_table if number == 0 else None
     pixels = None if table is None else PixelTable.from_text(table)
-    return LoadedStage(number, shard.parameter_count, Stage(shard, device, pixels))
+    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels))
 
 
 def stream(context: RankContext, plan: Plan, parts: Parts) -> None:

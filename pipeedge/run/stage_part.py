@@ -39,6 +39,8 @@ class LoadedStage:
     number: int
     parameters: int
     """Number of parameters."""
+    kernels: str
+    """Kernels of the linear layers."""
     compute: Stage
 
 
@@ -123,6 +125,7 @@ class StagePart:
             busy_fraction=self.loop.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
             parameters=self.stage.parameters,
+            kernels=self.stage.kernels,
             compute_cpu_s_mean=self.loop.compute_cpu_seconds.mean,
             threads=torch.get_num_threads(),
             encode_s_mean=lane.tally(Doing.ENCODE).mean,

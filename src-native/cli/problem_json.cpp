@@ -108,6 +108,7 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
   json.key("name").value(type.name);
   json.key("dtype").value(notes.dtype);
   if (notes.threads > 0) json.key("threads").value(notes.threads);
+  if (!notes.kernels.empty()) json.key("kernels").value(notes.kernels);
   write_known(json, "tokens", notes.tokens);
   json.key("mem_bytes").value(type.mem_bytes);
   json.key("bw_bytes_per_s").value(type.bw_bytes_per_s);
@@ -157,6 +158,7 @@ NamedProblem read_problem(const std::string& text, const std::string& name) {
     yaml::TypeNotes notes;
     notes.dtype = text_or(entry, "dtype", "");
     notes.threads = number_or(entry, "threads", 0);
+    notes.kernels = text_or(entry, "kernels", "");
     if (const auto tokens = entry.find("tokens")) notes.tokens = tokens->numbers();
     named.assembly.notes.push_back(std::move(notes));
   }

@@ -98,6 +98,16 @@ double threads_of(const View& view) {
   return threads && threads->is_whole_number() ? threads->whole_number() : 0;
 }
 
+// Kernels of a profile; empty where another tool has put something else there.
+std::string kernels_of(const View& view) {
+  const auto kernels = view.find("kernels");
+  if (!kernels) return "";
+  for (const char* name : {"onednn", "torch", "emulated"}) {
+    if (kernels->is_text(name)) return name;
+  }
+  return "";
+}
+
 Profile profile_from(const View& view) {
   const double batch_size = view.at("batch_size").whole_number(1);
   const std::string dtype(short_dtype(view.at("dtype").text()));
@@ -113,6 +123,7 @@ Profile profile_from(const View& view) {
     for (double& bytes : profile.weight_bytes) bytes *= kBytesPerMB;
   }
   profile.threads = threads_of(view);
+  profile.kernels = kernels_of(view);
   if (const auto tokens = view.find("tokens")) profile.tokens = tokens->whole_number(1);
   const auto lengths = view.find("lengths");
   if (!lengths) return profile;
@@ -491,7 +502,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
                                weights_in(*find_number_type(type_dtype), profile, problem.model), at.time_s,
                                at.receive_s, at.send_s, at.activation_bytes, at.feed_s, at.collect_s, {}});
-      assembly.notes.push_back({type_dtype, profile.threads, lengths_of(profile)});
+      assembly.notes.push_back({type_dtype, profile.threads, profile.kernels, lengths_of(profile)});
     }
   }
 

@@ -4,7 +4,7 @@
 //                                  parameters_in_per_token, parameters_out_per_token
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
-//                                  threads]   (optional from receive_s on); for text optionally
+//                                  threads, kernels]   (optional from receive_s on); for text optionally
 //                                  tokens, and lengths: [tokens, time_s, ...] for other lengths
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
@@ -48,6 +48,7 @@ struct Profile {
   std::vector<double> activation_bytes;
   std::vector<double> weight_bytes;
   double threads = 0;                  // 0: unknown
+  std::string kernels;                 // with which it was profiled; empty: unknown
   double feed_s = 0;
   double collect_s = 0;
   double tokens = 0;                   // sentence length; 0 if unknown or not text
@@ -118,6 +119,7 @@ struct LeftOut {
 struct TypeNotes {
   std::string dtype;                   // without "torch."; empty on a data host without a profile
   double threads = 0;                  // number of threads it was profiled with; 0: unknown
+  std::string kernels;                 // kernels it was profiled with; empty: unknown
   std::vector<double> tokens;          // sentence lengths it was profiled with, shortest first
 };
 

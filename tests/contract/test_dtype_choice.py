@@ -17,13 +17,19 @@ from pipeedge.request.options import parse_runtime
 # --- automatic scheduling -------------------------------------------------------------------------------
 
 
-def cluster(directory: Path, kinds: dict[str, dict[str, tuple[float, float | None]]], mem_mb: float) -> str:
+def cluster(
+    directory: Path,
+    kinds: dict[str, dict[str, tuple[float, float | None]]],
+    mem_mb: float,
+    more: dict[str, object] | None = None,
+) -> str:
     """Scheduler's files for two hosts, one of each kind; for each number type the time of a layer and the
     agreement. The options that name them."""
     profiles = {
         kind: [
             {"dtype": f"torch.{dtype}", "batch_size": 8, "time_s": [seconds] * 16}
             | ({} if known is None else {"agreement": known})
+            | (more or {})
             for dtype, (seconds, known) in each.items()
         ]
         for kind, each in kinds.items()
@@ -57,6 +63,19 @@ def scheduled(files: str, options: str) -> tuple[list[str], tuple[str, ...]]:
     ).request
     planned = plan_schedule(request, DIGITS)
     return [stage.dtype for stage in planned.schedule.stages], planned.notes
+
+
+@pytest.mark.parametrize(
+    ("written", "passed_on"), [("onednn", "onednn"), ("torch", "torch"), ("other", None), (["list"], None)]
+)
+def test_the_kernels_of_a_profile_are_passed_on(
+    written: object, passed_on: str | None, tmp_path: Path
+) -> None:
+    files = cluster(tmp_path, {"a": {"float32": (0.04, None)}}, 1024, {"kernels": written})
+    request = parse_runtime(["0", "1", "-m", "vit-digits", *files.split()], Environment()).request
+    prediction = plan_schedule(request, DIGITS).prediction
+    assert prediction is not None
+    assert [stage.kernels for stage in prediction.stages] == [passed_on]
 
 
 BOTH = {"float32": (0.04, None), "bfloat16": (0.02, 0.999), "int8": (0.01, 0.98)}

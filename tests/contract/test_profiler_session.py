@@ -286,6 +286,7 @@ def test_a_mistake_gets_one_line_and_changes_nothing(
         ({"layers": 12}, "another number of layers: 12"),
         ({"device": "cuda"}, "another device: cuda"),
         ({"threads": 77}, "another thread count: 77"),
+        ({"kernels": "emulated"}, "another set of kernels: emulated"),
         ({}, "has layers 1 already"),
     ],
 )

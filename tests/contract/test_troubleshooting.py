@@ -648,7 +648,12 @@ def a_type_is_slow(patch: Patch) -> str:
 
 
 def remark(
-    *, measured_s: float, tokens: int | None = None, profiled: tuple[int, ...] = (), **more: Any
+    *,
+    measured_s: float,
+    tokens: int | None = None,
+    profiled: tuple[int, ...] = (),
+    profiled_kernels: str | None = None,
+    **more: Any,
 ) -> str:
     """Return the remarks on a stage with a predicted time of 1 s."""
     values = {
@@ -661,7 +666,7 @@ def remark(
         "threads": 1,
         **more,
     }
-    stage = StagePrediction(busy_s=1.0, link_s=1.0, threads=1, tokens=profiled)
+    stage = StagePrediction(busy_s=1.0, link_s=1.0, threads=1, tokens=profiled, kernels=profiled_kernels)
     promise = Prediction((stage,), 8, tokens=tokens)
     measured = StageStats(**values)
     found = compare(promise, [measured], items=80, run_items_per_s=7.0, steady_items_per_s=7.5)
@@ -674,6 +679,14 @@ def remark(
 )
 def threads_differ(patch: Patch) -> str:
     return remark(measured_s=1.8, threads=4)
+
+
+@says(
+    "stage 0 (rank 0) computes with the kernels torch and was profiled with onednn; use --kernels onednn, or "
+    "profile as it runs"
+)
+def kernels_differ(patch: Patch) -> str:
+    return remark(measured_s=1.0, profiled_kernels="onednn", kernels="torch")
 
 
 @says("it was kept from its processor for 40% of the time; is other load there")

@@ -46,8 +46,18 @@ def compressed_world(directory: Path) -> None:
     assert report["accuracy"]["correct"] >= 350
 
 
+def plain_world(directory: Path) -> None:
+    refused = run_world(directory, 1, *COMMON, "--kernels", "emulated")[0]
+    assert refused.status == 2
+    assert "--kernels emulated: for float32 this machine has auto, " in refused.line
+    ended = run_world(directory, 2, *COMMON, "--kernels", "torch")
+    assert {end.status for end in ended.values()} == {0}, ended
+    report = json.loads((directory / "r.json").read_text())
+    assert [stage["kernels"] for stage in report["stages"]] == ["torch", "torch"]
+
+
 def test_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    worlds = (reduced_world, compressed_world)
+    worlds = (reduced_world, compressed_world, plain_world)
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(world, tmp_path_factory.mktemp(world.__name__)) for world in worlds]:
             future.result()

@@ -152,6 +152,28 @@ def test_a_deviation_gets_one_line_with_its_cause(measured: dict[str, float], wh
 
 
 @pytest.mark.parametrize(
+    ("profiled", "used", "said"),
+    [
+        ("onednn", "torch", True),
+        ("torch", "onednn", True),
+        ("onednn", "onednn", False),
+        (None, "onednn", False),
+        ("onednn", "", False),
+    ],
+)
+def test_a_run_with_other_kernels_than_the_profile_says_so(
+    profiled: str | None, used: str, said: bool
+) -> None:
+    promise = dataclasses.replace(PROMISE, stages=(dataclasses.replace(PROMISE.stages[0], kernels=profiled),))
+    found = remarks(dataclasses.replace(stats(), kernels=used), promise)
+    line = (
+        f"stage 0 (rank 3) computes with the kernels {used} and was profiled with {profiled}; use --kernels "
+        f"{profiled}, or profile as it runs"
+    )
+    assert found == ([line] if said else [])
+
+
+@pytest.mark.parametrize(
     ("profiled", "tokens", "named"),
     [
         ((512,), 128, "with 512 tokens and the longest sentence here has 128"),

@@ -85,6 +85,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
         ),
         device=draw(st.none() | st.just("cpu")),
         threads=draw(st.none() | st.integers(1, 64)),
+        kernels=draw(st.sampled_from([None, "onednn", "torch"])),
         process_bytes=draw(st.none() | st.integers(1, 999).map(lambda value: value * MIB)),
         tokens=tokens,
         extra=draw(st.sampled_from([{}, {"board": [1, 2]}])),
