@@ -139,7 +139,7 @@ class BatchLoop:
                 began = result.end_s
                 if result.loss is None and not has_warned:
                     has_warned = True
-                    self._warn(f"the loss of batch {step + 1} is no number: try a smaller --lr")
+                    self._warn(f"the loss of batch {step + 1} is not a number: try a smaller --lr")
             if (step + 1) % request.checkpoint_every == 0 or step + 1 == request.batches:
                 self._save(step + 1)
 

@@ -131,7 +131,7 @@ def _find_checkpoint(request: TrainingRequest) -> Checkpoint | None:
     found.check(_description(request))
     if found.step >= request.batches:
         raise RequestError(
-            f"{found.path}: has {found.step} batches behind it, --batches asks for "
+            f"{found.path}: is at batch {found.step} already, and --batches asks for "
             f"{request.batches} in all; ask for more"
         )
     return found
