@@ -266,7 +266,7 @@ class Bed:
             schedule_file=schedule,
             model_name=load.model,
             items=microbatches * load.ubatch,
-            ubatch_size=load.ubatch,
+            microbatch_size=load.ubatch,
             data_host=pipeline.data_host,
         )
         return steady_items_per_s(simulate_request(request).to_body(["pipeedge-simulate"]))

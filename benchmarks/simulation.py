@@ -46,7 +46,7 @@ def simulated(model: str, directory: Path, items: int) -> dict[str, Any]:
         dev_file=directory / "devices.yml",
         model_name=model,
         items=items,
-        ubatch_size=UBATCH,
+        microbatch_size=UBATCH,
     )
     return simulate_request(request).to_body(["pipeedge-simulate"])
 

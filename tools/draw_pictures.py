@@ -202,7 +202,7 @@ def planned(layers: Mapping[str, tuple[int, int]] | None = None) -> Plan:
                     schedule_file=schedule,
                     model_name=MODEL,
                     items=DRAWN * UBATCH,
-                    ubatch_size=UBATCH,
+                    microbatch_size=UBATCH,
                 )
             )
         )

@@ -138,7 +138,7 @@ def _auctioneer(
     call = Call(
         request.model_name,
         model.layers,
-        ubatch_size=request.ubatch_size,
+        microbatch_size=request.microbatch_size,
         dtype=request.dtype,
         tokens=request.tokens,
         chunk=selling.chunk,
@@ -215,10 +215,12 @@ def _schedule(market: Market, selling: Selling) -> Outcome:
 
 
 def _summary(found: Outcome, call: Call, bidders: int) -> list[str]:
-    rate = f"{figure(call.ubatch_size / found.bottleneck_s)} items/s" if found.bottleneck_s else "any rate"
+    rate = (
+        f"{figure(call.microbatch_size / found.bottleneck_s)} items/s" if found.bottleneck_s else "any rate"
+    )
     lines = [
         f"{figure(len(found.stages))} of {count(bidders, 'device')}: {rate}, a microbatch of "
-        f"{call.ubatch_size} every "
+        f"{call.microbatch_size} every "
         f"{figure(found.bottleneck_s, 6)} s; latency {figure(found.latency_s, 6)} s"
     ]
     if found.gap is not None:
@@ -233,7 +235,7 @@ def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
     arguments: list[str] = [
         *sold.runtime_arguments(world.rank),
         *("--addr", world.addr, "--port", str(world.port), "-m", request.model_name),
-        *("-u", str(request.ubatch_size)),
+        *("-u", str(request.microbatch_size)),
         *(("-s", world.socket_ifname) if world.socket_ifname else ()),
         *(request.run or ()),
     ]

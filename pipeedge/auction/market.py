@@ -46,7 +46,7 @@ class Call:
     model_name: str
     layers: int
     """Number of layers of the model."""
-    ubatch_size: int = 8
+    microbatch_size: int = 8
     """Number of items in a microbatch."""
     dtype: str = "float32"
     """Number type of the run."""
@@ -62,8 +62,8 @@ class Call:
     """Whether to ask, for each first layer, only for the stage that extends furthest."""
 
     def __post_init__(self) -> None:
-        if self.ubatch_size < 1:
-            raise RequestError(f"-u/--ubatch-size {self.ubatch_size}: must be at least 1")
+        if self.microbatch_size < 1:
+            raise RequestError(f"-u/--ubatch-size {self.microbatch_size}: must be at least 1")
         if self.tokens is not None and self.tokens < 1:
             raise RequestError(f"--tokens {self.tokens}: a sentence has at least 1 token")
         if not 1 <= self.chunk <= self.layers:
@@ -87,7 +87,7 @@ class Call:
             tokens=None if body["tokens"] is None else whole_number(body["tokens"], below=_MAX_CALLED),
             **{
                 name: whole_number(body[name], below=_MAX_CALLED)
-                for name in ("layers", "ubatch_size", "buffers_in", "buffers_out", "chunk")
+                for name in ("layers", "microbatch_size", "buffers_in", "buffers_out", "chunk")
             },
         )
 
@@ -197,7 +197,7 @@ def bid_of(
     if profile is None:
         raise RequestError(
             f"device type {type_name} has no profile of {call.model_name} with microbatches of "
-            f"{call.ubatch_size} and dtype {call.dtype}; "
+            f"{call.microbatch_size} and dtype {call.dtype}; "
             f"profile it ({program_name('profiler.py')})"
         )
     if len(profile.time_s) != call.layers or model.layers != call.layers:
@@ -226,7 +226,7 @@ def length_note(type_name: str, kind: DeviceType, call: Call) -> str | None:
 def _profile(kind: DeviceType, call: Call) -> ModelProfile | None:
     """Return the profile under the conditions of the call, or None."""
     for profile in kind.profiles.get(call.model_name, ()):
-        if profile.batch_size == call.ubatch_size and short_dtype(profile.dtype) == call.dtype:
+        if profile.batch_size == call.microbatch_size and short_dtype(profile.dtype) == call.dtype:
             return profile
     return None
 
@@ -239,7 +239,7 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
         np.concatenate(([0.0], np.cumsum(each))) for each in (profile.time_s, profile.weights_of(model))
     )
     buffered = (
-        np.array([model.elements_in, *model.elements_out]) * call.ubatch_size * ELEMENT_BYTES[call.dtype]
+        np.array([model.elements_in, *model.elements_out]) * call.microbatch_size * ELEMENT_BYTES[call.dtype]
     )
     needed = (
         (memory[None, :] - memory[:, None])
@@ -295,7 +295,7 @@ class Market:
     bids: tuple[Bid, ...]
     cut_bytes: Seconds
     """Bytes of a microbatch at each cut, ``[layers + 1]``; first the input, last the output."""
-    ubatch_size: int
+    microbatch_size: int
     """Number of items in a microbatch."""
     data_host: int | None = None
     """Index of the device that reads the input and collects the output, or None to ignore both."""
@@ -317,8 +317,8 @@ class Market:
         elements = np.array([model.elements_in, *model.elements_out], dtype=np.float64)
         return cls(
             tuple(bids),
-            elements * call.ubatch_size * ELEMENT_BYTES[call.dtype],
-            call.ubatch_size,
+            elements * call.microbatch_size * ELEMENT_BYTES[call.dtype],
+            call.microbatch_size,
             None if data_host is None else hosts.index(data_host),
         )
 

@@ -184,7 +184,7 @@ SECTIONS = (
     Section(
         "the auction (rank 0 decides)",
         (
-            *options_of(AuctionRequest, "model_name", "ubatch_size", "tokens", "dtype"),
+            *options_of(AuctionRequest, "model_name", "microbatch_size", "tokens", "dtype"),
             *options_of(Selling, "data_host", "chunk", "largest", "scheduler", "dev_count", "strict_order"),
             *options_of(Selling, "strict_first", "strict_last", "seed", "deadline_s", "time_limit_s"),
             option_of(AuctionRequest, "output"),

@@ -41,7 +41,7 @@ class ReadAhead:
 
     Args:
         source: The input.
-        ubatch_size: Number of items in a microbatch, which is how many are read ahead.
+        microbatch_size: Number of items in a microbatch, which is how many are read ahead.
         threads: Number of reading threads.
         clock: Returns the time in seconds.
         rows: Number of activities that each thread keeps on record.
@@ -50,15 +50,15 @@ class ReadAhead:
     def __init__(
         self,
         source: InputSource,
-        ubatch_size: int,
+        microbatch_size: int,
         *,
         threads: int,
         clock: Callable[[], float] = time.perf_counter,
         rows: int = DEFAULT_ROWS,
     ) -> None:
         self._source = source
-        self._ubatch_size = ubatch_size
-        self._ahead = max(ubatch_size, threads)
+        self._microbatch_size = microbatch_size
+        self._ahead = max(microbatch_size, threads)
         self._changed = threading.Condition()
         self._next_read = 0
         self._next_taken = 0
@@ -105,7 +105,7 @@ class ReadAhead:
             with self._changed:
                 self._read[number] = reading
                 self._changed.notify_all()
-            lane.finish(number // self._ubatch_size, 1)
+            lane.finish(number // self._microbatch_size, 1)
 
     def close(self) -> None:
         """Stop reading, and wake waiting threads."""

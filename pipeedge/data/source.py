@@ -327,9 +327,9 @@ class InputSource:
         """Return a source of the first ``count`` items, which reads them again."""
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
-    def microbatches(self, ubatch_size: int) -> Iterator[Microbatch]:
+    def microbatches(self, microbatch_size: int) -> Iterator[Microbatch]:
         """Yield the ``groups`` as the model takes them, each in separate memory."""
-        return map(self._in_own_memory, self.groups(ubatch_size))
+        return map(self._in_own_memory, self.groups(microbatch_size))
 
     def _in_own_memory(self, group: Group) -> Microbatch:
         batch = group.collate(tuple(spec.empty() for spec in group.specs))
@@ -344,28 +344,28 @@ class InputSource:
         except InputError as error:
             return error
 
-    def groups(self, ubatch_size: int, readings: Iterable[Reading] | None = None) -> Iterator[Group]:
-        """Yield groups of ``ubatch_size`` items in input order; only the last may be smaller.
+    def groups(self, microbatch_size: int, readings: Iterable[Reading] | None = None) -> Iterator[Group]:
+        """Yield groups of ``microbatch_size`` items in input order; only the last may be smaller.
 
         Args:
-            ubatch_size: Number of items in a group.
+            microbatch_size: Number of items in a group.
             readings: All items in order, if they are read elsewhere; None: each is read when it is needed.
 
         Raises:
             InputError: An item cannot be read (unless bad items are skipped), or no item could be read.
         """
-        if ubatch_size < 1:
-            raise InputError(f"microbatch size {ubatch_size}: must be at least 1")
+        if microbatch_size < 1:
+            raise InputError(f"microbatch size {microbatch_size}: must be at least 1")
         return self._groups(
-            ubatch_size, map(self.attempt, range(len(self))) if readings is None else readings
+            microbatch_size, map(self.attempt, range(len(self))) if readings is None else readings
         )
 
-    def _groups(self, ubatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
+    def _groups(self, microbatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
         self._skipped.clear()
         waiting: list[tuple[int, Item]] = []
         for numbered in self._readable_items(readings):
             waiting.append(numbered)
-            if len(waiting) == ubatch_size:
+            if len(waiting) == microbatch_size:
                 yield Group(waiting)
                 waiting = []
         if waiting:

@@ -31,7 +31,7 @@ def check_files(
     *,
     model_name: str,
     n_layers: int,
-    batch_size: int,
+    microbatch_size: int,
     dtype: str,
     hosts: Sequence[str] | None,
     world_size: int,
@@ -39,7 +39,7 @@ def check_files(
     """Compare names and numbers in the files with each other, the model and ``-H``."""
     found = [
         *_check_model(files.models, model_name, n_layers),
-        *_check_types(files, model_name, n_layers, batch_size, dtype),
+        *_check_types(files, model_name, n_layers, microbatch_size, dtype),
         *_check_hosts(files.devices, hosts, world_size),
     ]
     return found or [ok("files", "models, device types, devices and -H match")]
@@ -61,7 +61,7 @@ def _check_model(models: Mapping[str, ModelSpec], name: str, n_layers: int) -> I
 
 
 def _check_types(
-    files: SchedulerFiles, model_name: str, n_layers: int, batch_size: int, dtype: str
+    files: SchedulerFiles, model_name: str, n_layers: int, microbatch_size: int, dtype: str
 ) -> Iterator[Finding]:
     usable = 0
     for type_name, hosts in files.devices.items():
@@ -79,13 +79,13 @@ def _check_types(
         fitting = [
             profile
             for profile in profiles
-            if profile.batch_size == batch_size and short_dtype(profile.dtype) == short_dtype(dtype)
+            if profile.batch_size == microbatch_size and short_dtype(profile.dtype) == short_dtype(dtype)
         ]
         if not fitting:
             others = ", ".join(f"-u {other.batch_size} {short_dtype(other.dtype)}" for other in profiles)
             yield warning(
                 "files",
-                f"device type {type_name} has no profile of {model_name} for -u {batch_size} and "
+                f"device type {type_name} has no profile of {model_name} for -u {microbatch_size} and "
                 f"{short_dtype(dtype)} (it has {others or 'none'}), {left_out}: profile it",
             )
         elif len(fitting[0].time_s) != n_layers:

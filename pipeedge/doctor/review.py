@@ -61,7 +61,7 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
             files,
             model_name=model.name,
             n_layers=model.n_layers,
-            batch_size=request.ubatch_size,
+            microbatch_size=request.microbatch_size,
             dtype=SchedulerRequest.dtype,
             hosts=request.schedule.hosts,
             world_size=request.world.size,
@@ -99,7 +99,7 @@ def _plan(
     if data.get("items") is None:
         return None  # the input cannot be read, which the data rank reports
     # The plan is needed only for who sends what to whom, so it has no weight server and no prediction.
-    size, tokens = request.ubatch_size, data["max_tokens"]
+    size, tokens = request.microbatch_size, data["max_tokens"]
     return Plan(
         planned.schedule,
         request.schedule.data_rank,
@@ -117,7 +117,7 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
     """Return the memory that the plan needs on each rank, beyond that of a process with its libraries."""
     needs = {}
     links = plan.links(model)
-    items = min(plan.ubatch_size, plan.items)
+    items = min(plan.microbatch_size, plan.items)
     for rank in plan.participants:
         weights = 0
         buffers = sum(

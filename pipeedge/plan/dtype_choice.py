@@ -58,14 +58,15 @@ def choose_dtype(
     """
     kinds, devices = load_device_types(request.dev_types_file), load_devices(request.dev_file)
     profiles = {
-        kind: _by_dtype(kinds[kind], request.model_name, request.batch_size)
+        kind: _by_dtype(kinds[kind], request.model_name, request.microbatch_size)
         for kind, listed in devices.items()
         if listed and kind in kinds
     }
     allowed = permitted(profiles, min_agreement)
     if not any(allowed.values()):
         known = (
-            _known(profiles) or f"no profile of {request.model_name} for microbatches of {request.batch_size}"
+            _known(profiles)
+            or f"no profile of {request.model_name} for microbatches of {request.microbatch_size}"
         )
         wanted = "" if min_agreement is None else f" of {figure(min_agreement, 6)}"
         raise ScheduleError(
@@ -125,11 +126,11 @@ def _fastest(each: Mapping[str, ModelProfile], tokens: int | None) -> str:
     return min(each, key=seconds)
 
 
-def _by_dtype(kind: DeviceType, model: str, batch_size: int) -> dict[str, ModelProfile]:
+def _by_dtype(kind: DeviceType, model: str, microbatch_size: int) -> dict[str, ModelProfile]:
     return {
         short_dtype(profile.dtype): profile
         for profile in find_named(kind.profiles, model) or ()
-        if profile.batch_size == batch_size and short_dtype(profile.dtype) in DTYPES
+        if profile.batch_size == microbatch_size and short_dtype(profile.dtype) in DTYPES
     }
 
 

@@ -50,7 +50,7 @@ def rank_facts(
         "model": model.name if model.directory is None else None,
         "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
-        "ubatch_size": request.ubatch_size,
+        "microbatch_size": request.microbatch_size,
         "data_rank": request.schedule.data_rank,
         "comm": request.transport.comm,
         "items": items,
@@ -75,7 +75,7 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         "model": ("the model (-m)", "start all with the same"),
         "architecture": ("the configuration of the model", "give all the same config.json"),
         "weights": ("the weights (-M)", "copy the same file to all"),
-        "ubatch_size": ("the microbatch size (-u)", "start all with the same"),
+        "microbatch_size": ("the microbatch size (-u)", "start all with the same"),
         "data_rank": ("the data rank (-D)", "start all with the same"),
         "comm": ("the transport (-c)", "start all with the same"),
     }

@@ -62,7 +62,7 @@ class Plan:
     schedule: Schedule
     data_rank: Count
     items: Count
-    ubatch_size: Positive
+    microbatch_size: Positive
     max_tokens: Count | None
     store_port: Port | None
     """Port at ``--addr`` of the store through which links connect; None if there are no links."""
@@ -88,7 +88,7 @@ class Plan:
         exact, and other values in the type of the first stage.
         """
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        items, first = min(self.ubatch_size, self.items), find_dtype(self.schedule.stages[0].dtype)
+        items, first = min(self.microbatch_size, self.items), find_dtype(self.schedule.stages[0].dtype)
         specs = [
             model.input_specs(items, self.max_tokens, first, eight_bit=self.pixel_table is not None),
         ]
@@ -137,7 +137,7 @@ class Plan:
         return found
 
     def _payload_specs(self, model: Model, cut: int, dtype: str) -> tuple[TensorSpec, ...]:
-        items = min(self.ubatch_size, self.items)
+        items = min(self.microbatch_size, self.items)
         return model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype))
 
     def name(self, rank: int) -> str | None:

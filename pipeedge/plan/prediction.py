@@ -57,7 +57,7 @@ class Prediction:
     """Prediction for a schedule."""
 
     stages: tuple[StagePrediction, ...]
-    ubatch_size: Count
+    microbatch_size: Count
     """Number of items in a microbatch."""
     tokens: Count | None = None
     """Tokens of the longest sentence, or None for images."""
@@ -98,13 +98,13 @@ class Prediction:
     @property
     def throughput_items_per_s(self) -> float | None:
         """Items per second once the pipeline is full, or None if nothing takes time."""
-        return self.ubatch_size / self.period_s if self.period_s else None
+        return self.microbatch_size / self.period_s if self.period_s else None
 
     def run_items_per_s(self, items: int) -> float | None:
         """Return the items per second of a run of ``items``, including filling and draining the pipeline."""
         latency_s = self.feed_s + self.input_link_s
         latency_s += sum(stage.busy_s - stage.data_s + stage.link_s for stage in self.stages)
-        microbatches = items / self.ubatch_size
+        microbatches = items / self.microbatch_size
         elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
         return items / elapsed_s if elapsed_s else None
 

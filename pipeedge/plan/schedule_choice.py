@@ -98,7 +98,7 @@ def _compressed(
         return dataclasses.replace(planned, schedule=schedule)
 
     def shrink(stage: StagePlan, before: StagePlan) -> float:
-        specs = model.payload_specs(stage.layers.stop, request.ubatch_size, dtype=find_dtype(stage.dtype))
+        specs = model.payload_specs(stage.layers.stop, request.microbatch_size, dtype=find_dtype(stage.dtype))
         now, then = (link_specs(specs, plan.quant_bits) for plan in (stage, before))
         return specs_bytes(now) / specs_bytes(then)
 
@@ -133,7 +133,7 @@ def _requested_schedule(
         dev_file=wanted.dev_file,
         dev_neighbors_file=wanted.dev_neighbors_file,
         model_name=model.name,
-        batch_size=request.ubatch_size,
+        microbatch_size=request.microbatch_size,
         link_bits=request.links.link_bits or "0",
         tokens=tokens,
         data_host=data_host,
@@ -192,7 +192,7 @@ def _prediction(found: scheduler.Solution, request: RunRequest, tokens: int | No
         for stage in found.stages
     )
     return Prediction(
-        tuple(stages), request.ubatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
+        tuple(stages), request.microbatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
     )
 
 

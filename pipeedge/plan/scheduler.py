@@ -49,7 +49,7 @@ class SchedulerRequest:
     dev_types_file: Path
     dev_file: Path
     model_name: str
-    batch_size: int = 8
+    microbatch_size: int = 8
     """Number of items in a microbatch, as the device types were profiled."""
     dtype: str = "torch.float32"
     """Number type of the stages."""
@@ -75,8 +75,10 @@ class SchedulerRequest:
     time_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise RequestError(f"the scheduler's batch size is {self.batch_size}; it must be at least 1")
+        if self.microbatch_size < 1:
+            raise RequestError(
+                f"the scheduler's microbatch size is {self.microbatch_size}; it must be at least 1"
+            )
         for name in ("buffers_in", "buffers_out"):
             if getattr(self, name) < 0:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must not be negative")
@@ -94,7 +96,7 @@ class SchedulerRequest:
             "--dev-types-file": self.dev_types_file,
             "--dev-file": self.dev_file,
             "--model-name": self.model_name,
-            "--batch-size": self.batch_size,
+            "--batch-size": self.microbatch_size,
             "--dtype": self.dtype,
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,

@@ -71,7 +71,7 @@ def usual_items(model: Model, tokens: int | None) -> Items:
 
 def measure_data_work(
     model: Model,
-    ubatch_size: int,
+    microbatch_size: int,
     *,
     tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -83,7 +83,7 @@ def measure_data_work(
 
     Args:
         model: the model.
-        ubatch_size: number of items in a microbatch.
+        microbatch_size: number of items in a microbatch.
         tokens: sentence length (text only; by default the longest).
         dtype: number type of the first stage.
         wire: additional cost of each byte, or None for no cost.
@@ -94,15 +94,15 @@ def measure_data_work(
         InputError: there is no input to measure with.
     """
     wire = wire or Wire()
-    items = RepeatedItems(usual_items(model, tokens), ubatch_size * (1 + _MICROBATCHES))
+    items = RepeatedItems(usual_items(model, tokens), microbatch_size * (1 + _MICROBATCHES))
     source, activity = InputSource(items), Activity()
     sender = _FrameSender(
-        frame_capacity(model.input_specs(ubatch_size, tokens, dtype, eight_bit=items.pixels is not None)),
+        frame_capacity(model.input_specs(microbatch_size, tokens, dtype, eight_bit=items.pixels is not None)),
         clock,
     )
-    feeder = _feed(source, ubatch_size, sender, activity, dtype)
-    outputs = model.payload_specs(model.n_layers, ubatch_size, tokens, dtype)
-    receiver = _FrameReceiver(outputs, ubatch_size, clock)
+    feeder = _feed(source, microbatch_size, sender, activity, dtype)
+    outputs = model.payload_specs(model.n_layers, microbatch_size, tokens, dtype)
+    receiver = _FrameReceiver(outputs, microbatch_size, clock)
     suffix = ".csv" if model.output_kind == "logits" else ".npz"
     with (
         tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
@@ -117,15 +117,15 @@ def measure_data_work(
 
 
 def _feed(
-    source: InputSource, ubatch_size: int, sender: _FrameSender, activity: Activity, dtype: torch.dtype
+    source: InputSource, microbatch_size: int, sender: _FrameSender, activity: Activity, dtype: torch.dtype
 ) -> Feeder:
     """Feed all of ``source`` like the data rank of a run."""
     crew = Crew()
     reading = None
     if not source.in_memory:
-        reading = ReadAhead(source, ubatch_size, threads=read_threads())
+        reading = ReadAhead(source, microbatch_size, threads=read_threads())
         reading.start(crew)
-    feed = Feed(source, ubatch_size, stream_dtype(dtype), None if reading is None else reading.readings())
+    feed = Feed(source, microbatch_size, stream_dtype(dtype), None if reading is None else reading.readings())
     feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
     crew.start("feed", feeder.run)
     try:

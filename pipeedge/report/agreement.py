@@ -99,7 +99,7 @@ def agreement(found: Outputs, exact: Outputs, *, classes: bool) -> Agreement:
 def outputs_by_block(
     model: Model,
     source: InputSource,
-    ubatch_size: int,
+    microbatch_size: int,
     *,
     weights: Path | None,
     device: torch.device,
@@ -111,7 +111,7 @@ def outputs_by_block(
     Args:
         model: The whole model.
         source: The items. Between two blocks, the hidden states of all of them are in memory.
-        ubatch_size: Number of items computed together.
+        microbatch_size: Number of items computed together.
         weights: Weights of the model, or None for the default ones.
         device: Device to compute on.
         dtype: Number type of weights and computation.
@@ -122,7 +122,7 @@ def outputs_by_block(
     """
     numbers: list[int] = []
     payloads: list[Payload] = []
-    for batch in source.microbatches(ubatch_size):
+    for batch in source.microbatches(microbatch_size):
         numbers += batch.numbers
         payloads.append(batch.payload)
     for start in range(0, model.n_layers, _LAYERS_AT_ONCE):

@@ -35,7 +35,7 @@ class RunReport:
     schedule: Schedule
     items: int
     microbatches: int
-    ubatch_size: int
+    microbatch_size: int
     startup_s: float
     """Seconds from the start of the data rank's process until it begins to read the input."""
     elapsed_s: float
@@ -100,7 +100,7 @@ class RunReport:
             ],
             "items": self.items,
             "microbatches": self.microbatches,
-            "ubatch_size": self.ubatch_size,
+            "ubatch_size": self.microbatch_size,
             "startup_s": self.startup_s,
             "elapsed_s": self.elapsed_s,
             "throughput_items_per_s": self.throughput_items_per_s,

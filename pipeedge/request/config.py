@@ -163,7 +163,7 @@ class RunRequest:
     output: OutputRequest = field(default_factory=OutputRequest)
     metrics: MetricsRequest = field(default_factory=MetricsRequest)
     transport: TransportRequest = field(default_factory=TransportRequest)
-    ubatch_size: int = option(
+    microbatch_size: int = option(
         8,
         "-u/--ubatch-size",
         type=int,

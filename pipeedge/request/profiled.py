@@ -35,7 +35,7 @@ class ProfiledRequest:
         arguments={"type": nonempty, "metavar": "NAME"},
         help="name of the model in -sm ({default})",
     )
-    ubatch_size: int = option_like(RunRequest, "ubatch_size")
+    microbatch_size: int = option_like(RunRequest, "microbatch_size")
     tokens: int | None = option(
         None,
         "--tokens",

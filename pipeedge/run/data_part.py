@@ -122,7 +122,7 @@ class DataPart:
         exact = outputs_by_block(
             model,
             self.files.source.first(self.files.check_items),
-            request.ubatch_size,
+            request.microbatch_size,
             weights=request.model.weights,
             device=device,
             dtype=torch.float32,
@@ -148,10 +148,10 @@ def make_data_part(
     outgoing = Outgoing(end, activity, lane=link)
     reading = None
     if not files.source.in_memory:
-        reading = ReadAhead(files.source, plan.ubatch_size, threads=read_threads(), rows=plan.record_rows)
+        reading = ReadAhead(files.source, plan.microbatch_size, threads=read_threads(), rows=plan.record_rows)
     feed = Feed(
         files.source,
-        plan.ubatch_size,
+        plan.microbatch_size,
         dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
         readings=None if reading is None else reading.readings(),
     )

@@ -27,7 +27,7 @@ class Feed:
     """The input, cut into microbatches for the first stage."""
 
     source: InputSource
-    ubatch_size: int
+    microbatch_size: int
     """Number of items of a microbatch."""
     dtype: torch.dtype = torch.float32
     """Number type in which the first stage computes."""
@@ -48,7 +48,7 @@ class Feeder:
     def __init__(self, feed: Feed, outgoing: Outgoing, activity: Activity, lane: Lane | None = None) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
         self._dtype = feed.dtype
-        self._groups = feed.source.groups(feed.ubatch_size, feed.readings)
+        self._groups = feed.source.groups(feed.microbatch_size, feed.readings)
         self._fetching = Doing.READ if feed.readings is None else Doing.WAIT_INPUT
         self._outgoing = outgoing
         self._activity = activity

@@ -70,7 +70,7 @@ def decide(context: RankContext, facts: Mapping[int, Mapping[str, Any]]) -> Anno
         schedule=planned.schedule,
         data_rank=data_rank,
         items=known.items,
-        ubatch_size=request.ubatch_size,
+        microbatch_size=request.microbatch_size,
         max_tokens=known.max_tokens,
         pixel_table=known.pixel_table,
         store_port=None,

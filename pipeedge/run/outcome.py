@@ -167,7 +167,7 @@ def _make_report(
         schedule=plan.schedule,
         items=writer.items,
         microbatches=len(collector.latencies),
-        ubatch_size=plan.ubatch_size,
+        microbatch_size=plan.microbatch_size,
         startup_s=startup_s,
         elapsed_s=collector.elapsed_s,
         latency=Latency.of(collector.latencies),

@@ -33,7 +33,7 @@ class Workload:
 
     model_name: str
     model: ModelSpec
-    ubatch_size: int
+    microbatch_size: int
     """Number of items in a microbatch."""
     items: int
     """Number of items in the whole run."""
@@ -51,7 +51,7 @@ class Workload:
     @property
     def microbatches(self) -> int:
         """Number of microbatches in the whole run."""
-        return -(-self.items // self.ubatch_size)
+        return -(-self.items // self.microbatch_size)
 
     def cut_bytes(self, layer: int, dtype: str, bits: int = 0) -> int:
         """Return the bytes of a microbatch after ``layer`` layers.
@@ -64,9 +64,9 @@ class Workload:
             bits: bits per value, 0 for uncompressed values.
         """
         if layer == 0 and self.input_bytes is not None:
-            return self.input_bytes * self.ubatch_size
+            return self.input_bytes * self.microbatch_size
         elements = self.model.elements_out[layer - 1] if layer else self.model.elements_in
-        values = elements * self.ubatch_size
+        values = elements * self.microbatch_size
         # Stages of every dtype return the outputs of the model as float32.
         size = ELEMENT_BYTES["float32" if layer == self.model.layers else dtype]
         return -(-values * bits // 8) if bits else values * size
@@ -159,7 +159,7 @@ class SimulatedCluster:
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
             f"{name} (host {host}) has no profile of {load.model_name} with microbatches of "
-            f"{load.ubatch_size} and dtype {stage.dtype}; "
+            f"{load.microbatch_size} and dtype {stage.dtype}; "
             + (f"it has {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
@@ -228,14 +228,14 @@ class SimulatedCluster:
                     send_s=0.0 if outgoing.in_memory else number_at(profile.extra.get("send_s"), layers.last),
                 )
             )
-        last = load.items - (load.microbatches - 1) * load.ubatch_size
+        last = load.items - (load.microbatches - 1) * load.microbatch_size
         return PipelineModel(
             tuple(stages),
             links,
             load.microbatches,
             max(load.read_s, feed_s),
             max(load.write_s, collect_s) + codecs[-1],
-            last / load.ubatch_size,
+            last / load.microbatch_size,
         )
 
     def _link_costs(self, ends: tuple[str, str], size_bytes: int) -> SimulatedLink:
@@ -265,7 +265,7 @@ class SimulatedCluster:
 
 
 def _same_conditions(profile: ModelProfile, dtype: str, load: Workload) -> bool:
-    return profile.batch_size == load.ubatch_size and short_dtype(profile.dtype) == dtype
+    return profile.batch_size == load.microbatch_size and short_dtype(profile.dtype) == dtype
 
 
 def _numbers(stage: StagePlan) -> range:

@@ -129,7 +129,7 @@ class SimulationRequest(ProfiledRequest):
     @property
     def microbatches(self) -> int:
         """Number of microbatches that the items make."""
-        return -(-self.items // self.ubatch_size)
+        return -(-self.items // self.microbatch_size)
 
 
 SECTIONS = (
@@ -143,7 +143,7 @@ SECTIONS = (
     Section(
         "run",
         (
-            *options_of(SimulationRequest, "model_name", "items", "ubatch_size", "tokens", "dtypes"),
+            *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens", "dtypes"),
             *options_of(SimulationRequest, "quant_bits", "codec_mb_per_s", "read_s", "write_s"),
         ),
     ),

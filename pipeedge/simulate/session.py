@@ -64,7 +64,7 @@ class FinishedSimulation:
             schedule=self.schedule,
             items=load.items,
             microbatches=load.microbatches,
-            ubatch_size=load.ubatch_size,
+            microbatch_size=load.microbatch_size,
             startup_s=0.0,
             elapsed_s=run.length_s,
             latency=Latency.of(run.latencies_s.tolist()),
@@ -134,7 +134,7 @@ class FinishedSimulation:
         }
         for since, until, count in self.outcome.windows(stage, _POINTS):
             columns["t_s"].append(until)
-            columns["items_per_s"].append(count * self.load.ubatch_size / (until - since))
+            columns["items_per_s"].append(count * self.load.microbatch_size / (until - since))
             columns["bytes_per_s"].append(count * size / (until - since))
             columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
             columns["bits"].append(plan.quant_bits or 8 * ELEMENT_BYTES[plan.dtype])
@@ -144,7 +144,7 @@ class FinishedSimulation:
 def _steady(run: SimulatedRun, load: Workload) -> float | None:
     """Return the items per second from the first result to the last, or None for a single microbatch."""
     seconds = float(run.result_at[-1] - run.result_at[0])
-    return (load.items - load.ubatch_size) / seconds if seconds > 0 else None
+    return (load.items - load.microbatch_size) / seconds if seconds > 0 else None
 
 
 def simulate_request(request: SimulationRequest) -> FinishedSimulation:
@@ -193,7 +193,7 @@ def _workload(request: SimulationRequest) -> Workload:
         model=model if request.tokens is None else model.at_tokens(request.tokens),
         tokens=request.tokens,
         input_bytes=_input_bytes(request.model_name, request.tokens),
-        ubatch_size=request.ubatch_size,
+        microbatch_size=request.microbatch_size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
         read_s=request.read_s,
@@ -228,7 +228,7 @@ def _schedule(
             dev_file=request.dev_file,
             dev_neighbors_file=request.dev_neighbors_file,
             model_name=load.model_name,
-            batch_size=load.ubatch_size,
+            microbatch_size=load.microbatch_size,
             dtype=(request.dtypes or ("float32",))[0],
             data_host=request.data_host,
             tokens=request.tokens,

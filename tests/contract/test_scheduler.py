@@ -116,7 +116,7 @@ def test_types_left_out_are_reported(tmp_path: Path) -> None:
         ({"model_name": "bert"}, "no model bert; the file has: DummyModel, google/vit-base"),
         ({"model_name": ""}, "the value is empty"),
         ({"model_name": "a\0b"}, "a name cannot be passed to sched-pipeline"),
-        ({"batch_size": 3}, "no profile for google/vit-base-patch16-224, batch size 3"),
+        ({"microbatch_size": 3}, "no profile for google/vit-base-patch16-224, batch size 3"),
         ({"dtype": "float64"}, "unknown dtype float64"),
         ({"data_host": "zz"}, "--data-host zz: no such host"),
     ],
@@ -138,7 +138,7 @@ def test_messages_name_the_command_that_the_user_has(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "changes",
     [
-        {"batch_size": 0},
+        {"microbatch_size": 0},
         {"buffers_in": -1},
         {"buffers_out": -1},
         {"objective": "cost"},

@@ -104,7 +104,7 @@ MODEL = ModelSpec(mem_bytes=(100.0, 200.0, 300.0, 400.0), elements_in=4, element
 KIND = DeviceType(
     mem_bytes=1000.0, bw_bytes_per_s=50.0, profiles={"m": (ModelProfile(2, "torch.float32", (1, 2, 3, 4)),)}
 )
-CALL = Call("m", 4, ubatch_size=2)
+CALL = Call("m", 4, microbatch_size=2)
 
 
 def fits(first: int, last: int) -> bool:
@@ -186,9 +186,9 @@ def test_bids_survive_encoding(market: Market) -> None:
 
 def test_filters_keep_the_stages_they_name() -> None:
     bid = bid_of("pi", "kind", KIND, {}, MODEL, CALL)
-    chunked = bid.filtered(Call("m", 4, ubatch_size=2, chunk=2)).stage_s
+    chunked = bid.filtered(Call("m", 4, microbatch_size=2, chunk=2)).stage_s
     assert [tuple(cell) for cell in np.argwhere(np.isfinite(chunked))] == [(0, 2), (2, 4)]
-    largest = bid.filtered(Call("m", 4, ubatch_size=2, largest=True)).stage_s
+    largest = bid.filtered(Call("m", 4, microbatch_size=2, largest=True)).stage_s
     assert [tuple(cell) for cell in np.argwhere(np.isfinite(largest))] == [(0, 3), (1, 4), (2, 4), (3, 4)]
 
 
@@ -214,7 +214,7 @@ def test_an_invalid_bid_is_rejected(change: dict[str, object], said: str) -> Non
 def test_a_bid_is_compared_with_the_profile() -> None:
     bid = bid_of("pi", "kind", KIND, {}, MODEL, CALL)
     assert contradiction(bid, bid) is None
-    assert contradiction(bid.filtered(Call("m", 4, ubatch_size=2, largest=True)), bid) is None
+    assert contradiction(bid.filtered(Call("m", 4, microbatch_size=2, largest=True)), bid) is None
     cheaper = Bid("pi", "kind", 50.0, bid.stage_s * 0.5)
     assert contradiction(cheaper, bid) == "it says 0.5 s for layers 1-1, but the profile says 1 s"
     more = bid.stage_s.copy()

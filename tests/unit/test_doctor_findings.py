@@ -226,7 +226,7 @@ def test_names_and_numbers_of_the_files_are_compared(
         given_files,
         model_name=model,
         n_layers=16,
-        batch_size=8,
+        microbatch_size=8,
         dtype="float32",
         hosts=hosts,
         world_size=2,

@@ -32,7 +32,7 @@ def test_the_defaults_are_the_originals() -> None:
     assert request.world.socket_ifname is None
     assert request.model.name == "google/vit-base-patch16-224"
     assert (request.model.weights, request.model.device) == (None, "cpu")
-    assert (request.input.max_items, request.ubatch_size) == (None, 8)
+    assert (request.input.max_items, request.microbatch_size) == (None, 8)
     assert request.schedule.data_rank == 0
     assert request.transport.comm == "p2p"
     assert (request.output.results, request.output.report) == (None, None)
@@ -49,7 +49,7 @@ def test_every_option_arrives() -> None:
     assert (request.model.name, request.model.weights) == ("vit-digits", Path("w.npz"))
     assert request.model.device == "cuda:1"
     assert request.input.paths == (Path("a.png"), Path("b"))
-    assert (request.input.max_items, request.ubatch_size) == (20, 4)
+    assert (request.input.max_items, request.microbatch_size) == (20, 4)
     assert request.input.skip_bad_input
     assert (request.schedule.partition, request.schedule.rank_order) == ((1, 8, 9, 16), (2, 1))
     assert (request.schedule.data_rank, request.schedule.hosts) == (2, ("a", "b", "c"))

@@ -153,7 +153,7 @@ def test_ranks_that_agree_report_nothing() -> None:
         ("model", "bert-base-uncased", "the model"),
         ("architecture", "vit of 1 blocks", "the configuration of the model"),
         ("weights", "def", "the weights"),
-        ("ubatch_size", 3, "the microbatch size"),
+        ("microbatch_size", 3, "the microbatch size"),
         ("data_rank", 2, "the data rank"),
         ("comm", "rpc", "the transport"),
     ],
@@ -262,7 +262,7 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=Schedule(stages),
         data_rank=draw(st.integers(0, world - 1)),
         items=draw(st.integers(1, 100)),
-        ubatch_size=draw(st.integers(1, 20)),
+        microbatch_size=draw(st.integers(1, 20)),
         max_tokens=None,
         store_port=draw(st.none() | st.integers(1, 65535)),
         prediction=draw(st.none() | st.just(Prediction((promise,) * len(stages), 8))),
@@ -282,7 +282,7 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
     assert links[0].source == links[-1].destination == plan.data_rank
     assert [link.destination for link in links[:-1]] == [link.source for link in links[1:]]
     assert tuple(link.destination for link in links[:-1]) == plan.schedule.ranks
-    items = min(plan.items, plan.ubatch_size)
+    items = min(plan.items, plan.microbatch_size)
     assert specs_bytes(links[0].specs) == items * 64 * (4 if plan.pixel_table is None else 1)
     for number, (link, stage) in enumerate(zip(links[1:], plan.schedule.stages, strict=True)):
         specs = DIGITS.payload_specs(stage.layers.stop, items)

@@ -23,7 +23,7 @@ stages = st.builds(
 predictions = st.builds(
     Prediction,
     stages=st.lists(stages, min_size=1, max_size=4).map(tuple),
-    ubatch_size=st.integers(1, 16),
+    microbatch_size=st.integers(1, 16),
     tokens=st.none() | st.integers(1, 512),
 )
 
@@ -64,7 +64,7 @@ def simulated_s(prediction: Prediction, microbatches: int) -> float:
 @settings(max_examples=60)
 @given(prediction=predictions, microbatches=st.integers(1, 12))
 def test_a_prediction_equals_a_simulated_run(prediction: Prediction, microbatches: int) -> None:
-    items = microbatches * prediction.ubatch_size
+    items = microbatches * prediction.microbatch_size
     assert prediction.run_items_per_s(items) == pytest.approx(items / simulated_s(prediction, microbatches))
 
 

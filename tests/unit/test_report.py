@@ -38,7 +38,7 @@ def report(**changed: Any) -> RunReport:
         "schedule": Schedule.from_partition([1, 6, 7, 16]).with_rank_order([1, 0], world_size=2),
         "items": 20,
         "microbatches": 3,
-        "ubatch_size": 8,
+        "microbatch_size": 8,
         "startup_s": 2.5,
         "elapsed_s": 4.0,
         "latency": Latency(0.1, 0.2, 0.3),
