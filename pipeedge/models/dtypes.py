@@ -24,7 +24,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 
-__all__ = ["dtype_name", "find_dtype", "slow_here", "stream_dtype"]
+__all__ = ["dtype_name", "find_dtype", "has_avx512", "slow_here", "stream_dtype"]
 
 _TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: getattr(torch, name) for name in DTYPES})
 
@@ -89,6 +89,11 @@ def slow_here(
                 "measures how slow"
             )
     return None
+
+
+def has_avx512() -> bool:
+    """Return whether this processor has AVX-512."""
+    return bool(_capabilities().get("avx512_f"))
 
 
 def _capabilities() -> Mapping[str, Any]:

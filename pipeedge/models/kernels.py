@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import processor_vendor
-from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.dtypes import dtype_name, has_avx512
 from pipeedge.models.int8 import int8_kernels
 
 __all__ = ["available", "choose", "preferred"]
@@ -46,7 +46,7 @@ def choose(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
     """
     there = available(dtype, device)
     if wanted == "auto":
-        return preferred(dtype, processor_vendor(), there)
+        return preferred(dtype, processor_vendor(), there, wide=has_avx512())
     if wanted not in there:
         listed = ", ".join(("auto", *there))
         raise RequestError(f"--kernels {wanted}: for {dtype_name(dtype)} this machine has {listed}")
@@ -60,7 +60,7 @@ def available(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     return ("onednn", "torch") if device.type == "cpu" and _onednn_computes(dtype) else ("torch",)
 
 
-def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str]) -> str:
+def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str], *, wide: bool) -> str:
     """Return the kernels that are fastest on a processor, as far as that is known.
 
     int8: those that compute with 8-bit instructions, packed if possible. float32: MKL uses its AVX-512 code
@@ -71,13 +71,14 @@ def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str]) -> s
         dtype: Number type of the weights.
         vendor: Vendor of an x86 processor as it names itself, or None for others.
         there: Kernels that the machine has, the fastest for int8 first.
+        wide: Whether the processor has AVX-512; with AVX2 alone, oneDNN is no faster in float32 than MKL.
     """
     if dtype is torch.int8:
         return there[0]
     if "onednn" not in there or vendor is None:
         return "torch"
     if dtype is torch.float32:
-        return "torch" if vendor == _INTEL else "onednn"
+        return "onednn" if wide and vendor != _INTEL else "torch"
     return "onednn" if dtype is torch.bfloat16 else "torch"
 
 

@@ -52,7 +52,9 @@ PLAIN = ("torch",)
 def test_the_rule_depends_on_processor_and_number_type(
     dtype: str, vendor: str | None, there: tuple[str, ...], chosen: str
 ) -> None:
-    assert preferred(find_dtype(dtype), vendor, there) == chosen
+    assert preferred(find_dtype(dtype), vendor, there, wide=True) == chosen
+    narrow = "torch" if dtype == "float32" else chosen
+    assert preferred(find_dtype(dtype), vendor, there, wide=False) == narrow
 
 
 @pytest.mark.parametrize(
