@@ -137,7 +137,7 @@ def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> No
         (spec,) = model.payload_specs(0, 2)
         images = torch.rand(spec.shape)
         with torch.inference_mode():
-            assert torch.equal(exported.load()((images,))[0], stage(images))
+            assert torch.equal(exported.load(kernels="torch")((images,))[0], stage(images))
         with pytest.raises(RequestError, match="exists already"):
             export(place, tmp_path / f"{model.family}-out")
         # A stage whose weights have a pre_logits layer has more than the configuration says.
