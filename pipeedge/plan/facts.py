@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["disagreement", "disagreements", "rank_facts"]
 
+_COMMON_OPTION = "common option "
+"""How the names of facts begin that are options on which all ranks must agree."""
 _SCHEDULE_OPTION = "schedule option "
 _DATA_OPTION = "data option "
 """How the names of facts begin that are options of one rank."""
@@ -43,20 +45,19 @@ def rank_facts(
         pixels: what the bytes of its pictures stand for, on the data rank; None where none are sent.
     """
     config = model.config
+    own_name = model.name if model.directory is None else None
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
     return {
         "version": pipeedge.__version__,
         "torch": str(torch.__version__).split("+")[0],
-        "model": model.name if model.directory is None else None,
         "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
-        "microbatch_size": request.microbatch_size,
         "data_rank": request.schedule.data_rank,
-        "comm": request.transport.comm,
         "items": items,
         "max_tokens": max_tokens,
         "pixel_table": None if pixels is None else pixels.to_text(),
         "record_rows": request.output.record_rows,
+        **{f"{_COMMON_OPTION}{name}": value for name, value in request.agreed(own_name).items()},
         **{f"{_SCHEDULE_OPTION}{name}": value for name, value in request.given.schedule.items()},
         **{f"{_DATA_OPTION}{name}": value for name, value in request.given.data.items()},
     }
@@ -69,15 +70,18 @@ def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Everything on which two ranks disagree, a line each."""
+    keys = dict.fromkeys(key for told in facts.values() for key in told)
+    options = {
+        key: (key.removeprefix(_COMMON_OPTION), "start all with the same")
+        for key in keys
+        if key.startswith(_COMMON_OPTION)
+    }
     what = {
         "version": ("the version of PipeEdge", "install the same"),
         "torch": ("the version of torch", "install the same"),
-        "model": ("the model (-m)", "start all with the same"),
+        **options,
         "architecture": ("the configuration of the model", "give all the same config.json"),
         "weights": ("the weights (-M)", "copy the same file to all"),
-        "microbatch_size": ("the microbatch size (-u)", "start all with the same"),
-        "data_rank": ("the data rank (-D)", "start all with the same"),
-        "comm": ("the transport (-c)", "start all with the same"),
     }
     for key, (name, remedy) in what.items():
         known = {rank: facts[rank].get(key) for rank in sorted(facts) if facts[rank].get(key) is not None}

@@ -13,7 +13,16 @@ from pathlib import Path
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.schedule import KERNELS
 from pipeedge.base.wording import count, figure
-from pipeedge.request.declared import PORT, Check, ObeyedBy, at_least, between, check_options, option
+from pipeedge.request.declared import (
+    PORT,
+    Check,
+    ObeyedBy,
+    agreed_values,
+    at_least,
+    between,
+    check_options,
+    option,
+)
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
@@ -176,6 +185,18 @@ class RunRequest:
     """Command line of the request, program first; not compared, as a request can be worded differently."""
     given: GivenOptions = field(default_factory=GivenOptions, compare=False)
     """Options that one rank obeys; ranks compare them so that none is lost on a rank that ignores it."""
+
+    def agreed(self, model: str | None) -> dict[str, str | int | None]:
+        """Return the values that all ranks must have in common, by what a message calls them.
+
+        Args:
+            model: the model's own name; None for that of a directory, which may differ between hosts.
+        """
+        # Of these options, only the model's fills a field called name.
+        return {
+            f"the {one.subject} ({one.flags[0]})": model if one.field == "name" else value
+            for one, value in agreed_values(self)
+        }
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -268,18 +268,15 @@ def given_options(
     return tuple(_given(arguments, (one for section in sections for one in section.options)))
 
 
-def agreed_values(request: Any) -> dict[str, Any]:
-    """Return the values that all ranks must have in common, by the long name of the option."""
-    found = {
-        one.flags[-1]: getattr(request, one.field)
-        for one in options_of(type(request))
-        if one.obeyed_by is ObeyedBy.ALL
-    }
-    for one in dataclasses.fields(request):
-        part = getattr(request, one.name)
-        if dataclasses.is_dataclass(part):
-            found |= agreed_values(part)
-    return found
+def agreed_values(request: Any) -> Iterator[tuple[Option, Any]]:
+    """Yield the options of a request, and of its parts, whose values all ranks must have in common."""
+    for one in options_of(type(request)):
+        if one.obeyed_by is ObeyedBy.ALL:
+            yield one, getattr(request, one.field)
+    for part in dataclasses.fields(request):
+        value = getattr(request, part.name)
+        if dataclasses.is_dataclass(value):
+            yield from agreed_values(value)
 
 
 def _given(arguments: argparse.Namespace, options: Iterable[Option]) -> Iterator[tuple[Option, Any]]:

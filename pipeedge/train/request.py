@@ -277,7 +277,7 @@ class TrainingRequest:
 
     def facts(self) -> dict[str, str | float | None]:
         """Return the values on which all workers must agree, by option."""
-        return {name: _plain(value) for name, value in agreed_values(self).items()}
+        return {one.flags[-1]: _plain(value) for one, value in agreed_values(self)}
 
 
 def _plain(value: object) -> str | float | None:

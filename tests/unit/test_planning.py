@@ -150,16 +150,16 @@ def test_ranks_that_agree_report_nothing() -> None:
     [
         ("version", "9.9", "the version of PipeEdge"),
         ("torch", "1.0", "the version of torch"),
-        ("model", "bert-base-uncased", "the model"),
+        ("common option the model (-m)", "bert-base-uncased", "the model"),
         ("architecture", "vit of 1 blocks", "the configuration of the model"),
         ("weights", "def", "the weights"),
-        ("microbatch_size", 3, "the microbatch size"),
-        ("data_rank", 2, "the data rank"),
-        ("comm", "rpc", "the transport"),
+        ("common option the microbatch size (-u)", 3, "the microbatch size"),
+        ("common option the data rank (-D)", 2, "the data rank"),
+        ("common option the transport (-c)", "rpc", "the transport"),
     ],
 )
 def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: object, what: str) -> None:
-    same = {"model": "bert-large-uncased"} if key == "model" else {}
+    same = {key: "bert-large-uncased"} if "model (" in key else {}
     line = disagreement({0: facts(**same), 1: facts(**same), 2: facts(**{key: other})})
     assert line is not None
     assert line.startswith(f"ranks 0 and 2 disagree on {what}")
