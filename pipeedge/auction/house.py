@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from pipeedge.auction.market import Bid, Call
-from pipeedge.auction.sale import Sale, Sold, absence_line, no_bid
+from msgspec import Raw
+
+from pipeedge.auction.market import Bid, Call, NoBid, Offer
+from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
-from pipeedge.base.fields import decoding
+from pipeedge.base.fields import decode, decoding, encode, reader
 from pipeedge.control.member import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Announcement, Deadlines, Forms, Refusal, Session
@@ -21,15 +23,11 @@ from pipeedge.request.config import WorldRequest
 
 __all__ = ["Auctioneer", "attend"]
 
-_Offer: TypeAlias = Mapping[str, Any]
-"""Body of a bid, or of the reason why there is none. The sale checks it, and names who made a mistake."""
+_Offer: TypeAlias = Raw
+"""A bid, or the reason why there is none, as JSON. The sale checks it, and names who made a mistake."""
 
-_FORMS: Forms[_Offer, Sold] = Forms(
-    write_facts=dict,
-    read_facts=dict,
-    write_plan=Sold.to_body,
-    read_plan=Sold.from_body,
-    max_message_bytes=MAX_BYTES,
+_FORMS: Forms[_Offer, Sold, None] = Forms(
+    facts=Raw, plan=reader(Sold), stats=reader(None), max_message_bytes=MAX_BYTES
 )
 
 _SILENCE_AFTER_DEADLINE_S = 10.0
@@ -78,23 +76,23 @@ def attend(
         host=host,
         required=frozenset({0}),
     ) as session:
-        session.open(None if auctioneer is None else auctioneer.call.to_body())
+        session.open(None if auctioneer is None else auctioneer.call)
         with decoding("the call of rank 0"):
-            call = Call.from_body(session.brief())
+            call: Call = decode(session.brief(), Call)
         try:
             bid = make_bid(call)
         except RequestError as error:
             with suppress(PipeEdgeError):  # all hear why there is no auction; this rank says it as it is
-                _settle(session, no_bid(host, error), auctioneer, deadlines.appear_s)
+                _settle(session, _as_json(NoBid(host, one_line(error))), auctioneer, deadlines.appear_s)
             raise
-        sold = _settle(session, bid.to_body(), auctioneer, deadlines.appear_s)
+        sold = _settle(session, _as_json(bid.offer()), auctioneer, deadlines.appear_s)
         with decoding("the result of rank 0"):
             sold.ranks.index(world.rank)
         return sold
 
 
 def _settle(
-    session: Session[_Offer, Sold], offer: _Offer, auctioneer: Auctioneer | None, deadline_s: float
+    session: Session[_Offer, Sold, None], offer: _Offer, auctioneer: Auctioneer | None, deadline_s: float
 ) -> Sold:
     """Send the offer of this rank and return the result, which the auctioneer finds."""
     session.state(offer)
@@ -103,7 +101,7 @@ def _settle(
     return session.plan()
 
 
-def _find_result(session: Session[_Offer, Sold], auctioneer: Auctioneer, deadline_s: float) -> None:
+def _find_result(session: Session[_Offer, Sold, None], auctioneer: Auctioneer, deadline_s: float) -> None:
     def review(rank: int, offer: _Offer) -> Refusal | None:
         try:
             auctioneer.sale.take(rank, offer)
@@ -121,3 +119,7 @@ def _find_result(session: Session[_Offer, Sold], auctioneer: Auctioneer, deadlin
         return Announcement(sold, participants=())
 
     session.decide(decide, review)
+
+
+def _as_json(offer: Offer | NoBid) -> _Offer:
+    return Raw(encode(offer))

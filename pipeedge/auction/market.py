@@ -11,28 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from pipeedge.base.errors import RequestError, ScheduleError
-from pipeedge.base.fields import flag, nonnegative, number, text, whole_number
+from pipeedge.base.fields import Amount, Line, Name
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
-__all__ = ["Bid", "Call", "Market", "Seconds", "bid_of", "contradiction", "length_note"]
+__all__ = ["Bid", "Call", "Market", "NoBid", "Offer", "Seconds", "bid_of", "contradiction", "length_note"]
 
 Seconds = npt.NDArray[np.float64]
 
 _TOLERANCE = 1e-6
 """Relative tolerance between a bid and a profile, whose figures are rounded as text."""
-_MAX_HOST = 200
-_MAX_NAME = 1000
-_MAX_CALLED = 1 << 20
-"""Upper bound of the numbers in a call."""
+_HostName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
+_Called: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
+"""Number in a call."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Call:
         RequestError: a number is out of range.
     """
 
-    model_name: str
-    layers: int
+    model_name: Line
+    layers: _Called
     """Number of layers of the model."""
-    microbatch_size: int = 8
+    microbatch_size: _Called = 8
     """Number of items in a microbatch."""
-    dtype: str = "float32"
+    dtype: Name = "float32"
     """Number type of the run."""
-    tokens: int | None = None
+    tokens: _Called | None = None
     """Tokens of the longest sentence, or None for the profiled length."""
-    buffers_in: int = 2
+    buffers_in: _Called = 2
     """Number of microbatches that a stage buffers before it computes."""
-    buffers_out: int = 2
+    buffers_out: _Called = 2
     """Number of microbatches that a stage buffers until they are sent."""
-    chunk: int = 1
+    chunk: _Called = 1
     """Number of layers whose multiples stages begin and end at, except at the model's end."""
     largest: bool = False
     """Whether to ask, for each first layer, only for the stage that extends furthest."""
@@ -73,23 +73,28 @@ class Call:
         if self.dtype not in ELEMENT_BYTES:
             raise RequestError(f"--dtype {self.dtype}: choose one of {', '.join(ELEMENT_BYTES)}")
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the body of a message."""
-        return dict(vars(self))
 
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Call:
-        """Parse the body of a message. Raises TypeError, KeyError or ValueError if it is malformed."""
-        return cls(
-            model_name=text(body["model_name"], _MAX_NAME),
-            dtype=text(body["dtype"], _MAX_NAME),
-            largest=flag(body["largest"]),
-            tokens=None if body["tokens"] is None else whole_number(body["tokens"], below=_MAX_CALLED),
-            **{
-                name: whole_number(body[name], below=_MAX_CALLED)
-                for name in ("layers", "microbatch_size", "buffers_in", "buffers_out", "chunk")
-            },
-        )
+class Offer(Struct, frozen=True, tag="bid"):
+    """A bid as a message."""
+
+    host: _HostName
+    type_name: _HostName
+    bw_bytes_per_s: Amount
+    stage_s: tuple[tuple[Amount | None, ...], ...]
+    """For each first layer, the seconds of the stages that begin with it; None where there is no bid."""
+    links: Mapping[_HostName, tuple[Amount, Amount]] = {}
+    """Bandwidth in bytes per second and latency in seconds to other hosts."""
+
+    def __post_init__(self) -> None:
+        if not all(name.isprintable() for name in (self.host, self.type_name, *self.links)):
+            raise ValueError("a host name is not printable")
+
+
+class NoBid(Struct, frozen=True, tag="refusal"):
+    """The reason why a device cannot bid, as a message."""
+
+    host: Name
+    reason: Line
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,8 @@ class Bid:
     links: Mapping[str, NeighborLink] = field(default_factory=dict)
     """Links to other hosts, where they are known."""
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the body of a message."""
+    def offer(self) -> Offer:
+        """Return the bid as a message."""
         layers = len(self.stage_s) - 1
         rows = [
             [None if math.isinf(cell) else cell for cell in self.stage_s[first, first + 1 :].tolist()]
@@ -116,49 +121,27 @@ class Bid:
         for row in rows:
             while row and row[-1] is None:
                 row.pop()
-        return {
-            "host": self.host,
-            "type_name": self.type_name,
-            "bw_bytes_per_s": self.bw_bytes_per_s,
-            "stage_s": rows,
-            "links": {name: [link.bw_bytes_per_s, link.latency_s] for name, link in self.links.items()},
-        }
+        links = {name: (link.bw_bytes_per_s, link.latency_s) for name, link in self.links.items()}
+        return Offer(self.host, self.type_name, self.bw_bytes_per_s, tuple(map(tuple, rows)), links)
 
     @classmethod
-    def from_body(cls, body: Mapping[str, Any], call: Call) -> Bid:
-        """Parse the body of a message.
+    def of(cls, offer: Offer, call: Call) -> Bid:
+        """Convert a message to a bid.
 
         Raises:
-            TypeError, KeyError, ValueError: it is not a bid for this call.
+            ValueError: it is not a bid for this call.
         """
         stage_s = np.full((call.layers + 1, call.layers + 1), np.inf)
-        rows = body["stage_s"]
-        if len(rows) != call.layers:
-            raise ValueError(f"bids for {count(len(rows), 'layer')} of a model with {call.layers}")
-        for first, row in enumerate(rows):
+        if len(offer.stage_s) != call.layers:
+            raise ValueError(f"bids for {count(len(offer.stage_s), 'layer')} of a model with {call.layers}")
+        for first, row in enumerate(offer.stage_s):
             if len(row) > call.layers - first:
                 raise ValueError(f"bids for layers beyond {call.layers}")
             stage_s[first, first + 1 : first + 1 + len(row)] = [
-                np.inf if cell is None else number(cell) for cell in row
+                np.inf if cell is None else cell for cell in row
             ]
-        links = {
-            _host(name): NeighborLink(nonnegative(bw), nonnegative(latency))
-            for name, (bw, latency) in body["links"].items()
-        }
-        bid = cls(
-            _host(body["host"]), _host(body["type_name"]), nonnegative(body["bw_bytes_per_s"]), stage_s, links
-        )
-        bid.check()
-        return bid
-
-    def check(self) -> None:
-        """Check that the figures can be times.
-
-        Raises:
-            ValueError: they cannot.
-        """
-        if np.isnan(self.stage_s).any() or (self.stage_s < 0).any():
-            raise ValueError("a time is negative or not a number")
+        links = {name: NeighborLink(bw, latency) for name, (bw, latency) in offer.links.items()}
+        return cls(offer.host, offer.type_name, offer.bw_bytes_per_s, stage_s, links)
 
     def filtered(self, call: Call) -> Bid:
         """Return the bid without the stages that ``call`` does not ask for."""
@@ -172,12 +155,6 @@ class Bid:
                 finite = np.flatnonzero(np.isfinite(row))
                 row[finite[:-1]] = np.inf
         return Bid(self.host, self.type_name, self.bw_bytes_per_s, kept, self.links)
-
-
-def _host(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_HOST or not value.isprintable():
-        raise ValueError("a host name is missing, too long or not printable")
-    return value
 
 
 def bid_of(

@@ -6,24 +6,18 @@ a missing bid: it ends the auction for all with one line, because nobody would f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from pipeedge.auction.market import Bid, Call, contradiction
-from pipeedge.base.errors import RequestError, one_line
-from pipeedge.base.fields import MALFORMED, text, whole_number
-from pipeedge.base.wording import figure
+from msgspec import Raw, Struct
+
+from pipeedge.auction.market import Bid, Call, NoBid, Offer, contradiction
+from pipeedge.base.errors import RequestError
+from pipeedge.base.fields import MALFORMED, Count, Name, decode
+from pipeedge.base.wording import figure, printable
 from pipeedge.control.failures import Failure, FailureKind
 
-__all__ = ["Sale", "Sold", "absence_line", "no_bid"]
-
-_MAX_LINE = 2000
-
-
-def no_bid(host: str, error: RequestError) -> dict[str, Any]:
-    """Return the offer of a device that cannot bid, for the reason in ``error``."""
-    return {"host": host, "refusal": one_line(error)}
+__all__ = ["Sale", "Sold", "absence_line"]
 
 
 class Sale:
@@ -39,21 +33,21 @@ class Sale:
         self._expected = expected
         self._bids: dict[int, Bid] = {}
 
-    def take(self, rank: int, offer: Mapping[str, Any]) -> None:
-        """Take the offer of a rank: the body of its bid, or what ``no_bid`` returns.
+    def take(self, rank: int, offer: bytes | Raw) -> None:
+        """Take the offer of a rank, an ``Offer`` or a ``NoBid`` as JSON.
 
         Raises:
             RequestError: the auction cannot go on: the rank made a mistake, or cannot bid.
         """
         who = f"rank {rank}"
         try:
-            who = f"rank {rank} (on {_line(offer['host'])})"
-            refusal = _line(offer["refusal"]) if "refusal" in offer else None
-            bid = Bid.from_body(offer, self._call) if refusal is None else None
+            who = f"rank {rank} (on {decode(offer, _Bidder).host})"
+            told: Offer | NoBid = decode(offer, Offer | NoBid)
+            if isinstance(told, NoBid):
+                raise RequestError(f"{who} cannot bid: {told.reason}")
+            bid = Bid.of(told, self._call)
         except (*MALFORMED, MemoryError) as error:
-            raise RequestError(f"the bid of {who} is invalid: {error}") from error
-        if bid is None:
-            raise RequestError(f"{who} cannot bid: {refusal}")
+            raise RequestError(f"the bid of {who} is invalid: {printable(error)}") from error
         for other, known in self._bids.items():
             if known.host == bid.host and other != rank:
                 first, second = sorted((other, rank))
@@ -82,46 +76,34 @@ def absence_line(failure: Failure, deadline_s: float) -> str:
     return f"{failure.line}; it is left out"
 
 
-def _line(value: object) -> str:
-    """Check text from a peer that will be shown: short and on one line."""
-    line = text(value, _MAX_LINE)
-    if not line:
-        raise ValueError("a text is empty")
-    return line
+class _Bidder(Struct):
+    """The field of an offer that names its sender."""
+
+    host: Name
 
 
 @dataclass(frozen=True)
 class Sold:
     """The result that the auctioneer announces."""
 
-    hosts: tuple[str, ...]
+    hosts: tuple[Name, ...]
     """Hosts that made a bid, in the order of their ranks in the run that follows."""
-    ranks: tuple[int, ...]
+    ranks: tuple[Count, ...]
     """Rank of each host in the auction."""
-    partition: tuple[int, ...]
+    partition: tuple[Count, ...]
     """First and last layer of each stage, from 1."""
-    order: tuple[int, ...]
+    order: tuple[Count, ...]
     """Index in ``hosts`` of each stage's device."""
-    data_rank: int
+    data_rank: Count
     """Index in ``hosts`` of the data host."""
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the body of a message."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Sold:
-        """Parse the body of a message. Raises KeyError, TypeError or ValueError if it is malformed."""
-        numbers = {
-            name: tuple(whole_number(number) for number in body[name])
-            for name in ("ranks", "partition", "order")
-        }
-        hosts = tuple(_line(host) for host in body["hosts"])
-        if len(numbers["ranks"]) != len(hosts) or len(numbers["partition"]) != 2 * len(numbers["order"]):
+    def __post_init__(self) -> None:
+        if len(self.ranks) != len(self.hosts) or len(self.partition) != 2 * len(self.order):
             raise ValueError("the parts of a result do not match")
-        for device in numbers["order"]:
-            whole_number(device, below=len(hosts))
-        return cls(hosts=hosts, data_rank=whole_number(body["data_rank"], below=len(hosts)), **numbers)
+        if any(device >= len(self.hosts) for device in (*self.order, self.data_rank)):
+            raise ValueError(f"a device outside the {len(self.hosts)} that made a bid")
+        if not all(self.hosts):
+            raise ValueError("a host has no name")
 
     def runtime_arguments(self, rank: int) -> list[str]:
         """Return the arguments of ``runtime.py`` for the process that had ``rank`` in the auction."""

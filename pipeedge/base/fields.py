@@ -14,11 +14,10 @@ Malformed values raise one of ``MALFORMED``; ``decoding`` turns that into one li
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -31,6 +30,7 @@ __all__ = [
     "Count",
     "ExitCode",
     "Line",
+    "LongLine",
     "Name",
     "Number",
     "Options",
@@ -41,16 +41,7 @@ __all__ = [
     "decode",
     "decoding",
     "encode",
-    "flag",
-    "nested",
-    "nonnegative",
-    "number",
-    "parse",
-    "plain",
     "reader",
-    "text",
-    "to_plain",
-    "whole_number",
 ]
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
@@ -59,12 +50,9 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Arithm
 _MOST = 1e18
 """Largest absolute value of a number, so that sums and products of a few remain finite."""
 _LAST = (1 << 63) - 1
-_MAX_LINE = 8000
+_MAX_LINE = 2000
+_MAX_TEXT = 8000
 _MAX_NAME = 255
-_END = 1 << 63
-_MAX_TEXT = 2000
-_MAX_VALUE = 8000
-_MAX_DIGITS = 20
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_LAST)]
 """A whole number from 0 that fits 64 bits."""
@@ -76,19 +64,26 @@ Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 """A number up to 1e18."""
 Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=_MOST)]
 """A nonnegative number up to 1e18, such as a duration."""
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_MAX_LINE)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
 """A text that is compared or parsed, and never shown."""
 
 _Option: TypeAlias = Annotated[int, msgspec.Meta(ge=-_LAST, le=_LAST)] | Number | str | bool | None
 
+# For type checkers these are plain types, so that code that creates a message can pass plain values.
 if TYPE_CHECKING:
     Line: TypeAlias = str
+    LongLine: TypeAlias = str
     Name: TypeAlias = str
     Options: TypeAlias = dict[str, Any]
 else:
 
     class Line(str):
-        """A text that can be shown: cut to 8000 characters, with control characters escaped."""
+        """A text that can be shown: cut to 2000 characters, with control characters escaped."""
+
+        __slots__ = ()
+
+    class LongLine(str):
+        """A text that can be shown, like ``Line``, but cut to 8000 characters."""
 
         __slots__ = ()
 
@@ -99,6 +94,10 @@ else:
 
     class Options(dict):
         """A flat object of texts, numbers, booleans and null, which can be compared and shown."""
+
+
+_MOST_SHOWN = {Line: _MAX_LINE, LongLine: _MAX_TEXT, Name: _MAX_NAME}
+"""Number of characters to which texts of each type are cut."""
 
 
 def reader(kind: Any) -> Callable[[bytes | str | msgspec.Raw], Any]:
@@ -121,13 +120,8 @@ def encode(value: object) -> bytes:
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Read the output of ``to_plain`` as ``kind``. Raises one of ``MALFORMED`` if it is malformed."""
+    """Read parsed JSON as ``kind``. Raises one of ``MALFORMED`` if it is malformed."""
     return msgspec.convert(value, kind, dec_hook=_read, str_keys=True)
-
-
-def to_plain(value: object) -> Any:
-    """Return ``value`` as objects, lists, texts and numbers."""
-    return msgspec.to_builtins(value, enc_hook=_plain, str_keys=True)
 
 
 @contextmanager
@@ -154,8 +148,8 @@ def _read(kind: type, value: Any) -> Any:
     if kind is Options:
         options = msgspec.convert(value, dict[str, _Option])
         return Options({_shown(name, _MAX_NAME): _shown_option(option) for name, option in options.items()})
-    if kind in (Line, Name):
-        return kind(_shown(value, _MAX_LINE if kind is Line else _MAX_NAME))
+    if kind in _MOST_SHOWN:
+        return kind(_shown(value, _MOST_SHOWN[kind]))
     raise NotImplementedError(kind)
 
 
@@ -167,7 +161,7 @@ def _shown(value: object, most: int) -> str:
 
 
 def _shown_option(option: str | float | None) -> str | float | None:
-    return _shown(option, _MAX_LINE) if isinstance(option, str) else option
+    return _shown(option, _MAX_TEXT) if isinstance(option, str) else option
 
 
 def _plain(value: object) -> object:
@@ -179,101 +173,3 @@ def _plain(value: object) -> object:
     if isinstance(value, dict):
         return dict(value)
     raise TypeError(f"{type(value).__name__} cannot be sent")
-
-
-# -- checks of single values, for messages that have no type yet ------------------------------------------
-
-
-def parse(data: bytes | str) -> Any:
-    """Parse JSON. Raises ValueError or RecursionError if it is malformed or holds a number out of range."""
-    return json.loads(data, parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
-
-
-def whole_number(value: object, below: int = _END) -> int:
-    """Return ``value`` if it is a whole number from 0; else raise TypeError or ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} instead of a whole number")
-    if not 0 <= value < below:
-        raise ValueError(f"a number outside 0 to {below - 1}")
-    return value
-
-
-def number(value: object) -> float:
-    """Return ``value`` as a float if it is a number up to 1e18; else raise TypeError or ValueError."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} instead of a number")
-    if not abs(value) <= _MOST:
-        raise ValueError(f"a number beyond {_MOST:.0e}")
-    return float(value)
-
-
-def nonnegative(value: object) -> float:
-    """Return ``value`` as a float if it is a nonnegative number, such as a duration or an amount."""
-    found = number(value)
-    if found < 0:
-        raise ValueError("a negative number")
-    return found
-
-
-def flag(value: object) -> bool:
-    """Return ``value`` if it is true or false."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(value).__name__} instead of true or false")
-    return value
-
-
-def text(value: object, most: int = _MAX_TEXT) -> str:
-    """Return the first ``most`` characters of a text, with control characters escaped."""
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} instead of text")
-    return printable(value[:most])[:most]
-
-
-def plain(value: object) -> dict[str, Any]:
-    """Return a map of text and numbers only, which can be compared, shown and sent on."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{type(value).__name__} instead of an object")
-    return {text(key): _plain_entry(entry) for key, entry in value.items()}
-
-
-def nested(value: object) -> dict[str, Any]:
-    """Return a map like ``plain``, whose values may also be lists and maps of such values."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{type(value).__name__} instead of an object")
-    return {text(key): _nested(entry) for key, entry in value.items()}
-
-
-def _nested(entry: object) -> Any:
-    if isinstance(entry, Mapping):
-        return nested(entry)
-    if isinstance(entry, list):
-        return [_nested(each) for each in entry]
-    return _plain_entry(entry)
-
-
-def _plain_entry(entry: object) -> str | int | float | None:
-    if entry is None or isinstance(entry, bool):
-        return entry
-    if isinstance(entry, str):
-        return text(entry, _MAX_VALUE)
-    if isinstance(entry, int):
-        return entry if abs(entry) < _END else whole_number(entry)
-    return number(entry)
-
-
-def _whole(digits: str) -> int:
-    # The length is checked first: conversion takes time quadratic in the number of digits.
-    if len(digits) > _MAX_DIGITS or not -_END < (value := int(digits)) < _END:
-        raise ValueError("a whole number of more than 64 bits")
-    return value
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError("a number too large for a float")
-    return value
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")

@@ -5,13 +5,13 @@
     │ Hub: HubState,   │<── hello, facts, beat, ───│ Member          │
     │ sans I/O, behind │    ready, lost, done, ...  │  beats, waits   │
     │ one selector     │─── plan, start, verdict, ─>│  for the plan,  │
-    │ thread           │    notice, summary, beat   │  gets verdicts  │
+    │ thread           │    notice, summary, pace   │  gets verdicts  │
     └──────────────────┘                            └─────────────────┘
 
-messages   messages and their encoding (pure)
 failures   the reason why a session ended, as data (pure)
 clocks     conversion to the hub's clock (pure)
 liveness   diagnosis of silent, stuck and slow ranks (pure)
+messages   a type for each kind of message, and its encoding (pure)
 roster     the ranks that take part, and the phase of each (pure)
 attendance admission of ranks, and the ranks that are missing or left out (pure)
 telemetry  data that the hub forwards but does not decide by (pure)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
-from pipeedge.base.fields import MALFORMED, text, whole_number
 from pipeedge.base.wording import count, figure, plural
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.messages import Message
+from pipeedge.control.messages import Brief, Hello, Message, Notice, Verdict, Waiting
 from pipeedge.control.roster import Roster, Seat
 
 __all__ = ["Attendance", "Terms"]
 
-_MAX_HOST = 255
 _MAX_NAMED = 10
 """Largest number of ranks that a message names."""
 _MAX_WAITING_NAMED = 8
@@ -34,7 +32,7 @@ class Terms:
     """Seconds within which a rank must appear. One that is not required must also send its facts."""
     required: frozenset[int] | None = None
     """Ranks without which there is no session, or None for all. Others are left out if they are late."""
-    brief: Mapping[str, Any] | None = None
+    brief: Raw | None = None
     """Information that a rank needs to state its facts, sent to each when it is admitted."""
     max_message_bytes: int = 64 << 10
     """Length of the longest message that a rank may send, in bytes."""
@@ -59,17 +57,20 @@ class Attendance:
     # -- connections ------------------------------------------------------------------------------
 
     def admit(
-        self, connection: int, body: Mapping[str, Any], now: float
+        self, connection: int, hello: Hello | None, now: float
     ) -> tuple[list[tuple[int, Message]], Failure | None]:
-        """Handle a hello; return the reply, and the reason if it ends the session for all."""
+        """Handle a hello; return the reply, and the reason if it ends the session for all.
+
+        Args:
+            connection: number of the connection.
+            hello: the hello, or None if it is malformed.
+            now: present time, in seconds of the hub's clock.
+        """
         size = self._roster.world_size
-        try:
-            world = whole_number(body["world"])
-            rank = whole_number(body["rank"])
-            host = text(body["host"], _MAX_HOST)
-        except MALFORMED:
+        if hello is None:
             line = "your hello is malformed; do all ranks run the same version?"
             return self._refuse(connection, line), None
+        world, rank, host = hello.world, hello.rank, hello.host
         disagrees = ""
         if world != size:
             theirs = count(world, "rank")
@@ -94,7 +95,7 @@ class Attendance:
         self._roster.seats[rank] = Seat(connection, host, now)
         self._roster.rank_of[connection] = rank
         brief = self._terms.brief
-        return [] if brief is None else [(connection, Message("brief", brief))], None
+        return [] if brief is None else [(connection, Brief(brief))], None
 
     def has_sent_away(self, connection: int) -> bool:
         """Return whether a connection has been refused, so that its messages are ignored."""
@@ -116,7 +117,7 @@ class Attendance:
             return []
         self._left_told_at = now
         line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
-        return [(self._roster.seats[0].connection, Message("notice", {"line": line}))]
+        return [(self._roster.seats[0].connection, Notice(line))]
 
     # -- passage of time --------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class Attendance:
             which += f" and {figure(len(absent) - _MAX_WAITING_NAMED)} more"
         size = figure(self._roster.world_size)
         line = f"waiting for {plural(len(absent), 'rank')} {which} of {size} to start"
-        return self._roster.to_all(Message("waiting", {"line": line}))
+        return self._roster.to_all(Waiting(line))
 
     # -- ranks that are left out ------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class Attendance:
 
     def _send_away(self, connection: int, failure: Failure) -> list[tuple[int, Message]]:
         self._sent_away.add(connection)
-        return [(connection, failure.message())]
+        return [(connection, Verdict(failure))]
 
     def _never_appeared(self, absent: list[int]) -> str:
         which = f"{plural(len(absent), 'rank')} {_listed(absent)}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pipeedge.base.errors import (
     EXIT_FAULT,
@@ -18,14 +19,9 @@ from pipeedge.base.errors import (
     PipeEdgeError,
     RequestError,
 )
-from pipeedge.base.fields import text, whole_number
-from pipeedge.control.messages import Message
+from pipeedge.base.fields import Count, ExitCode, LongLine
 
 __all__ = ["Failure", "FailureKind"]
-
-_MAX_TEXT = 8000
-"""Characters of a name or a cause, which may name several ranks."""
-_EXIT_CODES = 256
 
 
 class FailureKind(enum.Enum):
@@ -55,47 +51,21 @@ _JOINTS: Mapping[FailureKind, str] = {FailureKind.FAILED: " failed: ", FailureKi
 """Text between the name of the rank and the cause; a space for all other kinds."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The first reason why a session ended."""
 
     kind: FailureKind
-    cause: str
-    rank: int | None = None
+    cause: LongLine
+    rank: Count | None = None
     """Rank at fault; None if no single rank is."""
-    name: str = ""
+    name: LongLine = ""
     """Name of that rank for the user, such as ``rank 1 (stage 0, on pi1)``; empty if ``cause`` names it."""
-    exit_code: int = EXIT_PEER
+    exit_code: ExitCode = EXIT_PEER
 
     @property
     def line(self) -> str:
         """Message for the user."""
         return f"{self.name}{_JOINTS.get(self.kind, ' ')}{self.cause}" if self.name else self.cause
-
-    def message(self) -> Message:
-        """Write the failure as a message to every rank."""
-        return Message(
-            "verdict",
-            {
-                "failure": self.kind.value,
-                "cause": self.cause,
-                "rank": self.rank,
-                "name": self.name,
-                "exit_code": self.exit_code,
-            },
-        )
-
-    @classmethod
-    def from_message(cls, message: Message) -> Failure:
-        """Parse a message. Raises KeyError, TypeError or ValueError if it is malformed."""
-        rank = message.body["rank"]
-        return cls(
-            kind=FailureKind(message.body["failure"]),
-            cause=text(message.body["cause"], _MAX_TEXT),
-            rank=None if rank is None else whole_number(rank),
-            name=text(message.body["name"], _MAX_TEXT),
-            exit_code=whole_number(message.body["exit_code"], below=_EXIT_CODES),
-        )
 
     def error(self, rank: int | None = None) -> PipeEdgeError:
         """Return the exception that the member of ``rank`` raises."""

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from msgspec import Raw
+
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import beat_interval_s
-from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.control.messages import TO_HUB, Decoder, Message, Verdict, frame
 from pipeedge.control.rules import HubState
 
 __all__ = ["Hub"]
@@ -33,16 +35,16 @@ class _Connection:
         self.number = number
         self.socket = sock
         self.peer = peer
-        self.decoder = Decoder(max_message_bytes)
+        self.decoder = Decoder(TO_HUB, max_message_bytes)
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # bytes of the first message that have been sent
 
     def queue(self, message: Message) -> None:
         """Queue a message. A verdict replaces all messages of which nothing has been sent yet."""
-        if message.kind == "verdict":
+        if isinstance(message, Verdict):
             begun = [self._outgoing[0]] if self._sent else []
             self._outgoing = deque(begun)
-        self._outgoing.append(encode(message))
+        self._outgoing.append(frame(message))
 
     @property
     def has_outgoing(self) -> bool:
@@ -128,12 +130,12 @@ class Hub:
         self._wake()
         self._thread.join()
 
-    def arrivals(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def arrivals(self) -> Iterator[tuple[int, Raw]]:
         """Yield each rank with its facts as they come, until all have or there is a verdict.
 
         A rank that comes again after it was lost is yielded again.
         """
-        yielded: dict[int, Mapping[str, Any]] = {}
+        yielded: dict[int, Raw] = {}
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._gathered() or self._arrived(yielded))
@@ -143,7 +145,7 @@ class Hub:
             yielded.update(arrived)
             yield from arrived.items()
 
-    def gather(self) -> dict[int, Mapping[str, Any]] | None:
+    def gather(self) -> dict[int, Raw] | None:
         """Wait for the facts of all ranks that are not left out; None if there is a verdict first."""
         with self._changed:
             self._changed.wait_for(self._gathered)
@@ -159,7 +161,7 @@ class Hub:
     def _gathered(self) -> bool:
         return self._ended or self._state.verdict is not None or self._state.roster.facts() is not None
 
-    def _arrived(self, known: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    def _arrived(self, known: Mapping[int, Raw]) -> dict[int, Raw]:
         """Return the facts that have arrived, except those in ``known``."""
         if self._state.verdict is not None:
             return {}
@@ -171,7 +173,7 @@ class Hub:
 
     def plan(
         self,
-        plan: Mapping[str, Any],
+        plan: Raw,
         *,
         participants: tuple[int, ...],
         names: Mapping[int, str],

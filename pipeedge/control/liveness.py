@@ -9,10 +9,12 @@ heartbeats, one rank busy for a long time          -> Slow: a notice, not a fail
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
-from pipeedge.base.fields import nonnegative, text, whole_number
+from msgspec import Meta, Struct, field
+
+from pipeedge.base.fields import Amount, Count, Name
 
 __all__ = [
     "Finding",
@@ -28,23 +30,14 @@ __all__ = [
 ]
 
 
-_MAX_WHAT = 200
-_MAX_BITS = 65
-
-
-def _counts(value: Mapping[str, object]) -> dict[int, int]:
-    return {whole_number(int(peer)): whole_number(count) for peer, count in value.items()}
-
-
-@dataclass(frozen=True)
-class StageWork:
+class StageWork(Struct, frozen=True, array_like=True):
     """Seconds that a stage has spent working and waiting until now."""
 
-    busy_s: float = 0.0
+    busy_s: Amount = 0.0
     """Seconds spent decoding, computing and encoding."""
-    wait_input_s: float = 0.0
-    wait_link_s: float = 0.0
-    bits: int = 0
+    wait_input_s: Amount = 0.0
+    wait_link_s: Amount = 0.0
+    bits: Annotated[int, Meta(ge=0, le=64)] = 0
     """Bits per value on its outgoing link."""
 
     @property
@@ -52,73 +45,24 @@ class StageWork:
         """Total of all parts, in seconds."""
         return self.busy_s + self.wait_input_s + self.wait_link_s
 
-    def to_body(self) -> list[float]:
-        """Return the work as part of a message body."""
-        seconds = (self.busy_s, self.wait_input_s, self.wait_link_s)
-        return [*(round(value, 6) for value in seconds), self.bits]
 
-    @classmethod
-    def from_body(cls, body: object) -> StageWork:
-        """Parse part of a message. Raises ValueError or TypeError if it is malformed."""
-        if not isinstance(body, list):
-            raise TypeError(f"{type(body).__name__} instead of a list of numbers")
-        busy, wait_input, wait_link, bits = body
-        return cls(
-            nonnegative(busy),
-            nonnegative(wait_input),
-            nonnegative(wait_link),
-            whole_number(bits, below=_MAX_BITS),
-        )
-
-
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True):
     """Status of a rank, as sent with each heartbeat."""
 
-    busy: tuple[str, float] | None = None
+    busy: tuple[Name, Amount] | None = None
     """Description of what it is busy with (not waiting for a peer), and for how many seconds."""
-    sent: Mapping[int, int] = field(default_factory=dict)
+    sent: Mapping[Count, Count] = field(default_factory=dict)
     """Number of microbatches handed to the network for each peer, plus one for the end mark."""
-    received: Mapping[int, int] = field(default_factory=dict)
+    received: Mapping[Count, Count] = field(default_factory=dict)
     """Number of microbatches received from each peer, plus one for the end mark."""
-    awaiting: frozenset[int] = frozenset()
+    awaiting: frozenset[Count] = frozenset()
     """Peers from which it awaits a microbatch, with nothing else to do."""
-    stage_s: float | None = None
+    stage_s: Amount | None = None
     """Seconds that its stage works on a microbatch; None before the first, or without a stage."""
     work: StageWork | None = None
     """Work of its stage; None without one."""
-    finished: int = 0
+    finished: Count = 0
     """Number of finished operations, for programs that may work for a long time without sending."""
-
-    def to_body(self) -> dict[str, Any]:
-        """Return the status as a message body."""
-        return {
-            "busy": list(self.busy) if self.busy else None,
-            "sent": {str(peer): count for peer, count in self.sent.items()},
-            "received": {str(peer): count for peer, count in self.received.items()},
-            "awaiting": sorted(self.awaiting),
-            "stage_s": self.stage_s,
-            "work": self.work.to_body() if self.work else None,
-            "finished": self.finished,
-        }
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> RankStatus:
-        """Parse a message body. Raises ValueError, TypeError or KeyError if it is malformed."""
-        busy = body["busy"]
-        if busy is not None:
-            what, busy_s = busy
-            busy = (text(what, _MAX_WHAT), nonnegative(busy_s))
-        stage_s = body["stage_s"]
-        return cls(
-            busy=busy,
-            sent=_counts(body["sent"]),
-            received=_counts(body["received"]),
-            awaiting=frozenset(whole_number(peer) for peer in body["awaiting"]),
-            stage_s=None if stage_s is None else nonnegative(stage_s),
-            work=None if body["work"] is None else StageWork.from_body(body["work"]),
-            finished=whole_number(body["finished"]),
-        )
 
     @property
     def progress(self) -> int:

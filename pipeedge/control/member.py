@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar, cast
+
+from msgspec import Raw
 
 from pipeedge.base.errors import (
     DeadlineError,
@@ -20,14 +22,38 @@ from pipeedge.base.errors import (
     RequestError,
     one_line,
 )
-from pipeedge.base.fields import MALFORMED, nonnegative, number, text, whole_number
+from pipeedge.base.fields import encode
 from pipeedge.base.wording import figure
 from pipeedge.control.clocks import ClockMap
-from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
-from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.control.messages import (
+    FROM_HUB,
+    Beat,
+    Clock,
+    ClockAnswer,
+    Complete,
+    Decoder,
+    Done,
+    Facts,
+    Failed,
+    Hello,
+    Lost,
+    Malformed,
+    Message,
+    Notice,
+    Pace,
+    RankRecord,
+    Ready,
+    Record,
+    Verdict,
+    Waiting,
+    WorkByRank,
+    frame,
+)
 
 __all__ = ["Callbacks", "Member"]
+
+_Message = TypeVar("_Message", bound=Message)
 
 _VERDICT_WAIT_S = 3.0
 """Seconds that a rank that lost a peer waits for the hub to name the cause."""
@@ -37,8 +63,6 @@ _MORE_DIALS = 10
 _CLOCK_BURST = 8
 """Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
-_MAX_NOTICE = 8000
-_MAX_KIND = 40
 _RECORD_CHARS = 24 << 10
 """Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
 
@@ -106,7 +130,7 @@ class Member:
         self._hub_at = _peer(sock)
         self._dials = _MORE_DIALS
         self._unheard: list[bytes] = []  # messages to repeat if the hub drops this connection unread
-        self._heard: dict[str, Mapping[str, Any]] = {}
+        self._heard: dict[type[Message], Message] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
         self._slowest_s = 0.0
@@ -162,39 +186,39 @@ class Member:
 
     def hello(self, *, world_size: int, host: str) -> None:
         """Introduce this rank to the hub."""
-        self._say(Message("hello", {"rank": self._rank, "world": world_size, "host": host}))
+        self._say(Hello(self._rank, world_size, host))
         self._ask_the_time()
 
-    def facts(self, facts: Mapping[str, Any]) -> None:
+    def facts(self, facts: object) -> None:
         """Send the facts of this rank, which the hub compares with those of the other ranks."""
-        self._say(Message("facts", {"facts": facts}))
+        self._say(Facts(Raw(encode(facts))))
 
     def ready(self) -> None:
         """Report that the shard is loaded and the links are open."""
-        self._say(Message("ready"))
+        self._say(Ready())
 
     def record(self, text: str) -> None:
         """Send this rank's record of the run to the data rank. Must precede ``done``."""
         for start in range(0, len(text), _RECORD_CHARS):
-            self._say(Message("record", {"text": text[start : start + _RECORD_CHARS]}))
+            self._say(Record(text[start : start + _RECORD_CHARS]))
 
     def complete(self) -> None:
         """Report that this rank, the data rank, has written all results. Must precede ``done``."""
-        self._say(Message("complete"))
+        self._say(Complete())
 
-    def done(self, stats: Mapping[str, Any]) -> None:
+    def done(self, stats: object) -> None:
         """Report that this rank has finished its part."""
         # No heartbeat follows, and the diagnosis of other ranks may depend on this rank's last counters.
-        self._say(Message("beat", self._callbacks.status().to_body()))
-        self._say(Message("done", {"stats": stats}))
+        self._say(Beat(self._callbacks.status()))
+        self._say(Done(Raw(encode(stats))))
 
     def failed(self, line: str) -> None:
         """Report that this rank failed, for the reason in ``line``."""
-        self._say(Message("failed", {"line": line[:_MAX_LINE]}))
+        self._say(Failed(line[:_MAX_LINE]))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
-        self._say(Message("lost", {"rank": rank, "line": str(error)}))
+        self._say(Lost(rank, str(error)))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
@@ -213,8 +237,8 @@ class Member:
                 return
         abort()
 
-    def wait(self, kind: str) -> Mapping[str, Any]:
-        """Wait for the message ``kind`` (``plan``, ``start`` or ``summary``) and return its body.
+    def wait(self, kind: type[_Message]) -> _Message:
+        """Wait for the message ``kind`` (``Planned``, ``Start`` or ``Summary``) and return it.
 
         This needs no timeout: the hub has one for every rank, and this rank has one for the hub.
 
@@ -225,7 +249,7 @@ class Member:
             self._changed.wait_for(lambda: self._error is not None or kind in self._heard)
             if self._error is not None:
                 raise self._error
-            return self._heard[kind]
+            return cast(_Message, self._heard[kind])
 
     def records(self) -> dict[int, str]:
         """Return the record of each rank. Only on the data rank, after the summary."""
@@ -242,7 +266,7 @@ class Member:
     def results_complete(self) -> bool:
         """Whether the data rank has written all results, as far as this rank knows."""
         with self._changed:
-            return "complete" in self._heard
+            return Complete in self._heard
 
     @property
     def slowest_stage_s(self) -> float:
@@ -253,7 +277,7 @@ class Member:
     # -- the member's thread ----------------------------------------------------------------------
 
     def _say(self, message: Message) -> None:
-        data = encode(message)
+        data = frame(message)
         try:
             with self._send_lock:
                 if not self._hub_heard:
@@ -275,7 +299,7 @@ class Member:
             self._fail(PipeEdgeError(line))
 
     def _listen(self) -> None:
-        decoder = Decoder()
+        decoder = Decoder(FROM_HUB)
         heard_at = beat_at = self._clock()
         while True:
             wait_s = max(0.0, beat_at + self._beat_s - self._clock())
@@ -312,7 +336,7 @@ class Member:
                 return
             if now - beat_at >= self._beat_s:
                 beat_at = now
-                self._say(Message("beat", self._callbacks.status().to_body()))
+                self._say(Beat(self._callbacks.status()))
                 self._ask_the_time()
 
     def _connect_again(self) -> bool:
@@ -338,53 +362,40 @@ class Member:
         return True
 
     def _ask_the_time(self) -> None:
-        self._say(Message("clock", {"sent": self._run_clock()}))
+        self._say(Clock(self._run_clock()))
 
-    def _know_the_time(self, body: Mapping[str, Any]) -> None:
+    def _know_the_time(self, answer: ClockAnswer) -> None:
         received = self._run_clock()
-        self.hub_clock.add(number(body["sent"]), number(body["there"]), received)
+        self.hub_clock.add(answer.sent, answer.there, received)
         self._clock_burst -= 1
         if self._clock_burst > 0:
             self._ask_the_time()
 
-    def _hear(self, message: Message) -> None:
-        try:
-            self._take(message)
-        except MALFORMED:
-            self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {message.kind[:_MAX_KIND]!r}"))
-
-    def _take(self, message: Message) -> None:
-        if message.kind == "verdict":
-            self._fail(Failure.from_message(message).error(self._rank))
-        elif message.kind == "notice":
-            self._show_notice(text(message.body["line"], _MAX_NOTICE))
-        elif message.kind == "waiting":
-            line = text(message.body["line"], _MAX_NOTICE)
-            with contextlib.suppress(OSError, ValueError):
-                self._callbacks.show_waiting(line)
-        elif message.kind == "clock":
-            self._know_the_time(message.body)
-        elif message.kind == "work":
-            told = message.body["work"].items()
-            work = {whole_number(int(rank)): StageWork.from_body(one) for rank, one in told}
-            try:
-                self._callbacks.record_stage_work(work)
-            except Exception as error:  # the display must not end the run
-                self._callbacks = replace(self._callbacks, record_stage_work=lambda work: None)
-                self._show_notice(f"the display of the run has failed: {one_line(error)}")
-        elif message.kind == "record":
-            rank, part = whole_number(message.body["rank"]), message.body["text"]
-            if not isinstance(part, str):
-                raise TypeError(f"{type(part).__name__} instead of text")
-            with self._changed:
-                self._records.setdefault(rank, []).append(part)
-        elif message.kind == "beat":
-            with self._changed:
-                self._slowest_s = nonnegative(message.body.get("slowest_s", 0.0))
-        else:
-            with self._changed:
-                self._heard[message.kind] = message.body
-                self._changed.notify_all()
+    def _hear(self, message: Message | Malformed) -> None:
+        match message:
+            case Malformed(kind=kind):
+                self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {kind!r}"))
+            case Verdict(failure=failure):
+                self._fail(failure.error(self._rank))
+            case Notice(line=line):
+                self._show_notice(line)
+            case Waiting(line=line):
+                with contextlib.suppress(OSError, ValueError):
+                    self._callbacks.show_waiting(line)
+            case ClockAnswer():
+                self._know_the_time(message)
+            case WorkByRank(work=work):
+                self._show_work(work)
+            case RankRecord(rank=rank, text=part):
+                with self._changed:
+                    self._records.setdefault(rank, []).append(part)
+            case Pace(slowest_s=slowest_s):
+                with self._changed:
+                    self._slowest_s = slowest_s
+            case _:
+                with self._changed:
+                    self._heard[type(message)] = message
+                    self._changed.notify_all()
 
     @property
     def _or_another(self) -> str:
@@ -394,6 +405,13 @@ class Member:
         # A notice that cannot be shown is lost; the run does not need it.
         with contextlib.suppress(OSError, ValueError):
             self._callbacks.notify(line)
+
+    def _show_work(self, work: Mapping[int, StageWork]) -> None:
+        try:
+            self._callbacks.record_stage_work(work)
+        except Exception as error:  # the display must not end the run
+            self._callbacks = replace(self._callbacks, record_stage_work=lambda work: None)
+            self._show_notice(f"the display of the run has failed: {one_line(error)}")
 
     def _hub_gone(self, error: BaseException | None = None) -> PeerFailedError:
         why = f" ({error})" if isinstance(error, PeerFailedError) else ""

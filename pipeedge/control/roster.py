@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec import Raw
 
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus
@@ -41,10 +42,10 @@ class Seat:
     host: str
     heard_at: float
     """Time of its last message, in seconds of the hub's clock."""
-    facts: Mapping[str, Any] | None = None
+    facts: Raw | None = None
     status: RankStatus = field(default_factory=RankStatus)
     ready: bool = False
-    stats: Mapping[str, Any] | None = None
+    stats: Raw | None = None
     recorded: int = 0
     """Number of characters of its records."""
     left: bool = False
@@ -92,7 +93,7 @@ class Roster:
             rank for rank in range(self.world_size) if rank not in self.seats and rank not in self.left_out
         ]
 
-    def facts(self) -> dict[int, Mapping[str, Any]] | None:
+    def facts(self) -> dict[int, Raw] | None:
         """Return the facts of each rank that is not left out, or None until all of these have sent them."""
         facts = {rank: known.facts for rank, known in sorted(self.seats.items()) if known.facts is not None}
         return facts if len(facts) + len(self.left_out) == self.world_size else None

@@ -1,15 +1,11 @@
 """Rules of the hub: its reaction to messages, to the passage of time, and to lost ranks. Pure.
 
     phases of a rank   absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
-    to the hub         hello {rank, world, host}    facts {facts}      beat {status}    ready {}
-                       failed {line}                lost {rank, line}  done {stats}
-                       clock {sent}                 record {text}, any number of them before done
-                       complete {}: from the data rank, before its done
-    from the hub       brief {...}   plan {...}   start {}   summary {stats by rank}   complete {}
-                       beat {slowest_s}   notice {line}   waiting {line}
-                       clock {sent, there}
-                       record {rank, text}, work {by rank}: to the data rank alone
-                       verdict {failure, rank, name, cause, exit_code}
+    to the hub         at any time: beat, clock; before it finishes: failed, lost
+                       while it runs: record, any number of them; complete, from the data rank
+    from the hub       brief, plan, start, complete, summary; before the plan: waiting
+                       at any time: pace, clockanswer, notice, verdict
+                       to the data rank alone: rankrecord, work
 
 ``HubState`` uses neither sockets nor clocks: connections, messages and times go in, messages to send come
 out. The table ``HubState._STEPS`` contains the messages that are allowed in each phase.
@@ -22,9 +18,8 @@ without what that rank would have told.
 The report of a failing rank takes precedence over what its peers observe. When a rank reports that it
 *lost* another, the hub gives the other a moment to report the reason, before it declares the loss the cause.
 
-A connection is untrusted until its hello, and its messages are always checked: numbers for type and range,
-text for length and control characters. A rank that breaks the protocol ends the run, but cannot harm the
-hub.
+A connection is untrusted until its hello, and its messages are always checked against the limits of their
+types (``pipeedge.control.messages``). A rank that breaks the protocol ends the run, but cannot harm the hub.
 """
 
 from __future__ import annotations
@@ -32,13 +27,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from msgspec import Raw, Struct
+
 from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
-from pipeedge.base.fields import MALFORMED, nested, plain, text, whole_number
 from pipeedge.control.attendance import Attendance, Terms
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
     Limits,
-    RankStatus,
     Silent,
     Slow,
     Stalled,
@@ -46,14 +41,32 @@ from pipeedge.control.liveness import (
     beat_interval_s,
     diagnose,
 )
-from pipeedge.control.messages import Message
+from pipeedge.control.messages import (
+    Beat,
+    Clock,
+    Complete,
+    Done,
+    Facts,
+    Failed,
+    Hello,
+    Lost,
+    Malformed,
+    Message,
+    Notice,
+    Planned,
+    Ready,
+    Record,
+    Start,
+    Summary,
+    Verdict,
+)
 from pipeedge.control.roster import Phase, Roster
 from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work
 
 __all__ = ["HubState"]
 
 _LOSS_GRACE_S = 1.0
-_MAX_KIND = 40
+_HELLO = "hello"
 
 
 class HubState:
@@ -77,91 +90,95 @@ class HubState:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def received(self, connection: int, message: Message, now: float) -> list[tuple[int, Message]]:
+    def received(
+        self, connection: int, message: Message | Malformed, now: float
+    ) -> list[tuple[int, Message]]:
         """Handle a message from a connection."""
         rank = self._roster.rank_of.get(connection)
         if rank is None:
-            if message.kind != "hello" or self._attendance.has_sent_away(connection):
+            if message.kind != _HELLO or self._attendance.has_sent_away(connection):
                 return []
-            return self._hello(connection, message.body, now)
+            return self._hello(connection, message, now)
         self._roster.seats[rank].heard_at = now
         try:
             return self._from_rank(rank, message, now)
-        except MALFORMED:
-            kind = message.kind[:_MAX_KIND]
-            cause = f"sent a malformed {kind!r}; do all run the same version?"
+        except ValueError:
+            cause = f"sent a malformed {message.kind!r}; do all run the same version?"
             return self._judge(self._failure(FailureKind.MALFORMED, rank, cause), now)
 
-    def _from_rank(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        step = self._STEPS[self._roster.phase(rank)].get(message.kind)
+    def _from_rank(self, rank: int, message: Message | Malformed, now: float) -> list[tuple[int, Message]]:
+        step = self._STEPS[self._roster.phase(rank)].get(type(message))
         if step is None:
             raise ValueError(message.kind)
-        return step(self, rank, message.body, now)
+        return step(self, rank, message, now)
 
-    def _ignore(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
+    def _ignore(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
         return []
 
-    def _take_beat(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        self._roster.seats[rank].status = RankStatus.from_body(body)
+    def _take_beat(self, rank: int, beat: Beat, now: float) -> list[tuple[int, Message]]:
+        self._roster.seats[rank].status = beat.status
         return []
 
-    def _take_clock(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        return clock_answer(self._roster.seats[rank], body, now - self._opened_at)
+    def _take_clock(self, rank: int, clock: Clock, now: float) -> list[tuple[int, Message]]:
+        return clock_answer(self._roster.seats[rank], clock.sent, now - self._opened_at)
 
-    def _take_facts(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        self._roster.seats[rank].facts = nested(body["facts"])
+    def _take_facts(self, rank: int, facts: Facts, now: float) -> list[tuple[int, Message]]:
+        self._roster.seats[rank].facts = facts.facts
         return []
 
-    def _take_failed(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        return self._judge(self._failure(FailureKind.FAILED, rank, text(body["line"])), now)
+    def _take_failed(self, rank: int, failed: Failed, now: float) -> list[tuple[int, Message]]:
+        return self._judge(self._failure(FailureKind.FAILED, rank, failed.line), now)
 
-    def _take_lost(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        lost = whole_number(body["rank"], below=self._roster.world_size)
+    def _take_lost(self, rank: int, lost: Lost, now: float) -> list[tuple[int, Message]]:
+        if lost.rank >= self._roster.world_size:
+            raise ValueError("a rank outside the world")
         if self._suspect is None and self.verdict is None:
-            loss = self._failure(FailureKind.GONE, lost, text(body["line"]))
+            loss = self._failure(FailureKind.GONE, lost.rank, lost.line)
             self._suspect = (now + _LOSS_GRACE_S, loss)
         return []
 
-    def _take_ready(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
+    def _take_ready(self, rank: int, ready: Ready, now: float) -> list[tuple[int, Message]]:
         self._roster.seats[rank].ready = True
         if not self._roster.started():
             return []
         self._progress_at = now
-        return self._roster.to_all(Message("start"))
+        return self._roster.to_all(Start())
 
-    def _take_record(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        return forward_record(self._roster, rank, body)
+    def _take_record(self, rank: int, record: Record, now: float) -> list[tuple[int, Message]]:
+        return forward_record(self._roster, rank, record.text)
 
-    def _take_complete(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
+    def _take_complete(self, rank: int, complete: Complete, now: float) -> list[tuple[int, Message]]:
         if rank != self._roster.data_rank:
             raise ValueError("complete, but not from the data rank")
         self._complete = True
-        return self._roster.to_all(Message("complete"))
+        return self._roster.to_all(complete)
 
-    def _take_done(self, rank: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
-        self._roster.seats[rank].stats = plain(body["stats"])
+    def _take_done(self, rank: int, done: Done, now: float) -> list[tuple[int, Message]]:
+        self._roster.seats[rank].stats = done.stats
         return self._summarize()
 
-    _Step: TypeAlias = Callable[["HubState", int, Mapping[str, Any], float], list[tuple[int, Message]]]
-    _ALWAYS: ClassVar[Mapping[str, _Step]] = {"beat": _take_beat, "clock": _take_clock}
-    _FAILING: ClassVar[Mapping[str, _Step]] = {**_ALWAYS, "failed": _take_failed, "lost": _take_lost}
-    _SPENT: ClassVar[Mapping[str, _Step]] = {**_ALWAYS, "failed": _ignore, "lost": _ignore}
-    _STEPS: ClassVar[Mapping[Phase, Mapping[str, _Step]]] = {
-        Phase.MET: {**_FAILING, "facts": _take_facts},
+    # A step takes the type of message under which _STEPS lists it.
+    _Step: TypeAlias = Callable[["HubState", int, Any, float], list[tuple[int, Message]]]
+    _Steps: TypeAlias = Mapping[type[Struct], _Step]
+    _ALWAYS: ClassVar[_Steps] = {Beat: _take_beat, Clock: _take_clock}
+    _FAILING: ClassVar[_Steps] = {**_ALWAYS, Failed: _take_failed, Lost: _take_lost}
+    _SPENT: ClassVar[_Steps] = {**_ALWAYS, Failed: _ignore, Lost: _ignore}
+    _STEPS: ClassVar[Mapping[Phase, _Steps]] = {
+        Phase.MET: {**_FAILING, Facts: _take_facts},
         Phase.KNOWN: _FAILING,
-        Phase.PLANNED: {**_FAILING, "ready": _take_ready},
+        Phase.PLANNED: {**_FAILING, Ready: _take_ready},
         Phase.READY: _FAILING,
         Phase.RUNNING: {
             **_FAILING,
-            "record": _take_record,
-            "complete": _take_complete,
-            "done": _take_done,
+            Record: _take_record,
+            Complete: _take_complete,
+            Done: _take_done,
         },
         Phase.FINISHED: _SPENT,
         Phase.BYSTANDER: _SPENT,
         Phase.LEFT: {
             **_SPENT,
-            **dict.fromkeys(("facts", "ready", "record", "complete", "done"), _ignore),
+            **dict.fromkeys((Facts, Ready, Record, Complete, Done), _ignore),
         },
     }
     """Messages that a rank may send in each phase, with their handlers; others break the protocol."""
@@ -208,7 +225,7 @@ class HubState:
 
     def plan(
         self,
-        plan: Mapping[str, Any],
+        plan: Raw,
         participants: tuple[int, ...],
         names: Mapping[int, str],
         now: float,
@@ -225,7 +242,7 @@ class HubState:
         self._roster.participants = participants
         self._roster.names = names
         self._progress_at = now
-        return self._roster.to_all(Message("plan", plan))
+        return self._roster.to_all(Planned(plan))
 
     def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
         """End the session because the ranks disagree or ask for something impossible."""
@@ -252,11 +269,12 @@ class HubState:
 
     # -- the rules --------------------------------------------------------------------------------
 
-    def _hello(self, connection: int, body: Mapping[str, Any], now: float) -> list[tuple[int, Message]]:
+    def _hello(self, connection: int, message: Message | Malformed, now: float) -> list[tuple[int, Message]]:
         if self.verdict is not None:
             self._late += 1
-            return [(connection, self.verdict.message())]
-        outgoing, failure = self._attendance.admit(connection, body, now)
+            return [(connection, Verdict(self.verdict))]
+        hello = message if isinstance(message, Hello) else None
+        outgoing, failure = self._attendance.admit(connection, hello, now)
         return outgoing if failure is None else outgoing + self._end(failure, now)
 
     def _watch(self, now: float) -> list[tuple[int, Message]]:
@@ -303,7 +321,7 @@ class HubState:
             self._noticed_at = now
             name = self._roster.name(finding.rank)
             line = f"{name} has been {finding.what} for {finding.seconds:.0f} s; still alive"
-            return self._roster.to_all(Message("notice", {"line": line}))
+            return self._roster.to_all(Notice(line))
         return []
 
     def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
@@ -327,7 +345,7 @@ class HubState:
     def _end(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
         self.verdict = failure
         self._hears_of_late_ranks = self._attendance.admits_at(now)
-        return self._roster.to_all(failure.message())
+        return self._roster.to_all(Verdict(failure))
 
     def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
         """Stop waiting for ``rank``, or for all unfinished ranks if it is None: the results are complete."""
@@ -337,7 +355,7 @@ class HubState:
             self._roster.seats[each].left = True
         if not leaving:
             return []
-        notice = Message("notice", {"line": f"{line}; the results are complete"})
+        notice = Notice(f"{line}; the results are complete")
         return self._roster.to_all(notice) + self._summarize()
 
     def _summarize(self) -> list[tuple[int, Message]]:
@@ -345,5 +363,5 @@ class HubState:
         running = {rank: self._roster.seats[rank] for rank in self._roster.running()}
         if not all(known.finished for known in running.values()):
             return []
-        stats = {str(rank): known.stats for rank, known in running.items() if known.stats is not None}
-        return self._roster.to_all(Message("summary", {"stats": stats}))
+        stats = {rank: known.stats for rank, known in running.items() if known.stats is not None}
+        return self._roster.to_all(Summary(stats))

@@ -3,11 +3,11 @@
     every rank   connect ─hello─> brief ─> facts ──┐                   ┌─> ready ─┐
     rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
 
-The runtime, training, the doctor and the auction run this protocol. A program supplies the format of its
-facts and its plan (``Forms``), and a function that makes the plan from all facts. Rank 0 may brief the others
-before they state their facts; a session may continue without ranks that do not come, and may end with the
-plan. It reports every failure in its ``with`` block to the other ranks, and traces the loss of a peer to its
-cause.
+The runtime, training, the doctor and the auction run this protocol. A program supplies the types of its
+facts, its plan and its stats (``Forms``), and a function that makes the plan from all facts. Rank 0 may brief
+the others before they state their facts; a session may continue without ranks that do not come, and may end
+with the plan. It reports every failure in its ``with`` block to the other ranks, and traces the loss of a
+peer to its cause.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from msgspec import Raw
+
 from pipeedge.base.errors import (
     EXIT_PEER,
     EXIT_REQUEST,
@@ -27,11 +29,12 @@ from pipeedge.base.errors import (
     PipeEdgeError,
     one_line,
 )
-from pipeedge.base.fields import decoding
+from pipeedge.base.fields import decoding, encode
 from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.messages import Brief, Planned, Start, Summary
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
@@ -41,19 +44,19 @@ __all__ = ["Announcement", "Deadlines", "Forms", "Refusal", "Session", "report_e
 
 _Facts = TypeVar("_Facts")
 _Plan = TypeVar("_Plan")
+_Stats = TypeVar("_Stats")
 
 
 @dataclass(frozen=True)
-class Forms(Generic[_Facts, _Plan]):
-    """Functions that convert the facts and the plan of a program to messages and back.
+class Forms(Generic[_Facts, _Plan, _Stats]):
+    """Functions that read the facts, the plan and the stats of a program, like ``base.fields.reader`` makes.
 
     A reader raises one of ``base.fields.MALFORMED`` or RequestError for a malformed message.
     """
 
-    write_facts: Callable[[_Facts], Mapping[str, Any]]
-    read_facts: Callable[[Mapping[str, Any]], _Facts]
-    write_plan: Callable[[_Plan], Mapping[str, Any]]
-    read_plan: Callable[[Mapping[str, Any]], _Plan]
+    facts: Callable[[Raw], _Facts]
+    plan: Callable[[Raw], _Plan]
+    stats: Callable[[Raw], _Stats]
     max_message_bytes: int = Terms.max_message_bytes
     """Length of the longest message that a rank sends to rank 0, in bytes."""
 
@@ -92,12 +95,12 @@ class Deadlines:
         return cls(world.timeout_s, world.timeout_s)
 
 
-class Session(Generic[_Facts, _Plan]):
+class Session(Generic[_Facts, _Plan, _Stats]):
     """One rank's part in a session. A context manager, which closes everything that ``open`` opened.
 
     Args:
-        world: this rank, the number of ranks, and the address where they meet.
-        forms: message format of the facts and the plan.
+        world: this rank, all ranks, and the address where they meet.
+        forms: message format of the facts, the plan and the stats.
         callbacks: functions that the member's thread calls.
         deadlines: deadlines for absent and silent ranks (those of ``world``).
         host: name of this rank's host (the host name of this machine).
@@ -108,7 +111,7 @@ class Session(Generic[_Facts, _Plan]):
     def __init__(
         self,
         world: WorldRequest,
-        forms: Forms[_Facts, _Plan],
+        forms: Forms[_Facts, _Plan, _Stats],
         callbacks: Callbacks,
         *,
         deadlines: Deadlines | None = None,
@@ -128,7 +131,7 @@ class Session(Generic[_Facts, _Plan]):
         self._hub: Hub | None = None
         self._member: Member | None = None
 
-    def __enter__(self) -> Session[_Facts, _Plan]:
+    def __enter__(self) -> Session[_Facts, _Plan, _Stats]:
         return self
 
     def __exit__(
@@ -136,7 +139,7 @@ class Session(Generic[_Facts, _Plan]):
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def open(self, brief: Mapping[str, Any] | None = None) -> Member:
+    def open(self, brief: object = None) -> Member:
         """Open the hub on rank 0, connect to it on every rank, and introduce this rank.
 
         Args:
@@ -149,7 +152,7 @@ class Session(Generic[_Facts, _Plan]):
         self.open_hub(brief)
         return self.connect()
 
-    def open_hub(self, brief: Mapping[str, Any] | None = None) -> None:
+    def open_hub(self, brief: object = None) -> None:
         """Open the hub on rank 0; do nothing on other ranks."""
         world = self._world
         if world.agent_store:
@@ -167,7 +170,7 @@ class Session(Generic[_Facts, _Plan]):
                 terms=Terms(
                     appear_s=self._deadlines.appear_s,
                     required=self._required,
-                    brief=brief,
+                    brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),
             )
@@ -210,9 +213,9 @@ class Session(Generic[_Facts, _Plan]):
         """Reason why the session goes on without a rank, for each that is left out. Known to rank 0."""
         return {} if self._hub is None else self._hub.left_out()
 
-    def brief(self) -> Mapping[str, Any]:
-        """Wait for what rank 0 tells every rank when it opens the session, and return it."""
-        return self.member.wait("brief")
+    def brief(self) -> Raw:
+        """Wait for what rank 0 tells every rank when it opens the session, and return it as JSON."""
+        return self.member.wait(Brief).brief
 
     def agree(
         self, facts: _Facts, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
@@ -233,7 +236,7 @@ class Session(Generic[_Facts, _Plan]):
 
     def state(self, facts: _Facts) -> None:
         """Send the facts of this rank."""
-        self.member.facts(self._forms.write_facts(facts))
+        self.member.facts(facts)
 
     def decide(
         self,
@@ -254,7 +257,7 @@ class Session(Generic[_Facts, _Plan]):
             self._hub.refuse(decision.line, decision.exit_code)
         elif decision is not None:
             self._hub.plan(
-                self._forms.write_plan(decision.plan),
+                Raw(encode(decision.plan)),
                 participants=decision.participants,
                 names=decision.names,
                 data_rank=decision.data_rank,
@@ -268,9 +271,9 @@ class Session(Generic[_Facts, _Plan]):
     ) -> Announcement[_Plan] | Refusal | None:
         """Return the decision on the facts of all ranks; None if the session has failed already."""
         facts: dict[int, _Facts] = {}
-        for rank, body in hub.arrivals():
+        for rank, text in hub.arrivals():
             with decoding(f"the facts of rank {rank}"):
-                facts[rank] = self._forms.read_facts(body)
+                facts[rank] = self._forms.facts(text)
             refusal = review(rank, facts[rank])
             if refusal is not None:
                 return refusal
@@ -283,23 +286,26 @@ class Session(Generic[_Facts, _Plan]):
         Raises:
             PipeEdgeError: there is no plan; every rank has the same line.
         """
-        announced = self.member.wait("plan")
+        announced = self.member.wait(Planned)
         with decoding("the plan of rank 0"):
-            return self._forms.read_plan(announced)
+            return self._forms.plan(announced.plan)
 
     def start(self) -> None:
         """Report that this rank is ready, and wait until all participants are."""
         self.member.ready()
-        self.member.wait("start")
+        self.member.wait(Start)
 
-    def finish(self, stats: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Report that this rank has done its part; return the stats of all ranks, by rank as text."""
+    def finish(self, stats: _Stats) -> Mapping[int, _Stats]:
+        """Report that this rank has done its part; return the stats of all ranks, by rank."""
         self.member.done(stats)
         return self.summary()
 
-    def summary(self) -> Mapping[str, Any]:
-        """Wait for the end of the session; return the stats of all ranks, by rank as text."""
-        stats: Mapping[str, Any] = self.member.wait("summary")["stats"]
+    def summary(self) -> Mapping[int, _Stats]:
+        """Wait for the end of the session; return the stats of all ranks, by rank."""
+        stats = {}
+        for rank, text in self.member.wait(Summary).stats.items():
+            with decoding(f"the result of rank {rank}"):
+                stats[rank] = self._forms.stats(text)
         return stats
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError
-from pipeedge.base.fields import decoding, number, plain, text, whole_number
+from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import RankStatus
@@ -18,7 +19,7 @@ from pipeedge.control.session import Announcement, Deadlines, Forms, Session
 from pipeedge.doctor.file_checks import SchedulerFiles
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from
 from pipeedge.doctor.link_checks import check_links, check_promises
-from pipeedge.doctor.link_work import LinkRound, MeetingPoint, link_from_stats, measure_links
+from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, MeetingPoint, measure_links
 from pipeedge.doctor.network_checks import diagnose_dial
 from pipeedge.doctor.network_look import NetworkLook, look_at_network, own_addresses
 from pipeedge.doctor.notes import ExaminationOver, FindingLog
@@ -51,36 +52,34 @@ def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | N
     return _Examination(command, say, probe or Probe()).run()
 
 
-@dataclass(frozen=True)
-class _ExaminationPlan:
+class _Facts(Struct, frozen=True):
+    """Facts and findings of a rank, before it knows the others."""
+
+    options: Options
+    """Facts that rank 0 compares and checks."""
+    findings: tuple[Finding, ...]
+
+
+class _ExaminationPlan(Struct, frozen=True):
     """What rank 0 found, and what is to be measured."""
 
     findings: tuple[Finding, ...]
     links: LinkRound | None
     """Links to measure, or None."""
 
-    def to_body(self) -> dict[str, Any]:
-        """Write the plan as a message."""
-        links = self.links
-        return {"findings": _texts(self.findings), "links": None if links is None else links.to_body()}
 
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> _ExaminationPlan:
-        """Parse a message. Raises ValueError, TypeError or KeyError if it is malformed."""
-        links = body["links"]
-        return cls(
-            findings=tuple(Finding.from_text(told) for told in body["findings"]),
-            links=None if links is None else LinkRound.from_body(links),
-        )
+class _Stats(Struct, frozen=True):
+    """Observations of a rank, made together with the others."""
+
+    clock: Number
+    """Time of day at the start by its clock, in seconds."""
+    links: MeasuredLinks = MeasuredLinks()
 
 
-_Session: TypeAlias = Session[Mapping[str, Any], _ExaminationPlan]
+_Session: TypeAlias = Session[_Facts, _ExaminationPlan, _Stats]
 
-_FORMS: Forms[Mapping[str, Any], _ExaminationPlan] = Forms(
-    write_facts=dict,
-    read_facts=plain,
-    write_plan=_ExaminationPlan.to_body,
-    read_plan=_ExaminationPlan.from_body,
+_FORMS: Forms[_Facts, _ExaminationPlan, _Stats] = Forms(
+    facts=reader(_Facts), plan=reader(_ExaminationPlan), stats=reader(_Stats)
 )
 
 
@@ -171,39 +170,34 @@ class _Examination:
     def _exchange(self, session: _Session, network: NetworkLook) -> None:
         """Tell the others what this rank is, hear the plan, and measure its links."""
         look = look_at_run(self._request, self._notes, self._probe, self._neighbors_outputs())
-        own = {f"finding.{at}": finding.to_text() for at, finding in enumerate(self._notes.findings)}
-        plan = session.agree({**look.facts, **own}, lambda facts: self._decide(facts, look))
+        own = _Facts(dict(look.facts), _as_sent(self._notes.findings))
+        plan = session.agree(own, lambda known: self._decide(known, look))
         self._hear(plan)
         session.start()
         clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
-        stats: dict[str, Any] = {"clock": clock}
+        links = MeasuredLinks()
         if plan.links is not None and self._rank in plan.links.members:
-            stats |= measure_links(plan.links, self._world, network.interface, self._meeting, session.member)
-        told = session.finish(stats)
+            links = measure_links(plan.links, self._world, network.interface, self._meeting, session.member)
+        told = session.finish(_Stats(clock, links))
         pairs = () if plan.links is None else plan.links.pairs
-        with decoding("the measurement of the links"):
-            clocks = {whole_number(int(rank)): number(one["clock"]) for rank, one in told.items()}
-            measured = {
-                link: link_from_stats(link, told[str(source)])
-                for link, (source, _) in enumerate(pairs)
-                if f"link.{link}.rounds" in told[str(source)]
-            }
-            error = next((text(one["error"]) for one in told.values() if "error" in one), None)
-        self._conclude(clocks, pairs, measured, error)
+        measured = {
+            link: told[source].links.estimates[link]
+            for link, (source, _) in enumerate(pairs)
+            if source in told and link in told[source].links.estimates
+        }
+        error = next((one.links.error for one in told.values() if one.links.error is not None), None)
+        self._conclude({rank: one.clock for rank, one in told.items()}, pairs, measured, error)
 
-    def _decide(
-        self, facts: Mapping[int, Mapping[str, Any]], look: RunLook
-    ) -> Announcement[_ExaminationPlan]:
+    def _decide(self, known: Mapping[int, _Facts], look: RunLook) -> Announcement[_ExaminationPlan]:
         """Examine, on rank 0, all ranks together, and decide which links to measure."""
         from pipeedge.doctor.review import review
 
         findings: list[Finding] = []
-        for rank, known in facts.items():
+        facts = {rank: one.options for rank, one in known.items()}
+        for rank, one in known.items():
             with decoding(f"the facts of rank {rank}"):
-                check_facts(known)
-                findings += (
-                    Finding.from_text(value) for name, value in known.items() if name.startswith("finding.")
-                )
+                check_facts(one.options)
+            findings += one.findings
         pairs: list[tuple[int, int]] = []
         members: tuple[int, ...] = ()
         if look.model is not None:
@@ -216,7 +210,7 @@ class _Examination:
                 members = reviewed.plan.participants
         with self._notes.recording("output"):
             self._check_neighbors_file(look)
-        findings += [finding for finding in self._notes.findings if finding.to_text() not in _texts(findings)]
+        findings += [finding for finding in _as_sent(self._notes.findings) if finding not in findings]
         measured = None
         if pairs and exit_status(findings) == 0:
             measured = LinkRound(tuple(pairs), members, self._meeting.serve(self._world.addr))
@@ -242,9 +236,9 @@ class _Examination:
 
     def _hear(self, plan: _ExaminationPlan) -> None:
         """Note the findings of the other ranks. Each rank has printed its own good ones, rank 0 the rest."""
-        known = set(_texts(self._notes.findings))
+        known = _as_sent(self._notes.findings)
         for finding in plan.findings:
-            if finding.to_text() not in known:
+            if finding not in known:
                 self._notes.add(finding, quiet=self._rank != 0 or finding.rank is not None)
 
     def _conclude(
@@ -277,5 +271,5 @@ class _Examination:
                 self._notes.add(ok("output", f"{count(len(steady), 'link')} written to {path}"))
 
 
-def _texts(findings: Sequence[Finding]) -> list[str]:
-    return [finding.to_text() for finding in findings]
+def _as_sent(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding.as_sent() for finding in findings)

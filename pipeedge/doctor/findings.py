@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from pipeedge.base import fields
 from pipeedge.base.errors import (
     EXIT_FAULT,
     EXIT_INFEASIBLE,
@@ -17,12 +15,13 @@ from pipeedge.base.errors import (
     exit_code,
     one_line,
 )
+from pipeedge.base.fields import Count, ExitCode, Line, Name
+from pipeedge.base.wording import printable
 
 __all__ = ["Finding", "Level", "exit_status", "ok", "problem", "problem_from", "warning"]
 
-_EXIT_CODES = 256
 _MAX_TEXT = 800
-"""Maximum length of a finding's text, because a finding travels as one value of a message."""
+"""Maximum length of a finding's text in a message, because one message holds all findings of a rank."""
 
 
 class Level(IntEnum):
@@ -38,13 +37,13 @@ class Finding:
     """One line for the user."""
 
     level: Level
-    check: str
+    check: Name
     """Subject of the check, in one word."""
-    what: str
+    what: Line
     """Description of what was found and, for a warning or problem, of what to do."""
-    code: int = EXIT_OK
+    code: ExitCode = EXIT_OK
     """Exit status of the run that would fail because of it; 0 except for problems."""
-    rank: int | None = None
+    rank: Count | None = None
     """Rank that the finding is about, or None if it is about the whole run."""
 
     def line(self) -> str:
@@ -56,21 +55,9 @@ class Finding:
         """Return a copy that is about ``rank``."""
         return replace(self, rank=rank)
 
-    def to_text(self) -> str:
-        """Return the finding as one value of a message."""
-        return json.dumps(asdict(replace(self, what=self.what[:_MAX_TEXT])))
-
-    @classmethod
-    def from_text(cls, text: str) -> Finding:
-        """Parse ``to_text``. Raises one of ``fields.MALFORMED`` if it is malformed."""
-        body = fields.parse(text)
-        return cls(
-            Level(body["level"]),
-            fields.text(body["check"]),
-            fields.text(body["what"]),
-            fields.whole_number(body["code"], below=_EXIT_CODES),
-            None if body["rank"] is None else fields.whole_number(body["rank"]),
-        )
+    def as_sent(self) -> Finding:
+        """Return a copy as it is sent to the other ranks: printable, and cut to a limited length."""
+        return replace(self, what=printable(self.what)[:_MAX_TEXT])
 
 
 def ok(check: str, what: str) -> Finding:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeedge.base.fields import text, whole_number
+from msgspec import Struct
+
+from pipeedge.base.fields import Count, Name, convert
 from pipeedge.doctor.findings import Finding, ok, problem, warning
 
 __all__ = ["Need", "check_agreement", "check_clocks", "check_facts", "check_memory", "check_weights"]
@@ -56,15 +58,22 @@ class Need:
         return self.weights_bytes + self.buffers_bytes
 
 
+class _KnownFacts(Struct):
+    """The facts of a rank about its machine and input that the doctor uses."""
+
+    free_bytes: Count
+    process_bytes: Count
+    machine: Name
+    host: Name
+    limit_free_bytes: Count | None = None
+    device_free_bytes: Count | None = None
+    items: Count | None = None
+    max_tokens: Count | None = None
+
+
 def check_facts(known: Mapping[str, Any]) -> None:
     """Check the facts that a rank reports about its machine and input. Raises one of ``fields.MALFORMED``."""
-    for name in ("free_bytes", "process_bytes"):
-        whole_number(known[name])
-    for name in ("limit_free_bytes", "device_free_bytes", "items", "max_tokens"):
-        if known.get(name) is not None:
-            whole_number(known[name])
-    for name in ("machine", "host"):
-        text(known[name])
+    convert(known, _KnownFacts)
 
 
 def check_memory(facts: Facts, needs: Mapping[int, Need]) -> list[Finding]:

@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeedge.base.fields import Amount, Count
 from pipeedge.plan.specs import NeighborLink
 
 __all__ = [
@@ -72,11 +73,11 @@ class Estimate:
 
     link: NeighborLink
     """Median bandwidth and latency."""
-    low_bytes_per_s: float
+    low_bytes_per_s: Amount
     """Lower quartile of the bandwidths, in bytes per second."""
-    high_bytes_per_s: float
+    high_bytes_per_s: Amount
     """Upper quartile of the bandwidths, in bytes per second."""
-    rounds: int
+    rounds: Count
     """Number of rounds measured."""
 
     @property

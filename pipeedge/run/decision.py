@@ -6,13 +6,13 @@ facts of all ranks ──disagreement?──> schedule ──> Plan ──(annou
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from pipeedge.base.errors import WeightsError
-from pipeedge.base.fields import convert, decoding, plain, to_plain
+from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.control.session import Announcement, Forms, Refusal, Session
+from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import plan_schedule
@@ -21,13 +21,10 @@ from pipeedge.run.data_part import DataFiles
 
 __all__ = ["FORMS", "RunSession", "decide", "find_facts"]
 
-RunSession: TypeAlias = Session[Mapping[str, Any], Plan]
+RunSession: TypeAlias = Session[Options, Plan, StageStats | None]
 
-FORMS: Forms[Mapping[str, Any], Plan] = Forms(
-    write_facts=dict,
-    read_facts=plain,
-    write_plan=to_plain,
-    read_plan=functools.partial(convert, kind=Plan),
+FORMS: Forms[Options, Plan, StageStats | None] = Forms(
+    facts=reader(Options), plan=reader(Plan), stats=reader(StageStats | None)
 )
 """The facts of a run are an open list of options to compare, and stay a mapping."""
 

@@ -12,14 +12,13 @@ import json
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 import pipeedge
 from pipeedge.base.errors import PeerError, PeerFailedError, one_line
-from pipeedge.base.fields import convert, decoding, to_plain
+from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
 from pipeedge.base.wording import count, plural
 from pipeedge.control.member import Member
@@ -70,7 +69,7 @@ def finish(
         member.complete()
     unclosed = close_links(context)
     member.record(_recording(context.rank, member, parts).to_text())
-    member.done(to_plain(parts.stage.stats(context.rank)) if parts.stage is not None else {})
+    member.done(parts.stage.stats(context.rank) if parts.stage is not None else None)
     summary = _wait_for_summary(context, session, is_whole=data is not None)
     if unclosed is not None:
         context.warn(f"{one_line(unclosed)}; the results are complete")
@@ -78,11 +77,12 @@ def finish(
         return None
     if data.collector.not_finite:
         context.warn(_explain_not_finite(data.collector.not_finite))
-    missing = [rank for rank in plan.schedule.ranks if str(rank) not in summary]
+    stages = [stats for rank in plan.schedule.ranks if (stats := summary.get(rank)) is not None]
+    missing = [rank for rank in plan.schedule.ranks if summary.get(rank) is None]
     if missing:
         context.warn(explain_missing_report(context.request.output, missing))
         return None
-    report = _make_report(context, plan, data, summary, member, startup_s)
+    report = _make_report(context, plan, data, stages, member, startup_s)
     if context.request.output.check_items:
         # The others have ended: what is computed from now on holds nobody up.
         report = dataclasses.replace(report, check=data.check(context.request, context.model, device))
@@ -109,7 +109,9 @@ def _recording(rank: int, member: Member, parts: Parts) -> Recording:
     )
 
 
-def _wait_for_summary(context: RankContext, session: RunSession, *, is_whole: bool) -> Mapping[str, Any]:
+def _wait_for_summary(
+    context: RankContext, session: RunSession, *, is_whole: bool
+) -> Mapping[int, StageStats | None]:
     """Wait for the figures of every stage; return what is known of them.
 
     Args:
@@ -152,7 +154,7 @@ def _make_report(
     context: RankContext,
     plan: Plan,
     data: DataPart,
-    summary: Mapping[str, Any],
+    stages: Sequence[StageStats],
     member: Member,
     startup_s: float,
 ) -> RunReport:
@@ -160,8 +162,6 @@ def _make_report(
     collector, writer = data.collector, data.files.writer
     began_s = member.hub_clock(data.feeder.started_at or 0.0)
     recordings = _recordings(member)
-    with decoding("what the stages say of the run"):
-        stages = [convert(summary[str(rank)], StageStats) for rank in plan.schedule.ranks]
     return RunReport(
         model=context.model.name,
         schedule=plan.schedule,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
+from pipeedge.control.messages import Start
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
@@ -57,7 +58,7 @@ class Prepared:
     """Server of the metrics, or None."""
     files: DataFiles | None
     """Files of the run, on the data rank."""
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
     """What this rank was asked to do, for comparison with the others."""
 
 
@@ -114,7 +115,7 @@ def leave(context: RankContext, session: RunSession) -> None:
     """Leave the run, which gives this rank nothing to do; rank 0 stays to serve the hub."""
     context.say_waiting("the schedule gives it no stage, so it has nothing to do")
     if session.serves_hub:
-        session.member.wait("start")
+        session.member.wait(Start)
         context.stop_serving_rendezvous()
         session.summary()
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Raw
 
-from pipeedge.base.fields import Port, convert
+from pipeedge.base.fields import Port, decode
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.timeline import stages_label
@@ -39,9 +40,9 @@ class TrainingPlan:
     """Port of the rendezvous store on worker 0."""
 
 
-def read_plan(setup: TrainingSetup, body: Mapping[str, Any]) -> TrainingPlan:
+def read_plan(setup: TrainingSetup, text: Raw) -> TrainingPlan:
     """Parse the plan of worker 0. Raises one of ``fields.MALFORMED`` if it does not fit this training."""
-    plan: TrainingPlan = convert(body, TrainingPlan)
+    plan: TrainingPlan = decode(text, TrainingPlan)
     stages, n_layers = setup.order.stages, setup.network.n_layers
     if len(plan.layers) != stages:
         raise ValueError(f"{len(plan.layers)} of {stages} stages")

@@ -25,7 +25,7 @@ from rich.console import Console
 import pipeedge
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, one_line
-from pipeedge.base.fields import decoding, plain, to_plain
+from pipeedge.base.fields import Options, decoding, reader
 from pipeedge.base.files import write_whole
 from pipeedge.base.machine import peak_rss_mb
 from pipeedge.control.member import Callbacks, Member
@@ -55,7 +55,7 @@ from pipeedge.transport.rendezvous import RendezvousServer, connect_store, join_
 
 __all__ = ["show", "train"]
 
-_TrainingSession: TypeAlias = Session[Mapping[str, Any], TrainingPlan]
+_TrainingSession: TypeAlias = Session[Options, TrainingPlan, None]
 
 
 def show(request: TrainingRequest, console: Console) -> None:
@@ -101,7 +101,7 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
         crew.start("train", loop.run)
         crew.wait()
         member.record(_record(setup, log, member).to_text())
-        session.finish({})
+        session.finish(None)
         if not session.serves_hub:
             return None
         report = _make_report(setup, plan, _records(member), startup_s)
@@ -109,14 +109,9 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
         return report
 
 
-def _forms(setup: TrainingSetup) -> Forms[Mapping[str, Any], TrainingPlan]:
+def _forms(setup: TrainingSetup) -> Forms[Options, TrainingPlan, None]:
     """Return the form of the facts, an open list of options to compare, and of the plan."""
-    return Forms(
-        write_facts=dict,
-        read_facts=plain,
-        write_plan=to_plain,
-        read_plan=functools.partial(read_plan, setup),
-    )
+    return Forms(facts=reader(Options), plan=functools.partial(read_plan, setup), stats=reader(None))
 
 
 def _agree(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Member
+from pipeedge.control.messages import Planned, Start, Summary
 
 ways = st.tuples(st.floats(1e-5, 0.05), st.floats(1e-5, 0.05))
 
@@ -68,12 +69,12 @@ def test_members_know_the_hubs_clock() -> None:
             member.facts({})
             hub.gather()
             hub.plan({}, participants=(0,), names={}, data_rank=0)
-            member.wait("plan")
+            member.wait(Planned)
             member.ready()
-            member.wait("start")
+            member.wait(Start)
             member.record("a" * 60_000 + '"' * 60_000)
             member.done({})
-            member.wait("summary")
+            member.wait(Summary)
             heard.set()
             assert member.records() == {0: "a" * 60_000 + '"' * 60_000}
             error = member.hub_clock.error_s

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import random
+import re
 import socket
 import struct
 import threading
@@ -14,8 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from mutations import mutate_message, rounds
+from wire_messages import framed, plain, received
 
+from pipeedge.base import fields
 from pipeedge.base.errors import (
     DeadlineError,
     PeerFailedError,
@@ -29,7 +33,22 @@ from pipeedge.control.liveness import (
     StageWork,
 )
 from pipeedge.control.member import Callbacks, Member
-from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.control.messages import (
+    FROM_HUB,
+    TO_HUB,
+    Decoder,
+    Hello,
+    Notice,
+    Pace,
+    Planned,
+    RankRecord,
+    Ready,
+    Start,
+    Summary,
+    Verdict,
+    WorkByRank,
+    frame,
+)
 from pipeedge.control.session import (
     Announcement,
     Deadlines,
@@ -49,27 +68,27 @@ def test_a_verdict_overtakes_queued_telemetry() -> None:
         ours.setblocking(False)
         connection = _Connection(0, ours, "10.0.0.9", max_message_bytes=1 << 16)
         for _ in range(200):
-            connection.queue(Message("record", {"rank": 1, "text": "x" * 20_000}))
+            connection.queue(RankRecord(1, "x" * 20_000))
         connection.send()  # as much as the kernel buffers, the last message in part
-        connection.queue(Failure(FailureKind.GONE, "killed", 1, "rank 1").message())
-        decoder, heard = Decoder(), []
+        connection.queue(Verdict(Failure(FailureKind.GONE, "killed", 1, "rank 1")))
+        decoder, heard = Decoder(FROM_HUB), []
         while connection.has_outgoing or not heard or heard[-1].kind != "verdict":
             heard += decoder.feed(theirs.recv(1 << 16))
             connection.send()
-    assert {message.kind for message in heard[:-1]} == {"record"}
+    assert {message.kind for message in heard[:-1]} == {"rankrecord"}
     assert len(heard) < 200
 
 
 def test_a_member_survives_any_mutation_of_any_message() -> None:
     chance = random.Random(2)
     said: dict[str, dict[str, Any]] = {
-        "plan": {"items": 3},
-        "verdict": Failure(FailureKind.FAILED, "x", 1, "rank 1").message().body | {},
+        "plan": {"plan": {"items": 3}},
+        "verdict": {"failure": plain(Failure(FailureKind.FAILED, "x", 1, "rank 1"))},
         "notice": {"line": "x"},
-        "clock": {"sent": 1.5, "there": 2.5},
-        "beat": {"slowest_s": 0.5},
-        "work": {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}},
-        "record": {"rank": 1, "text": "x"},
+        "clockanswer": {"sent": 1.5, "there": 2.5},
+        "pace": {"slowest_s": 0.5},
+        "work": {"work": {"1": plain(StageWork(1.0, 2.0, 3.0, 8))}},
+        "rankrecord": {"rank": 1, "text": "x"},
         "complete": {},
         "summary": {"stats": {"0": {}}},
     }
@@ -78,7 +97,8 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         for _ in range(rounds(400)):
             kind = chance.choice(list(said))
             self._error = None
-            self._hear(Message(kind, mutate_message(said[kind], chance)))
+            with contextlib.suppress(PeerFailedError):  # anything but a message ends the connection
+                self._hear(received(FROM_HUB, kind, **mutate_message(said[kind], chance)))
             assert self.hub_clock(1.0) < math.inf
             assert self._error is None or str(self._error).isprintable()
         self._error = None
@@ -98,10 +118,10 @@ def test_a_failed_control_thread_ends_ranks_with_one_line(monkeypatch: pytest.Mo
         with pytest.raises(
             PipeEdgeError, match=r"internal error .* of rank 1: MemoryError: no more"
         ) as caught:
-            one.wait("plan")
+            one.wait(Planned)
         assert exit_code(caught.value) == 1
         with pytest.raises(PeerFailedError, match=r"rank 1 \(on pi\) failed: internal error"):
-            zero.wait("plan")
+            zero.wait(Planned)
     with hub(2) as (served, address), member(address, 0) as zero, member(address, 1) as one:
         for self in (zero, one):
             self.hello(world_size=2, host="pi")
@@ -112,7 +132,7 @@ def test_a_failed_control_thread_ends_ranks_with_one_line(monkeypatch: pytest.Mo
             with pytest.raises(
                 kind, match=r"rank 0 .*failed: internal error in its hub: MemoryError: no"
             ) as caught:
-                self.wait("plan")
+                self.wait(Planned)
             assert exit_code(caught.value) == status
         assert served.gather() is None
 
@@ -127,29 +147,27 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
     for notify in (full, closed):
         ours, theirs = socket.socketpair()
         with theirs, Member(ours, rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self:
-            theirs.sendall(
-                encode(Message("notice", {"line": "still alive"})) + encode(Message("plan", {"x": 1}))
-            )
-            assert self.wait("plan") == {"x": 1}
+            theirs.sendall(frame(Notice("still alive")) + frame(Planned(Raw(b"1"))))
+            assert self.wait(Planned) == Planned(Raw(b"1"))
             assert self.error is None
 
 
 def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
-    address, told = ("127.0.0.1", 0), Failure(FailureKind.GONE, "killed", 2, "rank 2").message()
+    address, told = ("127.0.0.1", 0), Verdict(Failure(FailureKind.GONE, "killed", 2, "rank 2"))
     with socket.create_server(address) as listener, member(listener.getsockname(), 1) as self:
         hub_end, _ = listener.accept()
         self.hello(world_size=3, host="pi1")
-        hub_end.sendall(encode(Message("beat", {"slowest_s": 0.0})))
+        hub_end.sendall(frame(Pace()))
         while not self._hub_heard:
             time.sleep(0.01)
         with self._changed:  # the member's thread takes nothing meanwhile
-            hub_end.sendall(encode(told))
+            hub_end.sendall(frame(told))
             hub_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             hub_end.close()
             for _ in range(3):
-                self._say(Message("ready"))
+                self._say(Ready())
         with pytest.raises(PeerFailedError, match="rank 2 is gone: killed"):
-            self.wait("start")
+            self.wait(Start)
 
 
 def test_a_failing_display_does_not_end_the_run() -> None:
@@ -161,7 +179,7 @@ def test_a_failing_display_does_not_end_the_run() -> None:
     callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
     with theirs, Member(ours, rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
-            self._hear(Message("work", {"work": {"1": StageWork(1.0, 2.0, 3.0, 8).to_body()}}))
+            self._hear(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
         assert self.error is None
     assert notices == ["the display of the run has failed: ValueError: no such column"]
 
@@ -179,16 +197,16 @@ def test_a_displaced_rank_connects_again_and_repeats_its_messages() -> None:
             connection, _ = listener.accept()
             with connection:
                 self.facts({"items": 3})
-                decoder, came = Decoder(), []
+                decoder, came = Decoder(TO_HUB), []
                 while "facts" not in came:
                     came += [message.kind for message in decoder.feed(connection.recv(1 << 16))]
                 assert came[0] == "hello"
                 assert came.count("facts") == 1
-                connection.sendall(encode(Message("plan", {"x": 1})))
-                assert self.wait("plan") == {"x": 1}
+                connection.sendall(frame(Planned(Raw(b"1"))))
+                assert self.wait(Planned) == Planned(Raw(b"1"))
             # Once the hub was heard, the end of the connection is the end.
             with pytest.raises(PeerFailedError, match="rank 0 is gone"):
-                self.wait("start")
+                self.wait(Start)
 
 
 @contextlib.contextmanager
@@ -210,21 +228,21 @@ def test_a_run_over_sockets() -> None:
         with member(address, rank) as self:
             self.hello(world_size=3, host="here")
             self.facts({"rank": rank})
-            plan = self.wait("plan")
+            plan = self.wait(Planned)
             if rank == 1:
                 return
             self.ready()
-            self.wait("start")
+            self.wait(Start)
             self.done({"rank": rank})
-            seen[rank] = (plan["items"], self.wait("summary")["stats"])
+            seen[rank] = (plain(plan.plan), plain(self.wait(Summary).stats))
 
     before = threading.active_count()
     with hub(3) as (served, address):
         threads = [threading.Thread(target=one, args=(rank, address)) for rank in range(3)]
         for thread in threads:
             thread.start()
-        assert served.gather() == {rank: {"rank": rank} for rank in range(3)}
-        served.plan({"items": 5}, participants=(0, 2), names={})
+        assert plain(served.gather()) == {str(rank): {"rank": rank} for rank in range(3)}
+        served.plan(Raw(b"5"), participants=(0, 2), names={})
         for thread in threads:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
@@ -241,7 +259,7 @@ def test_ranks_that_start_after_rank_0_failed_learn_why() -> None:
         with member(("127.0.0.1", port), 1) as self:
             self.hello(world_size=2, host="pi1")
             try:
-                self.wait("plan")
+                self.wait(Planned)
             except PeerFailedError as error:
                 heard.append(error)
 
@@ -256,11 +274,11 @@ def test_ranks_that_start_after_rank_0_failed_learn_why() -> None:
 def test_a_member_that_vanishes_is_noticed_at_once() -> None:
     with hub(2) as (served, address), member(address, 0) as stays:
         gone = socket.create_connection(address)
-        gone.sendall(encode(Message("hello", {"rank": 1, "world": 2, "host": "pi1"})))
+        gone.sendall(frame(Hello(1, 2, "pi1")))
         stays.hello(world_size=2, host="pi0")
         threading.Timer(0.2, gone.close).start()
         with pytest.raises(PeerFailedError, match=r"rank 1 \(on pi1\) is gone"):
-            stays.wait("plan")
+            stays.wait(Planned)
         assert served.gather() is None
 
 
@@ -274,13 +292,13 @@ def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
             aborted = threading.Event()
             self.on_end(aborted.set)
             if speaks:
-                server_end.sendall(encode(Message("beat")))
+                server_end.sendall(frame(Pace()))
             if closes:
                 server_end.close()
                 listener.close()
             kind = PeerFailedError if closes else DeadlineError
             with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)") as caught:
-                self.wait("plan")
+                self.wait(Planned)
             assert ("another program" in str(caught.value)) == (not speaks)
             assert aborted.wait(1)
 
@@ -290,7 +308,7 @@ def test_another_program_on_the_port_is_recognised() -> None:
     with listener, member(listener.getsockname(), 1, timeout=5.0) as self, listener.accept()[0] as server_end:
         server_end.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         with pytest.raises(PeerFailedError, match="another program on this port"):
-            self.wait("plan")
+            self.wait(Planned)
 
 
 def test_a_hub_that_never_appears_is_named_with_its_address() -> None:
@@ -311,18 +329,18 @@ def test_unknown_connections_neither_harm_nor_fill_the_hub() -> None:
                 if number % 3 == 0:
                     sock.sendall(chance.randbytes(200))
                 elif number % 3 == 1:
-                    sock.sendall(encode(Message("hello", {"rank": "x"})))
+                    sock.sendall(framed(b'{"kind": "hello", "rank": "x"}'))
                 if number % 5 == 0:
                     sock.close()
         with member(address, 0) as zero, member(address, 1) as one:
             for rank, self in enumerate((zero, one)):
                 self.hello(world_size=2, host="pi")
                 self.facts({"rank": rank})
-            assert served.gather() == {0: {"rank": 0}, 1: {"rank": 1}}
+            assert plain(served.gather()) == {"0": {"rank": 0}, "1": {"rank": 1}}
             assert len(served._connections) <= 2 + 16
             served.refuse("enough", 2)
             with pytest.raises(RequestError, match="enough"):
-                one.wait("plan")
+                one.wait(Planned)
 
 
 def test_the_report_of_a_failing_rank_takes_precedence() -> None:
@@ -336,7 +354,8 @@ def test_the_report_of_a_failing_rank_takes_precedence() -> None:
 
 # --- sessions ---------------------------------------------------------------------------------------------
 
-FORMS: Forms[Any, Any] = Forms(dict, dict, dict, dict, max_message_bytes=1 << 20)
+READ = fields.reader(Any)
+FORMS: Forms[Any, Any, Any] = Forms(READ, READ, READ, max_message_bytes=1 << 20)
 
 
 def sessions(
@@ -344,6 +363,7 @@ def sessions(
     world: int,
     decide: Callable[[Mapping[int, Any]], Any],
     appear_s: float = 20.0,
+    forms: Forms[Any, Any, Any] = FORMS,
     **options: Any,
 ) -> dict[int, Any]:
     """Hold a session that only rank 0 is required for; return the plan, or the error, of each rank."""
@@ -355,9 +375,9 @@ def sessions(
         at = WorldRequest(rank=rank, size=world, addr="127.0.0.1", port=port, timeout_s=20)
         deadlines = Deadlines(appear_s, silence_s=20)
         try:
-            with Session(at, FORMS, Callbacks(), deadlines=deadlines, required=frozenset({0})) as session:
+            with Session(at, forms, Callbacks(), deadlines=deadlines, required=frozenset({0})) as session:
                 session.open({"factor": 10})
-                facts = {"rank": rank * session.brief()["factor"], "large": [rank] * 50_000}
+                facts = {"rank": rank * READ(session.brief())["factor"], "large": [rank] * 50_000}
                 session.state(facts)
                 if session.serves_hub:
                     session.decide(decide, **options)
@@ -382,6 +402,31 @@ def test_a_session_may_end_with_the_plan_and_go_on_without_absent_ranks() -> Non
     ended = sessions(3, 4, decide, appear_s=2.0)
     assert ended.pop(-1) == {3: FailureKind.ABSENT}
     assert ended == {rank: {"ranks": [0, 10, 20]} for rank in range(3)}
+
+
+def test_malformed_facts_end_the_session_with_one_line_that_names_their_rank() -> None:
+    flat = Forms(fields.reader(fields.Options), READ, READ, max_message_bytes=1 << 20)
+    ended = sessions(2, 2, lambda facts: pytest.fail("the facts hold lists"), forms=flat)
+    said = r"the facts of rank [01] is malformed \(.*got `array`.*\); do all run the same version\?$"
+    assert sorted(ended) == [0, 1]
+    for error in ended.values():
+        assert isinstance(error, PeerFailedError)
+        assert re.search(said, str(error)), error
+
+
+def test_stats_are_read_as_their_type_and_name_their_rank() -> None:
+    with hub(1) as (served, address), member(address, 0) as self:
+        session: Session[Any, Any, float] = Session(
+            WorldRequest(rank=0, size=1), Forms(READ, READ, fields.reader(fields.Amount)), Callbacks()
+        )
+        session._member = self
+        self.hello(world_size=1, host="pi")
+        session.state({})
+        assert served.gather() is not None
+        served.plan(Raw(b"{}"), participants=(0,), names={})
+        session.start()
+        with pytest.raises(PeerFailedError, match=r"the result of rank 0 is malformed \(.*>= 0.0"):
+            session.finish(-1.0)
 
 
 def test_facts_are_reviewed_as_they_come_and_may_be_refused_at_once() -> None:

@@ -227,7 +227,7 @@ def test_a_port_in_use_is_said_and_a_single_rank_needs_none(call: Callable[..., 
         port = taken.getsockname()[1]
         assert call(*DIGITS, "-b", 8, "--port", port).status == 0
         world = WorldRequest(rank=0, size=2, addr="127.0.0.1", port=port)
-        session = stack.enter_context(Session(world, Forms(dict, dict, dict, dict), Callbacks()))
+        session = stack.enter_context(Session(world, Forms(dict, dict, dict), Callbacks()))
         with pytest.raises(RequestError, match=f"--port {port} is in use on 127.0.0.1"):
             session.open()
 

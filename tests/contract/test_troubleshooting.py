@@ -32,6 +32,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from msgspec import Raw
 from PIL import Image
 from places import ROOT
 from ports import free_port
@@ -45,10 +46,23 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
 from pipeedge.control.attendance import Terms
-from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
-from pipeedge.control.messages import Decoder, Message, encode
+from pipeedge.control.messages import (
+    TO_HUB,
+    Beat,
+    Decoder,
+    Facts,
+    Hello,
+    Message,
+    Notice,
+    Pace,
+    Planned,
+    Verdict,
+    Waiting,
+    WorkByRank,
+    frame,
+)
 from pipeedge.control.rules import HubState
 from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
@@ -314,7 +328,9 @@ class Play:
         self.lines: list[str] = []
 
     def hear(self, connection: int, kind: str, now: float = 0.0, **body: Any) -> Play:
-        self.note(self.state.received(connection, Message(kind, body), now))
+        text = json.dumps({"kind": kind, **body}).encode()
+        (message,) = Decoder(TO_HUB).feed(struct.pack(">I", len(text)) + text)
+        self.note(self.state.received(connection, message, now))
         return self
 
     def hello(self, *ranks: int, world: int | None = None, host: str = "pi") -> Play:
@@ -328,23 +344,23 @@ class Play:
         for rank in range(self.world):
             self.hear(rank, "facts", facts={})
         names = {rank: f"stage {rank}" for rank in range(self.world)}
-        self.state.plan({}, tuple(range(self.world)), names, 0.0, data_rank=0)
+        self.state.plan(Raw(b"{}"), tuple(range(self.world)), names, 0.0, data_rank=0)
         for rank in range(self.world):
             self.hear(rank, "ready")
         return self
 
     def beat(self, now: float, statuses: Mapping[int, RankStatus]) -> Play:
         for rank, status in statuses.items():
-            self.hear(rank, "beat", now, **status.to_body())
+            self.note(self.state.received(rank, Beat(status), now))
         self.note(self.state.tick(now))
         return self
 
     def note(self, outgoing: list[tuple[int, Message]]) -> None:
         for _, message in outgoing:
-            if message.kind == "verdict":
-                self.lines.append(Failure.from_message(message).line)
-            elif "line" in message.body:
-                self.lines.append(message.body["line"])
+            if isinstance(message, Verdict):
+                self.lines.append(message.failure.line)
+            elif isinstance(message, Notice | Waiting):
+                self.lines.append(message.line)
 
     @property
     def said(self) -> str:
@@ -448,7 +464,7 @@ def an_interface_is_down(patch: Patch) -> str:
 
 @says("received data is not a message of this program: is another program on this port?")
 def another_program(patch: Patch) -> str:
-    return refused(lambda: Decoder().feed(b"GET / HTTP/1.1\r\n\r\n"))
+    return refused(lambda: Decoder(TO_HUB).feed(b"GET / HTTP/1.1\r\n\r\n"))
 
 
 @says("the schedule gives it no stage, so it has nothing to do")
@@ -567,7 +583,7 @@ def a_rank_fails(patch: Patch) -> str:
 
 @says("rank 1 (stage 1, …) sent a malformed 'beat'; do all run the same version?")
 def a_beat_is_malformed(patch: Patch) -> str:
-    return Play().started().hear(1, "beat", busy=7).said
+    return Play().started().hear(1, "beat", status={"busy": 7}).said
 
 
 @says("… internal error in its hub: …")
@@ -582,7 +598,7 @@ def a_control_thread_dies(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(status=raising(MemoryError("no more")))
     with theirs, Member(ours, rank=1, timeout_s=1.0, callbacks=callbacks) as member:
-        return refused(lambda: member.wait("plan"))
+        return refused(lambda: member.wait(Planned))
 
 
 @says(
@@ -590,9 +606,9 @@ def a_control_thread_dies(patch: Patch) -> str:
 )
 def a_rank_dies_before_its_hello(patch: Patch) -> str:
     state = HubState(world_size=3, timeout_s=60.0, now=0.0)
-    state.received(0, Message("hello", {"rank": 0, "world": 3, "host": "pi0"}), 0.0)
+    state.received(0, Hello(0, 3, "pi0"), 0.0)
     ((_, notice),) = state.closed(1, 1.0, left="10.0.0.9")
-    return str(notice.body["line"])
+    return str(notice.line)
 
 
 @says("the display of the run has failed: …")
@@ -602,17 +618,17 @@ def a_display_fails(patch: Patch) -> str:
     show = raising(ValueError("no such column"))
     callbacks = Callbacks(notify=said.append, record_stage_work=show)
     with theirs, Member(ours, rank=0, timeout_s=1.0, callbacks=callbacks) as member:
-        member._hear(Message("work", {"work": {}}))
+        member._hear(WorkByRank({}))
     return said[0]
 
 
 @says("rank 0 is gone: it was killed or lost its network")
 def the_hub_is_gone(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
-    theirs.sendall(encode(Message("beat")))
+    theirs.sendall(frame(Pace()))
     theirs.close()
     with Member(ours, rank=1, timeout_s=1.0) as member:
-        return refused(lambda: member.wait("plan"))
+        return refused(lambda: member.wait(Planned))
 
 
 @says("microbatch 3 could not be computed: …")
@@ -1259,11 +1275,11 @@ def take_part(*options: str, types: Mapping[str, Any]) -> str:
 def a_bidder_comes_late(patch: Patch) -> str:
     terms = Terms(appear_s=60.0, required=frozenset({0}))
     state = HubState(world_size=3, timeout_s=70.0, now=0.0, terms=terms)
-    state.received(0, Message("hello", {"rank": 0, "world": 3, "host": "pi1"}), 0.0)
-    state.received(0, Message("facts", {"facts": {}}), 0.0)
+    state.received(0, Hello(0, 3, "pi1"), 0.0)
+    state.received(0, Facts(Raw(b"{}")), 0.0)
     state.tick(61.0)
-    ((_, verdict),) = state.received(1, Message("hello", {"rank": 2, "world": 3, "host": "pi3"}), 62.0)
-    return Failure.from_message(verdict).line
+    ((_, verdict),) = state.received(1, Hello(2, 3, "pi3"), 62.0)
+    return verdict.failure.line
 
 
 @says("device type board has no profile of …; profile it (profiler.py)")

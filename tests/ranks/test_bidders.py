@@ -11,7 +11,7 @@ import yaml
 from ports import free_port
 from processes import Programs
 
-from pipeedge.control.messages import Message, encode
+from pipeedge.control.messages import Hello, frame
 
 
 def write_files(directory: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_silent_bidder_is_left_out_and_named(tmp_path: Path) -> None:
         def connected() -> bool:
             with contextlib.suppress(ConnectionRefusedError):
                 silent = stack.enter_context(socket.create_connection(("127.0.0.1", auction.port), timeout=1))
-                silent.sendall(encode(Message("hello", {"rank": 2, "world": 4, "host": "h2"})))
+                silent.sendall(frame(Hello(2, 4, "h2")))
                 return True
             return False
 

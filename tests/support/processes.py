@@ -34,6 +34,7 @@ from places import ROOT
 from ports import free_port
 
 from pipeedge.control.member import Member
+from pipeedge.control.messages import Complete
 
 PRELOADED = (
     *("pipeedge.auction.main", "pipeedge.doctor.examine", "pipeedge.run.main", "pipeedge.run.pipeline"),
@@ -135,7 +136,7 @@ def _become(
 
 def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
     """Replace ``Member.done``: kill this process once the data rank has written the results."""
-    self.wait("complete")
+    self.wait(Complete)
     time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeedge.base import fields
 from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import printable
 from pipeedge.doctor.file_checks import SchedulerFiles, check_files
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
 from pipeedge.doctor.link_checks import check_links, check_promises
@@ -45,8 +46,13 @@ def test_a_finding_is_one_line_with_level_check_and_rank() -> None:
 @settings(max_examples=50)
 def test_findings_survive_encoding(what: str, code: int, rank: int | None, level: Level) -> None:
     finding = Finding(level, "check", what, code, rank)
-    shown = dataclasses.replace(finding, what=fields.text(what))
-    assert Finding.from_text(finding.to_text()) == shown
+    sent = finding.as_sent()
+    assert fields.decode(fields.encode(sent), Finding) == sent == sent.as_sent()
+    assert sent == dataclasses.replace(finding, what=printable(what))
+
+
+def test_long_finding_is_truncated_when_it_is_sent() -> None:
+    assert len(problem("memory", "x" * 5000).as_sent().what) == 800
 
 
 @pytest.mark.parametrize(

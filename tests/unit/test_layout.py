@@ -24,7 +24,7 @@ models     activations dtypes linear int8 kernels progress weights.reading archi
 compress   policies clamping adaptation codec wire link
 transport  base channel frame lifecycle interfaces loopback rendezvous p2p_links p2p unlocking_store
            rpc_links rpc choice
-control    clocks messages failures liveness roster attendance telemetry rules hub member session
+control    clocks failures liveness messages roster attendance telemetry rules hub member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
            scheduler dtype_choice facts planning schedule_choice

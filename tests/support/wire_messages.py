@@ -1,0 +1,30 @@
+"""Messages of the control connection as bytes, for tests that play one of its ends."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from pipeedge.base.fields import encode
+from pipeedge.control.messages import Decoder, Malformed, Message
+
+
+def framed(text: bytes) -> bytes:
+    """Return ``text`` with its length before it."""
+    return struct.pack(">I", len(text)) + text
+
+
+def received(messages: object, kind: str, **body: Any) -> Message | Malformed:
+    """Return a message as a receiver that accepts ``messages`` reads it.
+
+    Raises:
+        PeerFailedError: it is not a message.
+    """
+    (message,) = Decoder(messages).feed(framed(json.dumps({"kind": kind, **body}).encode()))
+    return message
+
+
+def plain(value: object) -> Any:
+    """Return ``value`` as it is sent: objects, lists, texts and numbers."""
+    return json.loads(encode(value))
