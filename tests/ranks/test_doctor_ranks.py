@@ -82,7 +82,7 @@ def drop(name: str, *rule: str) -> None:
 def test_fault_firewalled_port(cable: tuple[str, str], tmp_path: Path) -> None:
     drop(cable[0], "-p", "tcp", "--dport", "29500")
     end = examined(tmp_path, {1: cable[1]}, 2, "--addr", "10.213.7.1", "--timeout", 3)[1]
-    assert "problem  port      rank 1: nothing answers at 10.213.7.1:29500" in end.out
+    assert "problem  port      rank 1: no answer from 10.213.7.1:29500" in end.out
     assert "firewall" in end.out
     assert end.status == 4
 
