@@ -33,7 +33,7 @@ from throughput import MODEL, PARTITION, RANKS, ROOT, prepare
 from pipeedge.control.liveness import StageWork
 from pipeedge.observe.lanes import STAGE, Lane
 from pipeedge.observe.live import Display, Progress
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 
 LIMIT_S = 300
 
@@ -44,7 +44,7 @@ def row_cost_s(count: int = 100_000) -> float:
     began = time.perf_counter()
     lane.begin()
     for number in range(count):
-        for phase in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE, Doing.WAIT_LINK):
+        for phase in (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE, ThreadState.WAIT_LINK):
             lane.enter(phase)
         lane.finish(number, 8, 1000)
     return (time.perf_counter() - began) / count

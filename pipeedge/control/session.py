@@ -272,7 +272,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Return the decision on the facts of all ranks; None if the session has failed already."""
         facts: dict[int, _Facts] = {}
         for rank, text in hub.arrivals():
-            with decoding(f"the facts of rank {rank}"):
+            with decoding(f"the facts message of rank {rank}"):
                 facts[rank] = self._forms.facts(text)
             refusal = review(rank, facts[rank])
             if refusal is not None:

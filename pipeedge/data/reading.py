@@ -21,7 +21,7 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.data.source import InputSource, Reading
 from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.transport.channel import Closed
 
 __all__ = ["ReadAhead", "read_threads"]
@@ -100,7 +100,7 @@ class ReadAhead:
         """
         lane.begin()
         while (number := self._claim()) is not None:
-            lane.enter(Doing.READ)
+            lane.enter(ThreadState.READ)
             reading = self._source.attempt(number)
             with self._changed:
                 self._read[number] = reading

@@ -195,7 +195,7 @@ class _Examination:
         findings: list[Finding] = []
         facts = {rank: one.options for rank, one in known.items()}
         for rank, one in known.items():
-            with decoding(f"the facts of rank {rank}"):
+            with decoding(f"the facts message of rank {rank}"):
                 check_facts(one.options)
             findings += one.findings
         pairs: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, WorkRecord
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Span, Timeline
+from pipeedge.observe.timeline import LaneId, LaneKind, Span, ThreadState, Timeline
 
 __all__ = ["assemble", "series"]
 
@@ -41,7 +41,7 @@ def assemble(recordings: Sequence[Recording], began_s: float, length_s: float) -
 def _lane_spans(rank: int, lane: LaneRecord, began_s: float, length_s: float) -> Iterator[Span]:
     at = 0.0
 
-    def until(end_s: float, doing: Doing, microbatch: int | None = None) -> Iterator[Span]:
+    def until(end_s: float, doing: ThreadState, microbatch: int | None = None) -> Iterator[Span]:
         # Each span begins where the one before it ended: clocks that drift leave no gap.
         nonlocal at
         end_s = min(end_s, length_s)
@@ -50,21 +50,21 @@ def _lane_spans(rank: int, lane: LaneRecord, began_s: float, length_s: float) ->
             at = end_s
 
     if lane.rows and lane.phases[0].is_wait:
-        yield from until(lane.rows[0].start_s - began_s, Doing.FILL)
+        yield from until(lane.rows[0].start_s - began_s, ThreadState.FILL)
     for row in lane.rows:
         end = row.start_s - began_s
         for phase, seconds in zip(lane.phases, row.seconds, strict=True):
             end += seconds
             if seconds > 0:
                 yield from until(end, phase, row.number)
-    yield from until(length_s, Doing.DRAIN)
+    yield from until(length_s, ThreadState.DRAIN)
 
 
 def _link_spans(rank: int, link: LinkRecord, began_s: float, length_s: float) -> Iterator[Span]:
     for one in link.transfers:
         start, end = max(0.0, one.start_s - began_s), min(length_s, one.end_s - began_s)
         if end > start:
-            yield Span(rank, link.lane.label, Doing.SEND, start, end, one.number)
+            yield Span(rank, link.lane.label, ThreadState.SEND, start, end, one.number)
 
 
 def _work_spans(rank: int, record: WorkRecord, began_s: float, length_s: float) -> Iterator[Span]:
@@ -76,7 +76,7 @@ def _work_spans(rank: int, record: WorkRecord, began_s: float, length_s: float) 
             )
     done = max(0.0, record.until_s - began_s)
     if record.works and done < length_s:
-        yield Span(rank, record.lane.label, Doing.DRAIN, done, length_s)
+        yield Span(rank, record.lane.label, ThreadState.DRAIN, done, length_s)
 
 
 def series(

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from pipeedge.observe.metrics import Tally
 from pipeedge.observe.records import LaneRecord, LinkRecord, Row, Transfer, Work, WorkRecord
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 
 __all__ = [
     "AS_THEY_ARE_BITS",
@@ -36,10 +36,16 @@ __all__ = [
     "WorkLane",
 ]
 
-STAGE = (Doing.WAIT_INPUT, Doing.DECODE, Doing.COMPUTE, Doing.ENCODE, Doing.WAIT_LINK)
-FEED = (Doing.READ, Doing.WAIT_INPUT, Doing.WAIT_LINK)
-READ_AHEAD = (Doing.WAIT_LINK, Doing.READ)
-COLLECT = (Doing.WAIT_INPUT, Doing.DECODE, Doing.WRITE)
+STAGE = (
+    ThreadState.WAIT_INPUT,
+    ThreadState.DECODE,
+    ThreadState.COMPUTE,
+    ThreadState.ENCODE,
+    ThreadState.WAIT_LINK,
+)
+FEED = (ThreadState.READ, ThreadState.WAIT_INPUT, ThreadState.WAIT_LINK)
+READ_AHEAD = (ThreadState.WAIT_LINK, ThreadState.READ)
+COLLECT = (ThreadState.WAIT_INPUT, ThreadState.DECODE, ThreadState.WRITE)
 """Phases of a microbatch on each kind of lane, in order."""
 
 DEFAULT_ROWS = 400
@@ -64,7 +70,7 @@ class Lane:
     def __init__(
         self,
         lane: LaneId,
-        phases: Sequence[Doing],
+        phases: Sequence[ThreadState],
         clock: Callable[[], float],
         capacity: int = DEFAULT_ROWS,
         observer: Callable[[Row, float], None] | None = None,
@@ -95,7 +101,7 @@ class Lane:
         self._began_at = self._clock()
         self._state = (0, self._began_at, self._state[2])
 
-    def enter(self, phase: Doing) -> float:
+    def enter(self, phase: ThreadState) -> float:
         """Begin ``phase`` and return the time."""
         now = self._clock()
         place, since, totals = self._state
@@ -141,11 +147,11 @@ class Lane:
         """Seconds from the beginning to the end of the last microbatch."""
         return sum(self._finished)
 
-    def tally(self, phase: Doing) -> Tally:
+    def tally(self, phase: ThreadState) -> Tally:
         """Return how often and how long the lane was in ``phase``, up to the last finished microbatch."""
         return Tally(self.microbatches, self._finished[self._places[phase]])
 
-    def totals(self) -> dict[Doing, float]:
+    def totals(self) -> dict[ThreadState, float]:
         """Return the seconds of each phase until now, including the current one."""
         place, since, totals = self._state
         if not self._began_at:
@@ -246,10 +252,10 @@ class WorkLane:
     def __init__(self, clock: Callable[[], float], capacity: int = _KEPT_WORKS) -> None:
         self._clock = clock
         self._works: deque[Work] = deque(maxlen=capacity)
-        self._seconds: dict[tuple[int, Doing], float] = {}
+        self._seconds: dict[tuple[int, ThreadState], float] = {}
         self._begun_s = 0.0
         self._until_s = 0.0
-        self._wait = Doing.FILL
+        self._wait = ThreadState.FILL
         self._noted = 0
 
     def begin(self) -> None:
@@ -258,10 +264,10 @@ class WorkLane:
 
     def refill(self) -> None:
         """Note that the pipeline is empty: it fills until the next operation."""
-        self._wait = Doing.FILL
+        self._wait = ThreadState.FILL
 
     @contextmanager
-    def doing(self, what: Doing, stage: int, microbatch: int | None = None) -> Iterator[None]:
+    def doing(self, what: ThreadState, stage: int, microbatch: int | None = None) -> Iterator[None]:
         """Note the body as operation ``what`` of ``stage``."""
         start = self._clock()
         yield
@@ -271,7 +277,7 @@ class WorkLane:
         self._note(Work(what, start, end, microbatch))
         self._seconds[stage, what] = self._seconds.get((stage, what), 0.0) + end - start
         self._until_s = end
-        self._wait = Doing.WAIT_INPUT
+        self._wait = ThreadState.WAIT_INPUT
 
     def record(self, lane: LaneId, hub_clock: Callable[[float], float]) -> WorkRecord:
         """Return the record of this lane, on the hub's clock.

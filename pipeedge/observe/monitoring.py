@@ -33,7 +33,7 @@ from pipeedge.base.files import OutputFile, check_writable_directory, make_writa
 from pipeedge.observe.energy import EnergyMeter
 from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, MeasuredSample, MetricSample, Windows, csv_row
 from pipeedge.observe.records import Row
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 
 __all__ = [
     "DATA_KEYS",
@@ -64,7 +64,7 @@ Samples = Iterator[tuple[str, MetricSample]]
 
 
 def stage_samples(
-    row: Row, phases: Sequence[Doing], received: int, layers: int, decoded_bits: int
+    row: Row, phases: Sequence[ThreadState], received: int, layers: int, decoded_bits: int
 ) -> Samples:
     """Yield the samples of one microbatch in a stage.
 
@@ -78,13 +78,13 @@ def stage_samples(
     at = row.start_s
     for phase, seconds in zip(phases, row.seconds, strict=True):
         start, at = at, at + seconds
-        if phase is Doing.WAIT_INPUT and received:
+        if phase is ThreadState.WAIT_INPUT and received:
             yield "recv", MetricSample(start, at, received * _MBIT)
-        elif phase is Doing.COMPUTE:
+        elif phase is ThreadState.COMPUTE:
             yield "shard", MetricSample(start, at, row.items, accuracy=layers)
-        elif phase is Doing.DECODE and decoded_bits:
+        elif phase is ThreadState.DECODE and decoded_bits:
             yield "quant_decode", MetricSample(start, at, row.items, accuracy=decoded_bits)
-        elif phase is Doing.ENCODE and seconds > 0:
+        elif phase is ThreadState.ENCODE and seconds > 0:
             yield "quant_encode", MetricSample(start, at, row.items, accuracy=round(row.bits))
 
 

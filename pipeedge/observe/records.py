@@ -16,7 +16,7 @@ from pipeedge.base import fields
 from pipeedge.base.fields import Amount, Count, Name, Number, Positive
 from pipeedge.compress.policies import Decided
 from pipeedge.observe.metrics import NOT_MEASURED, EnergyUse
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 
 __all__ = ["LaneRecord", "LinkRecord", "Recording", "Row", "Transfer", "Work", "WorkRecord"]
 
@@ -66,7 +66,7 @@ class Transfer(Struct, frozen=True, array_like=True):
 class Work(Struct, frozen=True, array_like=True):
     """One operation of a thread, or a wait before it."""
 
-    doing: Doing
+    doing: ThreadState
     start_s: Number
     end_s: Number
     microbatch: Count | None = None
@@ -76,7 +76,7 @@ class LaneRecord(Struct, frozen=True):
     """A thread that has ended, with the same phases for every microbatch."""
 
     lane: LaneId
-    phases: tuple[Doing, ...]
+    phases: tuple[ThreadState, ...]
     """Phases of a microbatch, in order."""
     fill_s: Number
     """Seconds spent waiting before the first microbatch."""
@@ -109,7 +109,7 @@ class WorkRecord(Struct, frozen=True):
     """End of the last operation."""
     works: tuple[Work, ...] = ()
     """The last operations and the waits between them."""
-    seconds: tuple[tuple[Count, Doing, Amount], ...] = ()
+    seconds: tuple[tuple[Count, ThreadState, Amount], ...] = ()
     """Stage, operation and its seconds, summed over the whole run."""
     is_complete: bool = True
     """Whether ``works`` holds everything; if not, earlier operations were dropped."""

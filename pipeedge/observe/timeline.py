@@ -16,10 +16,10 @@ from typing import Any
 
 from pipeedge.base.fields import Count
 
-__all__ = ["Doing", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
+__all__ = ["ThreadState", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
 
 
-class Doing(str, Enum):
+class ThreadState(str, Enum):
     """An activity of a thread: first kinds of work, then waits by their cause."""
 
     DECODE = "decode"
@@ -47,7 +47,7 @@ class Doing(str, Enum):
     @property
     def is_wait(self) -> bool:
         """Whether the thread waits during this activity."""
-        return self in (Doing.FILL, Doing.DRAIN, Doing.WAIT_INPUT, Doing.WAIT_LINK)
+        return self in (ThreadState.FILL, ThreadState.DRAIN, ThreadState.WAIT_INPUT, ThreadState.WAIT_LINK)
 
 
 class LaneKind(str, Enum):
@@ -118,7 +118,7 @@ class Span:
     rank: int
     lane: str
     """Label of the lane, as pages and traces show it: see ``LaneId.label``."""
-    doing: Doing
+    doing: ThreadState
     start_s: float
     end_s: float
     microbatch: int | None = None
@@ -145,9 +145,9 @@ class Timeline:
         """Rank and lane, in the order of their first appearance."""
         return tuple(dict.fromkeys((span.rank, span.lane) for span in self.spans))
 
-    def seconds(self, rank: int, lane: str) -> Mapping[Doing, float]:
+    def seconds(self, rank: int, lane: str) -> Mapping[ThreadState, float]:
         """Return the seconds that one lane spent on each activity."""
-        totals: dict[Doing, float] = {}
+        totals: dict[ThreadState, float] = {}
         for span in self.spans:
             if (span.rank, span.lane) == (rank, lane):
                 totals[span.doing] = totals.get(span.doing, 0.0) + span.seconds
@@ -194,4 +194,6 @@ def _columns(rank: int, lane: str, spans: Sequence[Span]) -> dict[str, Any]:
 def _spans(lane: Mapping[str, Any]) -> Iterable[Span]:
     columns = zip(lane["doing"], lane["start_us"], lane["end_us"], lane["microbatch"], strict=True)
     for doing, start, end, microbatch in columns:
-        yield Span(int(lane["rank"]), str(lane["lane"]), Doing(doing), start * _US, end * _US, microbatch)
+        yield Span(
+            int(lane["rank"]), str(lane["lane"]), ThreadState(doing), start * _US, end * _US, microbatch
+        )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeedge.base.schedule import Schedule
-from pipeedge.observe.timeline import Doing, LaneId, Span, Timeline
+from pipeedge.observe.timeline import LaneId, Span, ThreadState, Timeline
 
 __all__ = ["timeline_events", "trace_events"]
 
@@ -67,9 +67,9 @@ def _destinations(schedule: Schedule, data_rank: int) -> Mapping[str, tuple[int,
 def _with_receives(timeline: Timeline, destinations: Mapping[str, tuple[int, str]]) -> Iterator[Span]:
     for span in timeline.spans:
         yield span
-        if span.doing is Doing.SEND and span.lane in destinations:
+        if span.doing is ThreadState.SEND and span.lane in destinations:
             rank, lane = destinations[span.lane]
-            yield Span(rank, lane, Doing.RECEIVE, span.start_s, span.end_s, span.microbatch)
+            yield Span(rank, lane, ThreadState.RECEIVE, span.start_s, span.end_s, span.microbatch)
 
 
 def _event(span: Span, thread: int) -> dict[str, Any]:

@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 from pipeedge.observe.assembly import assemble
 from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer
-from pipeedge.observe.timeline import Doing, LaneId, Timeline
+from pipeedge.observe.timeline import LaneId, ThreadState, Timeline
 
 __all__ = ["PipelineModel", "SimulatedLink", "SimulatedRun", "SimulatedStage", "simulate"]
 
 _Seconds = NDArray[np.float64]
 
-_PHASES = (*STAGE, Doing.ENCODE)
+_PHASES = (*STAGE, ThreadState.ENCODE)
 """Phases of a simulated microbatch. Copying it into a frame, when the link has room, counts as encoding."""
 
 KEPT_MOMENTS = 40_000
@@ -184,17 +184,17 @@ class SimulatedRun:
         """Number of microbatches, where the smaller last one counts as a fraction."""
         return self.model.microbatches - 1 + self.model.last_fraction
 
-    def seconds(self, stage: int) -> Mapping[Doing, float]:
+    def seconds(self, stage: int) -> Mapping[ThreadState, float]:
         """Return the seconds a stage spent on each activity. They add up to the length of the run."""
         costs = self.model.stages[stage]
         return {
-            Doing.DECODE: costs.decode_s * self.passes,
-            Doing.COMPUTE: costs.compute_s * self.passes,
-            Doing.ENCODE: (costs.encode_s + costs.send_s) * self.passes,
-            Doing.FILL: float(self.fill_s[stage]),
-            Doing.DRAIN: float(self.drain_s[stage]),
-            Doing.WAIT_INPUT: float(self.wait_input_s[stage]),
-            Doing.WAIT_LINK: float(self.wait_link_s[stage]),
+            ThreadState.DECODE: costs.decode_s * self.passes,
+            ThreadState.COMPUTE: costs.compute_s * self.passes,
+            ThreadState.ENCODE: (costs.encode_s + costs.send_s) * self.passes,
+            ThreadState.FILL: float(self.fill_s[stage]),
+            ThreadState.DRAIN: float(self.drain_s[stage]),
+            ThreadState.WAIT_INPUT: float(self.wait_input_s[stage]),
+            ThreadState.WAIT_LINK: float(self.wait_link_s[stage]),
         }
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.report.saved import SavedRun, SavedStage
 
 __all__ = ["Bottleneck", "Part", "Shares", "find_bottleneck", "shares"]
@@ -25,7 +25,7 @@ BUSY = 0.9
 FELT = 0.05
 """Waiting fraction below which waiting does not indicate anything."""
 
-_WAITS = {doing.value for doing in Doing if doing.is_wait}
+_WAITS = {doing.value for doing in ThreadState if doing.is_wait}
 
 
 class Part(str, Enum):
@@ -66,8 +66,8 @@ def shares(stage: SavedStage) -> Shares | None:
     if stage.seconds is None:
         return None
     working = sum(seconds for doing, seconds in stage.seconds.items() if doing not in _WAITS)
-    starved = stage.seconds.get(Doing.WAIT_INPUT.value, 0.0)
-    blocked = stage.seconds.get(Doing.WAIT_LINK.value, 0.0)
+    starved = stage.seconds.get(ThreadState.WAIT_INPUT.value, 0.0)
+    blocked = stage.seconds.get(ThreadState.WAIT_LINK.value, 0.0)
     total = working + starved + blocked
     return Shares(working, total, starved / total, blocked / total) if total > 0 else None
 
@@ -93,7 +93,7 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
         return _link(run, link, f"it is occupied {occupied:.0%} of the time")
     turn, waiting = max(_turns(known), key=lambda found: found[1])
     if busy < BUSY and waiting >= FELT:
-        if turn == 0 and reading_s > (run.feed_s or {}).get(Doing.WAIT_LINK.value, 0.0):
+        if turn == 0 and reading_s > (run.feed_s or {}).get(ThreadState.WAIT_LINK.value, 0.0):
             return _input(run, reading_s)
         return _link(run, turn, _waiting_neighbors(run, turn, known))
     return _stage(run, busiest, busy)
@@ -118,7 +118,7 @@ def _most_occupied_link(run: SavedRun, paced_s: float) -> tuple[int, float]:
 def _reading_s(run: SavedRun) -> float:
     """Return the seconds in which the pipeline waited for input still being read; 0 if not known."""
     feed = run.feed_s or {}
-    return sum(feed.get(doing.value, 0.0) for doing in (Doing.WAIT_INPUT, Doing.READ))
+    return sum(feed.get(doing.value, 0.0) for doing in (ThreadState.WAIT_INPUT, ThreadState.READ))
 
 
 def _turns(known: list[Shares]) -> Iterator[tuple[int, float]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 
 __all__ = ["Shade", "coarsened", "legend", "shade", "to_data"]
 
@@ -62,7 +62,7 @@ _SHADES = (
 
 
 def shade(doing: str) -> Shade:
-    """Return the shade of an activity, given by the value of its ``Doing``."""
+    """Return the shade of an activity, given by the value of its ``ThreadState``."""
     return next((known for known in _SHADES if known.doing == doing), Shade(doing, doing, "#777777"))
 
 
@@ -103,7 +103,7 @@ def _slices(lane: Sequence[Span], length_s: float, limit: int) -> Iterator[Span]
     kinds = len({span.doing for span in lane})
     count = max(1, limit // kinds)
     width = length_s / count
-    slices: list[dict[Doing, float]] = [{} for _ in range(count)]
+    slices: list[dict[ThreadState, float]] = [{} for _ in range(count)]
     begins = [length_s] * count
     for span in lane:
         for number, start, end in _pieces(span, width, count):

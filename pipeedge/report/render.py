@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeedge.base.wording import count, figure
-from pipeedge.observe.timeline import Doing, Timeline
+from pipeedge.observe.timeline import ThreadState, Timeline
 from pipeedge.report.bottleneck import Part, find_bottleneck
 from pipeedge.report.charts import Chart, Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
@@ -237,8 +237,8 @@ class _StageTime:
 
 
 def _ordered(seconds: dict[str, float] | Any) -> dict[str, float]:
-    """Return the entries with work first and waits last, in the order of ``Doing``."""
-    order = [doing.value for doing in Doing]
+    """Return the entries with work first and waits last, in the order of ``ThreadState``."""
+    order = [doing.value for doing in ThreadState]
     known = [doing for doing in order if doing in seconds]
     return {doing: seconds[doing] for doing in [*known, *(set(seconds) - set(known))]}
 

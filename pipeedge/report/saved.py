@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pipeedge.base.errors import RequestError
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
 
 __all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
 
@@ -114,7 +114,7 @@ class SavedStage:
     figures: Mapping[str, float]
     """Figures by their names in the report, such as ``compute_s_mean``."""
     seconds: Mapping[str, float] | None
-    """Seconds of each activity (values of ``Doing``) over the whole run."""
+    """Seconds of each activity (values of ``ThreadState``) over the whole run."""
     memory_mb: Mapping[str, float] | None
     """Memory in MB by use (``weights``, ``buffers``, ``working``, ``available``); only for simulations."""
     kernels: str = ""
@@ -199,7 +199,7 @@ class SavedRun:
     versions: Mapping[str, str]
     data_rank: int | None
     feed_s: Mapping[str, float] | None
-    """Seconds of each activity (values of ``Doing``) of the thread that feeds the pipeline."""
+    """Seconds of each activity (values of ``ThreadState``) of the thread that feeds the pipeline."""
 
     @property
     def length_s(self) -> float | None:
@@ -343,7 +343,7 @@ def _timeline(root: _Value) -> Timeline | None:
     if value is None:
         return None
     value.at("length_s").amount()
-    known = {doing.value for doing in Doing}
+    known = {doing.value for doing in ThreadState}
     for lane in value.at("lanes").items():
         for doing in lane.at("doing").items():
             if doing.text() not in known:

@@ -15,7 +15,7 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.data import Group, InputSource, Microbatch, Reading
 from pipeedge.data.results import Accuracy, ResultWriter
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.run.worker import Activity, Incoming, Outgoing
 from pipeedge.transport.base import Packet
 
@@ -49,7 +49,7 @@ class Feeder:
         self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
         self._dtype = feed.dtype
         self._groups = feed.source.groups(feed.microbatch_size, feed.readings)
-        self._fetching = Doing.READ if feed.readings is None else Doing.WAIT_INPUT
+        self._fetching = ThreadState.READ if feed.readings is None else ThreadState.WAIT_INPUT
         self._outgoing = outgoing
         self._activity = activity
         self._lock = threading.Lock()
@@ -63,11 +63,11 @@ class Feeder:
         self.lane.begin()
         self.started_at = self.lane.enter(self._fetching)
         while (group := self._read(number)) is not None:
-            self.lane.enter(Doing.WAIT_LINK)
+            self.lane.enter(ThreadState.WAIT_LINK)
             reserved = self._outgoing.reserve(self._converted(group.specs))
-            self.lane.enter(Doing.READ)
+            self.lane.enter(ThreadState.READ)
             batch = group.collate(reserved.payload)
-            now = self.lane.enter(Doing.WAIT_LINK)
+            now = self.lane.enter(ThreadState.WAIT_LINK)
             with self._lock:
                 # Labels and sources are kept here until the result arrives; the values are not needed.
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
@@ -92,7 +92,7 @@ class Feeder:
     def waited_for_input_s(self) -> float:
         """Return the seconds so far in which nothing was sent because input was read. Any thread may ask."""
         totals = self.lane.totals()
-        return totals[Doing.READ] + totals[Doing.WAIT_INPUT]
+        return totals[ThreadState.READ] + totals[ThreadState.WAIT_INPUT]
 
     def _read(self, number: int) -> Group | None:
         with self._activity.busy(f"reading microbatch {number}"):
@@ -147,7 +147,7 @@ class Collector:
         self.lane.begin()
         decode, writer = self._collection.decode, self._collection.writer
         while (packet := self._incoming.receive()) is not None:
-            now = self.lane.enter(Doing.WRITE if decode is None else Doing.DECODE)
+            now = self.lane.enter(ThreadState.WRITE if decode is None else ThreadState.DECODE)
             batch, sent_at = self._feeder.take()
             self.latencies.append(now - sent_at)
             if self._feeder.started_at is not None:
@@ -159,7 +159,7 @@ class Collector:
                 self._items_after_first += packet.items
             if decode is not None:
                 packet = decode(packet)
-                self.lane.enter(Doing.WRITE)
+                self.lane.enter(ThreadState.WRITE)
             (outputs,) = packet.payload
             with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
                 writer.write(packet.number, outputs, batch)

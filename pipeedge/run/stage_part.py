@@ -23,7 +23,7 @@ from pipeedge.observe.lanes import STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
 from pipeedge.observe.records import Row
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode, Stage
@@ -117,10 +117,10 @@ class StagePart:
             stage=self.stage.number,
             rank=rank,
             microbatches=lane.microbatches,
-            compute_s_mean=lane.tally(Doing.COMPUTE).mean,
+            compute_s_mean=lane.tally(ThreadState.COMPUTE).mean,
             send_s_mean=self.outgoing.seconds.mean,
             send_s_best=self.outgoing.send_s_best,
-            recv_wait_s_mean=lane.tally(Doing.WAIT_INPUT).mean,
+            recv_wait_s_mean=lane.tally(ThreadState.WAIT_INPUT).mean,
             bytes_out_mean=self.outgoing.bytes.mean,
             busy_fraction=self.loop.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
@@ -128,8 +128,8 @@ class StagePart:
             kernels=self.stage.kernels,
             compute_cpu_s_mean=self.loop.compute_cpu_seconds.mean,
             threads=torch.get_num_threads(),
-            encode_s_mean=lane.tally(Doing.ENCODE).mean,
-            decode_s_mean=lane.tally(Doing.DECODE).mean,
+            encode_s_mean=lane.tally(ThreadState.ENCODE).mean,
+            decode_s_mean=lane.tally(ThreadState.DECODE).mean,
             # Where the bits change, so does the time of a microbatch, and none of it is what was promised.
             link_s=None if isinstance(self.bits, AdaptiveBits) else self.outgoing.link_s,
         )

@@ -27,7 +27,7 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.control.liveness import RankStatus, StageWork
 from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import Tally
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel
 
@@ -326,7 +326,7 @@ class StageLoop:
     def run(self) -> None:
         """Compute until the link ends."""
         self.lane.begin()
-        first = Doing.COMPUTE if self._steps.decode is None else Doing.DECODE
+        first = ThreadState.COMPUTE if self._steps.decode is None else ThreadState.DECODE
         while (packet := self._incoming.receive()) is not None:
             started = self.lane.enter(first)
             came = self._bytes(packet)
@@ -339,7 +339,7 @@ class StageLoop:
                 raise PipeEdgeError(
                     f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
                 ) from error
-            self._activity.computed(self.lane.enter(Doing.WAIT_LINK) - started)
+            self._activity.computed(self.lane.enter(ThreadState.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
             self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came)
         self._outgoing.finish()
@@ -354,26 +354,31 @@ class StageLoop:
         """Return how the stage has spent its time so far."""
         totals = self.lane.totals()
         return StageWork(
-            busy_s=sum(totals[doing] for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)),
-            wait_input_s=totals[Doing.WAIT_INPUT],
-            wait_link_s=totals[Doing.WAIT_LINK],
+            busy_s=sum(
+                totals[doing] for doing in (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE)
+            ),
+            wait_input_s=totals[ThreadState.WAIT_INPUT],
+            wait_link_s=totals[ThreadState.WAIT_LINK],
             bits=round(self._steps.bits()),
         )
 
     def _step(self, packet: Packet) -> Packet:
         if self._steps.decode is not None:
             packet = self._steps.decode(packet)
-            self.lane.enter(Doing.COMPUTE)
+            self.lane.enter(ThreadState.COMPUTE)
         cpu_started = self._cpu_clock()
         packet = self._steps.compute(packet)
         self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
         if self._steps.encode is not None:
-            self.lane.enter(Doing.ENCODE)
+            self.lane.enter(ThreadState.ENCODE)
             packet = self._steps.encode(packet)
         return packet
 
     @property
     def busy_fraction(self) -> float:
         """Fraction of the time from the start to the last microbatch that was spent computing."""
-        spent = sum(self.lane.tally(doing).total for doing in (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE))
+        spent = sum(
+            self.lane.tally(doing).total
+            for doing in (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE)
+        )
         return min(1.0, spent / self.lane.run_s) if self.lane.run_s else 0.0

@@ -20,7 +20,7 @@ from rich.console import Console
 from pipeedge.base.machine import resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.lanes import WorkLane
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.worker import Activity
 from pipeedge.train.engine import Engine, Watch
 from pipeedge.train.heap import return_freed_memory
@@ -45,7 +45,7 @@ class WorkerLog(Watch):
         """Figures for the report."""
 
     @contextmanager
-    def doing(self, what: Doing, stage: int, microbatch: int | None) -> Iterator[None]:
+    def doing(self, what: ThreadState, stage: int, microbatch: int | None) -> Iterator[None]:
         """Note the body as operation ``what`` of ``stage``."""
         busy = self.activity.busy(f"at the {what.value} of stage {stage}")
         with busy, self.lane.doing(what, stage, microbatch):
@@ -149,7 +149,7 @@ class BatchLoop:
         self._log.lane.refill()
         images = labels = None
         if engine.has_first or engine.has_last:
-            with self._log.doing(Doing.READ, self._stage, None):
+            with self._log.doing(ThreadState.READ, self._stage, None):
                 images = samples.images(step) if engine.has_first else None
                 labels = samples.labels(step) if engine.has_last else None
         loss = engine.batch(step * request.batch_size, images, labels)
@@ -160,7 +160,7 @@ class BatchLoop:
 
     def _update(self) -> None:
         """Change what has a gradient, and let go of the gradient."""
-        with self._log.doing(Doing.UPDATE, self._stage, None):
+        with self._log.doing(ThreadState.UPDATE, self._stage, None):
             self._optimizer.step()
             self._optimizer.zero_grad()
 
@@ -169,7 +169,7 @@ class BatchLoop:
         writer = self._setup.writer
         if writer is None:
             return
-        with self._log.doing(Doing.WRITE, self._stage, None):
+        with self._log.doing(ThreadState.WRITE, self._stage, None):
             name = f"worker-{self._setup.rank}"
             writer.write_part(step, name, self._engine.parameters, self._optimizer)
             self._engine.wait_for_all()

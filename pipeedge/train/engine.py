@@ -26,7 +26,7 @@ from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRun
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.base.payload import Payload, TensorSpec
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.train.batchlinear import BatchLinear
 from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.networks import StageModule
@@ -43,7 +43,7 @@ _CPU = torch.device("cpu")
 class Watch:
     """Observer of the engine; this one ignores everything."""
 
-    def doing(self, what: Doing, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
+    def doing(self, what: ThreadState, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
         """Record that ``what`` is done to ``microbatch`` in ``stage`` while the context lasts."""
         del what, stage, microbatch
         return _nothing()
@@ -95,7 +95,7 @@ class _Stage(PipelineStage):
         if self.stage_index and self._is_remote(self.stage_index - 1):
             self._watch.received(self._placement[self.stage_index - 1])
         self._module.position.item = self.first_item + fwd_chunk_id * self._microbatch_size
-        with self._work(Doing.FORWARD, fwd_chunk_id):
+        with self._work(ThreadState.FORWARD, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None
@@ -104,17 +104,17 @@ class _Stage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         if not self.is_last and self._is_remote(self.stage_index + 1):
             self._watch.received(self._placement[self.stage_index + 1])
-        with self._work(Doing.BACKWARD, bwd_chunk_id):
+        with self._work(ThreadState.BACKWARD, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         for info in self.grad_recv_info[bwd_chunk_id]:
             info.buffer = None
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        with self._work(Doing.BACKWARD, bwd_chunk_id):
+        with self._work(ThreadState.BACKWARD, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     @contextmanager
-    def _work(self, what: Doing, microbatch: int) -> Iterator[None]:
+    def _work(self, what: ThreadState, microbatch: int) -> Iterator[None]:
         with self._watch.doing(what, self.stage_index, microbatch):
             try:
                 yield
@@ -290,7 +290,7 @@ class Engine:
         # nor would the next batch reuse the same memory.
         return_freed_memory()
         for stage, part in due:
-            with self._watch.doing(Doing.BACKWARD, stage, None):
+            with self._watch.doing(ThreadState.BACKWARD, stage, None):
                 part.finish()
             yield
         return_freed_memory()

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from pipeedge.base.files import named_output
 from pipeedge.base.schedule import LayerRange
-from pipeedge.observe.timeline import Doing, Timeline, stages_label
+from pipeedge.observe.timeline import ThreadState, Timeline, stages_label
 from pipeedge.train.recording import BatchResult, WorkerRecord, to_timeline
 
 __all__ = ["TrainingReport", "print_report"]
@@ -170,7 +170,7 @@ class TrainingReport:
             "stage": stage,
             "rank": worker,
             # Work that the worker does for its other stages is not this stage's.
-            "seconds": {**seconds, Doing.WAIT_INPUT.value: max(0.0, self.elapsed_s - busy)},
+            "seconds": {**seconds, ThreadState.WAIT_INPUT.value: max(0.0, self.elapsed_s - busy)},
             "busy_fraction": busy / self.elapsed_s if self.elapsed_s else 0.0,
             "rss_peak_mb": self.peak_mb(worker),
         }
@@ -187,7 +187,7 @@ def print_report(
         )
     for worker, record in sorted(report.records.items()):
         stages = report.stages_of(worker)
-        of: dict[Doing, float] = {}
+        of: dict[ThreadState, float] = {}
         for _, doing, seconds in record.work.seconds:
             of[doing] = of.get(doing, 0.0) + seconds
         waiting = max(0.0, report.elapsed_s - record.work.work_s)
@@ -195,7 +195,10 @@ def print_report(
             str(worker),
             stages_label(stages).partition(" ")[2],
             " ".join(str(report.layers[stage]) for stage in stages),
-            *(f"{of.get(d, 0.0):.2f} s" for d in (Doing.FORWARD, Doing.BACKWARD, Doing.UPDATE)),
+            *(
+                f"{of.get(d, 0.0):.2f} s"
+                for d in (ThreadState.FORWARD, ThreadState.BACKWARD, ThreadState.UPDATE)
+            ),
             f"{waiting / report.elapsed_s:.1%}" if report.elapsed_s else "",
             f"{report.peak_mb(worker):.0f} MB",
         )

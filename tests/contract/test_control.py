@@ -407,7 +407,7 @@ def test_a_session_may_end_with_the_plan_and_go_on_without_absent_ranks() -> Non
 def test_malformed_facts_end_the_session_with_one_line_that_names_their_rank() -> None:
     flat = Forms(fields.reader(fields.Options), READ, READ, max_message_bytes=1 << 20)
     ended = sessions(2, 2, lambda facts: pytest.fail("the facts hold lists"), forms=flat)
-    said = r"the facts of rank [01] is malformed \(.*got `array`.*\); do all run the same version\?$"
+    said = r"the facts message of rank [01] is malformed \(.*got `array`.*\); do all run the same version\?$"
     assert sorted(ended) == [0, 1]
     for error in ended.values():
         assert isinstance(error, PeerFailedError)

@@ -15,7 +15,7 @@ from pipeedge.data import InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import find_model
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.request.files import InputRequest
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
@@ -85,5 +85,5 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
         assert feeder.waited_for_input_s() == pytest.approx(24)
     else:
         (lane,) = reading.lanes
-        assert lane.tally(Doing.READ).total == pytest.approx(24)
+        assert lane.tally(ThreadState.READ).total == pytest.approx(24)
         assert [row.number for row in lane.rows] == [number // ubatch for number in range(12)]

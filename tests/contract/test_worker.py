@@ -16,7 +16,7 @@ from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Rendezvous
 from pipeedge.transport.channel import Closed
@@ -184,7 +184,7 @@ def test_microbatches_pass_all_stages_in_order(peer: int | None) -> None:
     assert way_out.receive() is None
     assert crew.wait(LIMIT_S)
     for loop in loops:
-        assert loop.lane.microbatches == loop.lane.tally(Doing.COMPUTE).count == 50
+        assert loop.lane.microbatches == loop.lane.tally(ThreadState.COMPUTE).count == 50
         assert 0 < loop.busy_fraction <= 1
     if peer is not None:
         assert activities[0].status().sent == activities[0].status().received == {7: 51}
@@ -256,7 +256,7 @@ def test_an_empty_input_ends_at_once() -> None:
     assert way_out.receive() is None
     assert crew.wait(LIMIT_S)
     assert loops[0].busy_fraction == 0
-    assert loops[0].lane.tally(Doing.COMPUTE).mean == 0
+    assert loops[0].lane.tally(ThreadState.COMPUTE).mean == 0
 
 
 class FakeLink:

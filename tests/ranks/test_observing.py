@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from processes import run_world
 
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 
 DIGITS = ("-m", "vit-digits", "-b", 200, "-u", 8)
 MICROBATCHES = 25
-BUSY = (Doing.DECODE, Doing.COMPUTE, Doing.ENCODE)
+BUSY = (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE)
 
 
 def stage_lanes(timeline: Timeline) -> dict[int, tuple[int, list[Span]]]:
@@ -42,7 +42,7 @@ def check_timeline(body: dict[str, Any], ranks: list[int]) -> None:
         assert spans[-1].end_s == pytest.approx(timeline.length_s, abs=1e-5)
         assert all(one.end_s == other.start_s for one, other in pairwise(spans))
         assert sum(span.seconds for span in spans) == pytest.approx(timeline.length_s, rel=0.01)
-        computed = {span.microbatch: span for span in spans if span.doing is Doing.COMPUTE}
+        computed = {span.microbatch: span for span in spans if span.doing is ThreadState.COMPUTE}
         assert sorted(computed, key=str) == sorted(range(MICROBATCHES), key=str)
         for number, span in computed.items():
             # One clock for all ranks, to well under a millisecond.
@@ -113,10 +113,13 @@ def test_a_slow_stage_stands_out(tmp_path: Path) -> None:
         parts[stage] = sum(span.seconds for span in spans if span.doing in BUSY) / whole
     assert parts[1] > parts[0]
     (_, quick) = lanes[0]
-    waits = Counter[Doing]()
+    waits = Counter[ThreadState]()
     for span in quick:
         waits[span.doing] += round(1e6 * span.seconds)
-    assert waits[Doing.WAIT_LINK] + waits[Doing.DRAIN] > waits[Doing.WAIT_INPUT] + waits[Doing.FILL]
+    assert (
+        waits[ThreadState.WAIT_LINK] + waits[ThreadState.DRAIN]
+        > waits[ThreadState.WAIT_INPUT] + waits[ThreadState.FILL]
+    )
 
 
 def refused(directory: Path, *options: object, own: dict[int, tuple[object, ...]]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 MICROBATCHES = 40
@@ -102,7 +102,7 @@ NASTY = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u20
 def poisoned(value: Any) -> Any:
     """Append ``NASTY`` to every text in ``value`` that is not the name of an activity."""
     if isinstance(value, str):
-        return value if value in {doing.value for doing in Doing} else value + NASTY
+        return value if value in {doing.value for doing in ThreadState} else value + NASTY
     if isinstance(value, list):
         return [poisoned(item) for item in value]
     if isinstance(value, dict):

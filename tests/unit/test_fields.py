@@ -24,7 +24,7 @@ from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.metrics import EnergyUse, StageStats
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, Work, WorkRecord
-from pipeedge.observe.timeline import Doing, LaneId
+from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.request.scheduling import CompressionRequest
@@ -196,8 +196,8 @@ WORK = WorkRecord(
     LaneId.stage(0, 1),
     0.0,
     5.0,
-    works=(Work(Doing.FORWARD, 0.0, 1.0, 0),),
-    seconds=((0, Doing.FORWARD, 1.0),),
+    works=(Work(ThreadState.FORWARD, 0.0, 1.0, 0),),
+    seconds=((0, ThreadState.FORWARD, 1.0),),
 )
 WORKER = WorkerRecord(
     Recording(0, "pi", works=(WORK,)),

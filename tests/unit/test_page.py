@@ -19,7 +19,7 @@ from mutations import rounds
 from saved_reports import poisoned, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.report import (
     compare_lines,
     find_bottleneck,
@@ -192,7 +192,7 @@ def reading_body(length_s: float, **feed_s: float) -> dict[str, Any]:
     """Return a run of two stages that compute for 4 s each, with the times of its feeding thread."""
     spans, at = [], 0.0
     for doing, length in seconds(**feed_s).items():
-        spans.append(Span(0, "feed", Doing(doing), at, at + length))
+        spans.append(Span(0, "feed", ThreadState(doing), at, at + length))
         at += length
     busy = length_s - 4
     body = body_of(seconds(compute=4, wait_input=busy), seconds(compute=4, wait_input=busy))
@@ -236,7 +236,9 @@ def timelines(draw: st.DrawFn) -> Timeline:
         for number in range(draw(st.integers(0, 60))):
             at += draw(st.sampled_from([0.0, 0.0, 0.003]))
             end = at + draw(st.sampled_from([0.0, 1e-6, 0.001, 0.02, 1.0]))
-            spans.append(Span(lane, f"stage {lane}", draw(st.sampled_from(list(Doing))), at, end, number))
+            spans.append(
+                Span(lane, f"stage {lane}", draw(st.sampled_from(list(ThreadState))), at, end, number)
+            )
             at = end
         longest = max(longest, at)
     return Timeline(longest, tuple(spans))
@@ -250,7 +252,7 @@ def test_coarser_is_smaller_and_adds_up_to_the_same(timeline: Timeline, limit: i
         assert drawn == timeline
     # Each lane has room for every kind of thing at least once.
     if timeline.length_s:
-        assert len(drawn.spans) <= max(limit, lanes * len(Doing)) + lanes * len(Doing)
+        assert len(drawn.spans) <= max(limit, lanes * len(ThreadState)) + lanes * len(ThreadState)
     for rank, lane in timeline.lanes:
         before, after = timeline.seconds(rank, lane), drawn.seconds(rank, lane)
         for doing in before:
@@ -262,7 +264,7 @@ def test_coarser_is_smaller_and_adds_up_to_the_same(timeline: Timeline, limit: i
 
 
 def test_lanes_beyond_the_limit_are_left_out_evenly() -> None:
-    spans = tuple(Span(rank, f"stage {rank}", Doing.COMPUTE, 0.0, 1.0) for rank in range(1000))
+    spans = tuple(Span(rank, f"stage {rank}", ThreadState.COMPUTE, 0.0, 1.0) for rank in range(1000))
     ranks = [rank for rank, _ in coarsened(Timeline(1.0, spans), lanes=11).lanes]
     assert (ranks[0], ranks[-1], len(ranks)) == (0, 999, 11)
 
@@ -286,11 +288,11 @@ def test_page_data_matches_the_timeline(timeline: Timeline) -> None:
 
 
 def test_waits_are_distinguishable_without_colour() -> None:
-    spans = tuple(Span(0, "stage 0", doing, 0.0, 1.0) for doing in Doing)
+    spans = tuple(Span(0, "stage 0", doing, 0.0, 1.0) for doing in ThreadState)
     shades = to_data(Timeline(1.0, spans))["shades"]
-    assert len({shade["label"] for shade in shades}) == len(Doing)
+    assert len({shade["label"] for shade in shades}) == len(ThreadState)
     waits = [shade for shade in shades if "bubble" in shade["label"]]
-    assert len(waits) == sum(doing.is_wait for doing in Doing)
+    assert len(waits) == sum(doing.is_wait for doing in ThreadState)
     assert all(shade["pattern"] for shade in waits)
     assert not any(shade["pattern"] for shade in shades if shade not in waits)
 

@@ -15,7 +15,7 @@ from pipeedge.base.fields import decode, encode
 from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.lanes import FEED, STAGE, Lane, LinkLane, WorkLane
 from pipeedge.observe.records import LaneRecord, Recording, Transfer
-from pipeedge.observe.timeline import Doing, LaneId, LaneKind, Timeline
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
 
 Cycle = Sequence[int]
 """Microseconds of each activity of a stage for a microbatch."""
@@ -30,7 +30,7 @@ def played(todo: Sequence[Cycle], *, capacity: int, began_us: int = 1000) -> tup
     lane.begin()
     for number, cycle in enumerate(todo):
         for phase, spent in zip(STAGE, cycle, strict=True):
-            if phase is not Doing.WAIT_INPUT:
+            if phase is not ThreadState.WAIT_INPUT:
                 lane.enter(phase)
             clock.now += spent * 1e-6
         lane.finish(number, 8, 100 + number, 8)
@@ -49,7 +49,7 @@ def test_nothing_is_lost_by_merging(todo: Sequence[Cycle], capacity: int) -> Non
     for place, phase in enumerate(STAGE):
         expected = sum(cycle[place] for cycle in todo) * 1e-6
         assert lane.tally(phase).total == pytest.approx(expected, abs=1e-9)
-        fill = lane.fill_s if phase is Doing.WAIT_INPUT else 0.0
+        fill = lane.fill_s if phase is ThreadState.WAIT_INPUT else 0.0
         assert sum(row.seconds[place] for row in rows) + fill == pytest.approx(expected, abs=1e-9)
     for before, after in pairwise(rows):
         assert before.end_s == pytest.approx(after.start_s, abs=1e-9)
@@ -78,7 +78,9 @@ def test_a_run_has_no_gap_from_the_first_microbatch_to_the_end(
     assert sum(timeline.seconds(0, "stage 0").values()) == pytest.approx(length)
     if todo and began <= late_us * 1e-6:
         computed = sum(cycle[2] for cycle in todo) * 1e-6
-        assert timeline.seconds(0, "stage 0").get(Doing.COMPUTE, 0.0) == pytest.approx(computed, abs=1e-3)
+        assert timeline.seconds(0, "stage 0").get(ThreadState.COMPUTE, 0.0) == pytest.approx(
+            computed, abs=1e-3
+        )
 
 
 def test_fill_drain_and_waits_have_their_names() -> None:
@@ -87,12 +89,12 @@ def test_fill_drain_and_waits_have_their_names() -> None:
     timeline = assemble([recording(lane.record(lambda ours: ours))], 0.0, 0.01)
     found = [(span.doing, round(span.start_s, 6), span.microbatch) for span in timeline.spans]
     assert found == [
-        (Doing.FILL, 0.0, None),
-        (Doing.COMPUTE, 0.003, 0),
-        (Doing.WAIT_LINK, 0.004, 0),
-        (Doing.WAIT_INPUT, 0.0045, 1),
-        (Doing.COMPUTE, 0.0047, 1),
-        (Doing.DRAIN, 0.0057, None),
+        (ThreadState.FILL, 0.0, None),
+        (ThreadState.COMPUTE, 0.003, 0),
+        (ThreadState.WAIT_LINK, 0.004, 0),
+        (ThreadState.WAIT_INPUT, 0.0045, 1),
+        (ThreadState.COMPUTE, 0.0047, 1),
+        (ThreadState.DRAIN, 0.0057, None),
     ]
     assert Timeline.from_body(json.loads(json.dumps(timeline.to_body()))).length_s == 0.01
 
@@ -102,18 +104,18 @@ def test_a_feeder_starts_with_work_not_filling() -> None:
     lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
     lane.begin()
     clock.now = 0.75
-    lane.enter(Doing.WAIT_INPUT)
+    lane.enter(ThreadState.WAIT_INPUT)
     clock.now = 1.0
-    lane.enter(Doing.WAIT_LINK)
+    lane.enter(ThreadState.WAIT_LINK)
     clock.now = 3.0
     lane.finish(0, 8)
     assert lane.fill_s == 0
     timeline = assemble([recording(lane.record(lambda ours: ours))], 0.5, 4.0)
     assert timeline.seconds(0, "feed") == {
-        Doing.READ: 0.25,
-        Doing.WAIT_INPUT: 0.25,
-        Doing.WAIT_LINK: 2.0,
-        Doing.DRAIN: 1.5,
+        ThreadState.READ: 0.25,
+        ThreadState.WAIT_INPUT: 0.25,
+        ThreadState.WAIT_LINK: 2.0,
+        ThreadState.DRAIN: 1.5,
     }
 
 
@@ -124,11 +126,11 @@ def test_totals_include_the_current_phase() -> None:
     clock.now = 5.0
     lane.begin()
     clock.now = 6.0
-    lane.enter(Doing.COMPUTE)
+    lane.enter(ThreadState.COMPUTE)
     clock.now = 8.5
-    assert lane.totals()[Doing.WAIT_INPUT] == 1.0
-    assert lane.totals()[Doing.COMPUTE] == 2.5
-    assert lane.tally(Doing.COMPUTE).total == 0
+    assert lane.totals()[ThreadState.WAIT_INPUT] == 1.0
+    assert lane.totals()[ThreadState.COMPUTE] == 2.5
+    assert lane.tally(ThreadState.COMPUTE).total == 0
 
 
 def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
@@ -258,20 +260,24 @@ def test_operations_in_any_order_are_kept_with_the_waits_between_them() -> None:
     lane = WorkLane(clock, capacity=3)
     lane.begin()
     clock.now = 1.0
-    for what, number in ((Doing.FORWARD, 0), (Doing.BACKWARD, 0)):
+    for what, number in ((ThreadState.FORWARD, 0), (ThreadState.BACKWARD, 0)):
         with lane.doing(what, 2, number):
             clock.now += 2.0
         clock.now += 0.5
     told = lane.record(LaneId.stage(2), lambda ours: ours + 10)
     assert not told.is_complete
-    assert [one.doing for one in told.works] == [Doing.FORWARD, Doing.WAIT_INPUT, Doing.BACKWARD]
-    assert told.seconds == ((2, Doing.BACKWARD, 2.0), (2, Doing.FORWARD, 2.0))
+    assert [one.doing for one in told.works] == [
+        ThreadState.FORWARD,
+        ThreadState.WAIT_INPUT,
+        ThreadState.BACKWARD,
+    ]
+    assert told.seconds == ((2, ThreadState.BACKWARD, 2.0), (2, ThreadState.FORWARD, 2.0))
     assert (told.begun_s, told.until_s, told.work_s) == (10.0, 15.5, 4.0)
     kept = Recording.from_text(0, Recording(0, "host", works=(told,)).to_text())
     timeline = assemble([kept], 11.0, 5.0)
     assert [(span.lane, span.doing, span.start_s, span.end_s) for span in timeline.spans] == [
-        ("stage 2", Doing.FORWARD, 0.0, 2.0),
-        ("stage 2", Doing.WAIT_INPUT, 2.0, 2.5),
-        ("stage 2", Doing.BACKWARD, 2.5, 4.5),
-        ("stage 2", Doing.DRAIN, 4.5, 5.0),
+        ("stage 2", ThreadState.FORWARD, 0.0, 2.0),
+        ("stage 2", ThreadState.WAIT_INPUT, 2.0, 2.5),
+        ("stage 2", ThreadState.BACKWARD, 2.5, 4.5),
+        ("stage 2", ThreadState.DRAIN, 4.5, 5.0),
     ]

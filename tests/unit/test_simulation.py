@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.pipeline_events import play
 
-from pipeedge.observe.timeline import Doing
+from pipeedge.observe.timeline import ThreadState
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 COSTS = st.sampled_from([0.0, 0.0, 0.001, 0.02, 0.3, 1.0, 1.7])
@@ -50,7 +50,7 @@ def test_times_equal_those_of_an_event_queue(model: PipelineModel) -> None:
             played.waited_for_input[stage], abs=1e-9
         )
         assert run.length_s - run.drain_s[stage] == pytest.approx(played.free_at[stage], abs=1e-9)
-        lane = [s for s in spans if s.lane == f"stage {stage}" and s.doing is not Doing.WAIT_INPUT]
+        lane = [s for s in spans if s.lane == f"stage {stage}" and s.doing is not ThreadState.WAIT_INPUT]
         starts = [[s.start_s for s in lane if s.microbatch == number] for number in range(model.microbatches)]
         begun = [min(times) for times in starts if times]
         if len(begun) == model.microbatches:
@@ -125,7 +125,7 @@ def test_a_stage_runs_as_far_ahead_as_frames_allow(network: bool, ahead: int) ->
     local = SimulatedLink(in_memory=True)
     model = PipelineModel((SimulatedStage(0.001), SimulatedStage(100.0)), (local, link, local), 12)
     spans = simulate(model).timeline([0, 1]).spans
-    done = [span.end_s for span in spans if span.lane == "stage 0" and span.doing is Doing.COMPUTE]
+    done = [span.end_s for span in spans if span.lane == "stage 0" and span.doing is ThreadState.COMPUTE]
     # While the other one computes the first.
     assert sum(at < 50 for at in done) == ahead + 1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 
 _SPANS = st.builds(
     lambda rank, lane, doing, start, length, microbatch: Span(
@@ -16,7 +16,7 @@ _SPANS = st.builds(
     ),
     st.integers(0, 3),
     st.sampled_from(["stage 0", "stage 0 link", "feed"]),
-    st.sampled_from(Doing),
+    st.sampled_from(ThreadState),
     st.floats(-1e3, 1e3),
     st.floats(0, 1e3),
     st.none() | st.integers(0, 10**6),
@@ -51,4 +51,4 @@ def test_the_times_of_a_lane_add_up(spans: list[Span]) -> None:
 
 def test_a_span_does_not_end_before_it_starts() -> None:
     with pytest.raises(ValueError, match="ends at 1"):
-        Span(0, "feed", Doing.SEND, 2.0, 1.0)
+        Span(0, "feed", ThreadState.SEND, 2.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from pipeedge.base.schedule import Schedule
-from pipeedge.observe.timeline import Doing, Span, Timeline
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.observe.trace import trace_events
 
 SCHEDULE = (
@@ -15,14 +15,14 @@ SCHEDULE = (
 
 def test_a_row_for_each_rank_and_thread() -> None:
     spans = (
-        Span(1, "stage 0", Doing.FILL, 0.0, 0.001),
-        Span(1, "stage 0", Doing.COMPUTE, 0.001, 0.003, 0),
-        Span(1, "stage 0", Doing.WAIT_INPUT, 0.003, 0.004, 1),
-        Span(1, "stage 0 link", Doing.SEND, 0.003, 0.0045, 0),
-        Span(0, "stage 1", Doing.COMPUTE, 0.0045, 0.006, 0),
-        Span(0, "stage 1 link", Doing.SEND, 0.006, 0.0061, 0),
-        Span(2, "feed link", Doing.SEND, 0.0, 0.001, 0),
-        Span(2, "collect", Doing.WRITE, 0.0061, 0.007, 0),
+        Span(1, "stage 0", ThreadState.FILL, 0.0, 0.001),
+        Span(1, "stage 0", ThreadState.COMPUTE, 0.001, 0.003, 0),
+        Span(1, "stage 0", ThreadState.WAIT_INPUT, 0.003, 0.004, 1),
+        Span(1, "stage 0 link", ThreadState.SEND, 0.003, 0.0045, 0),
+        Span(0, "stage 1", ThreadState.COMPUTE, 0.0045, 0.006, 0),
+        Span(0, "stage 1 link", ThreadState.SEND, 0.006, 0.0061, 0),
+        Span(2, "feed link", ThreadState.SEND, 0.0, 0.001, 0),
+        Span(2, "collect", ThreadState.WRITE, 0.0061, 0.007, 0),
     )
     trace = json.loads(json.dumps(trace_events(Timeline(0.007, spans), SCHEDULE, 2)))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -59,7 +59,7 @@ def test_a_row_for_each_rank_and_thread() -> None:
 def test_a_run_of_one_rank_has_one_process() -> None:
     schedule = Schedule.from_partition([1, 16])
     trace = trace_events(
-        Timeline(1.0, (Span(0, "stage 0", Doing.COMPUTE, 0.0, 1.0, 0),)), schedule, data_rank=0
+        Timeline(1.0, (Span(0, "stage 0", ThreadState.COMPUTE, 0.0, 1.0, 0),)), schedule, data_rank=0
     )
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
     assert names == ["rank 0 (data rank, stage 0, layers 1-16)"]
