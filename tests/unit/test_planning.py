@@ -184,6 +184,21 @@ def stated(rank: int, line: str, environment: Environment = Environment()) -> di
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("-c rpc", "the transport (-c): p2p and rpc"),
+        ("-u 3", "the microbatch size (-u): 8 and 3"),
+        ("-D 1", "the data rank (-D): 0 and 1"),
+        ("-m bert-base-uncased", None),  # what rank_facts says of the model is its own name
+    ],
+)
+def test_options_that_must_be_the_same_are_compared_as_given(option: str, says: str | None) -> None:
+    own = {rank: stated(rank, option if rank == 2 else "") for rank in range(3)}
+    line = f"ranks 0 and 2 disagree on {says}; start all with the same"
+    assert disagreement(own) == (None if says is None else line)
+
+
+@pytest.mark.parametrize(
     ("own", "says"),
     [
         ({1: "--output o.csv"}, "rank 1 was given --output o.csv, rank 0 was not; rank 0 is the data rank"),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.plan.facts import disagreement
 from pipeedge.request.config import TransportRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
@@ -60,14 +59,6 @@ def test_p2p_is_default_and_rpc_can_be_chosen() -> None:
 def test_invalid_thread_counts_are_refused(options: tuple[str, ...], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         parsed(*options)
-
-
-def test_ranks_with_different_transports_disagree() -> None:
-    facts = {0: {"comm": "rpc"}, 1: {"comm": "rpc"}, 2: {"comm": "p2p"}}
-    assert disagreement(facts) == (
-        "ranks 0 and 2 disagree on the transport (-c): rpc and p2p; start all with the same"
-    )
-    assert disagreement({rank: {"comm": "rpc"} for rank in range(3)}) is None
 
 
 # -- the inbox ------------------------------------------------------------------------------------
