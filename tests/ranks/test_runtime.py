@@ -284,7 +284,7 @@ def a_rank_is_killed_before_all_are_there(directory: Path, inputs: Inputs, varia
         world.signal(variant, signal.SIGKILL)
         ended = world.wait(within=KILL_S)
     nothing_is_left(directory)
-    if variant == 1 and "ranks 1, 2 of 3 never appeared" in ended[0].line:
+    if variant == 1 and "ranks 1, 2 of 3 never appeared" in ended[0].err:
         return  # it was killed before it had said which rank it is
     others_name(ended, variant, says="is gone")
 
