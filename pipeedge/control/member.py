@@ -126,11 +126,11 @@ class Member:
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
-        self._hub_heard = False  # whether the listener has proved to be a hub
+        self._hub_confirmed = False  # whether the listener has proved to be a hub
         self._hub_at = _peer(sock)
         self._dials = _MORE_DIALS
-        self._unheard: list[bytes] = []  # messages to repeat if the hub drops this connection unread
-        self._heard: dict[type[Message], Message] = {}
+        self._unconfirmed: list[bytes] = []  # messages to repeat if the hub drops this connection unread
+        self._received: dict[type[Message], Message] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
         self._slowest_s = 0.0
@@ -186,39 +186,39 @@ class Member:
 
     def hello(self, *, world_size: int, host: str) -> None:
         """Introduce this rank to the hub."""
-        self._say(Hello(self._rank, world_size, host))
-        self._ask_the_time()
+        self._send(Hello(self._rank, world_size, host))
+        self._request_clock()
 
     def facts(self, facts: object) -> None:
         """Send the facts of this rank, which the hub compares with those of the other ranks."""
-        self._say(Facts(Raw(encode(facts))))
+        self._send(Facts(Raw(encode(facts))))
 
     def ready(self) -> None:
         """Report that the shard is loaded and the links are open."""
-        self._say(Ready())
+        self._send(Ready())
 
     def record(self, text: str) -> None:
         """Send this rank's record of the run to the data rank. Must precede ``done``."""
         for start in range(0, len(text), _RECORD_CHARS):
-            self._say(Record(text[start : start + _RECORD_CHARS]))
+            self._send(Record(text[start : start + _RECORD_CHARS]))
 
     def complete(self) -> None:
         """Report that this rank, the data rank, has written all results. Must precede ``done``."""
-        self._say(Complete())
+        self._send(Complete())
 
     def done(self, stats: object) -> None:
         """Report that this rank has finished its part."""
         # No heartbeat follows, and the diagnosis of other ranks may depend on this rank's last counters.
-        self._say(Beat(self._callbacks.status()))
-        self._say(Done(Raw(encode(stats))))
+        self._send(Beat(self._callbacks.status()))
+        self._send(Done(Raw(encode(stats))))
 
     def failed(self, line: str) -> None:
         """Report that this rank failed, for the reason in ``line``."""
-        self._say(Failed(line[:_MAX_LINE]))
+        self._send(Failed(line[:_MAX_LINE]))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
-        self._say(Lost(rank, str(error)))
+        self._send(Lost(rank, str(error)))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
@@ -246,10 +246,10 @@ class Member:
             PipeEdgeError: the run failed; every rank has the same line.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or kind in self._heard)
+            self._changed.wait_for(lambda: self._error is not None or kind in self._received)
             if self._error is not None:
                 raise self._error
-            return cast(_Message, self._heard[kind])
+            return cast(_Message, self._received[kind])
 
     def records(self) -> dict[int, str]:
         """Return the record of each rank. Only on the data rank, after the summary."""
@@ -266,7 +266,7 @@ class Member:
     def results_complete(self) -> bool:
         """Whether the data rank has written all results, as far as this rank knows."""
         with self._changed:
-            return Complete in self._heard
+            return Complete in self._received
 
     @property
     def slowest_stage_s(self) -> float:
@@ -276,12 +276,12 @@ class Member:
 
     # -- the member's thread ----------------------------------------------------------------------
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         data = frame(message)
         try:
             with self._send_lock:
-                if not self._hub_heard:
-                    self._unheard.append(data)
+                if not self._hub_confirmed:
+                    self._unconfirmed.append(data)
                 self._socket.sendall(data)
         except TimeoutError:
             self._fail(self._hub_gone())
@@ -300,7 +300,7 @@ class Member:
 
     def _listen(self) -> None:
         decoder = Decoder(FROM_HUB)
-        heard_at = beat_at = self._clock()
+        received_at = beat_at = self._clock()
         while True:
             wait_s = max(0.0, beat_at + self._beat_s - self._clock())
             readable, _, _ = select.select([self._socket, self._wakened], [], [], wait_s)
@@ -322,22 +322,22 @@ class Member:
                         continue
                     self._fail(self._hub_gone())
                     return
-                heard_at = now
-                self._hub_heard = self._hub_heard or bool(messages)
+                received_at = now
+                self._hub_confirmed = self._hub_confirmed or bool(messages)
                 for message in messages:
-                    self._hear(message)
-            if now - heard_at > self._silence_s:
+                    self._handle(message)
+            if now - received_at > self._silence_s:
                 self._fail(
                     DeadlineError(
-                        f"{self._hub_name} has been silent for {now - heard_at:.1f} s: "
+                        f"{self._hub_name} has been silent for {now - received_at:.1f} s: "
                         f"its process is suspended or the network is disconnected{self._or_another}"
                     )
                 )
                 return
             if now - beat_at >= self._beat_s:
                 beat_at = now
-                self._say(Beat(self._callbacks.status()))
-                self._ask_the_time()
+                self._send(Beat(self._callbacks.status()))
+                self._request_clock()
 
     def _connect_again(self) -> bool:
         """Connect again and repeat all messages if the hub has not answered this rank yet.
@@ -345,7 +345,7 @@ class Member:
         The hub keeps only a few connections without a rank. If many processes connect at once, one of them
         can displace this rank before the hub has read its hello.
         """
-        if self._hub_heard or self._hub_at is None or not self._dials:
+        if self._hub_confirmed or self._hub_at is None or not self._dials:
             return False
         self._dials -= 1
         time.sleep(_RETRY_S)  # many processes connect at this moment
@@ -358,20 +358,20 @@ class Member:
             self._socket.close()
             self._socket = sock
             with contextlib.suppress(OSError):  # an error shows when the socket is read
-                sock.sendall(b"".join(self._unheard))
+                sock.sendall(b"".join(self._unconfirmed))
         return True
 
-    def _ask_the_time(self) -> None:
-        self._say(Clock(self._run_clock()))
+    def _request_clock(self) -> None:
+        self._send(Clock(self._run_clock()))
 
-    def _know_the_time(self, answer: ClockAnswer) -> None:
+    def _add_clock_sample(self, answer: ClockAnswer) -> None:
         received = self._run_clock()
         self.hub_clock.add(answer.sent, answer.there, received)
         self._clock_burst -= 1
         if self._clock_burst > 0:
-            self._ask_the_time()
+            self._request_clock()
 
-    def _hear(self, message: Message | Malformed) -> None:
+    def _handle(self, message: Message | Malformed) -> None:
         match message:
             case Malformed(kind=kind):
                 self._fail(PeerFailedError(f"{self._hub_name} sent a malformed {kind!r}"))
@@ -383,7 +383,7 @@ class Member:
                 with contextlib.suppress(OSError, ValueError):
                     self._callbacks.show_waiting(line)
             case ClockAnswer():
-                self._know_the_time(message)
+                self._add_clock_sample(message)
             case WorkByRank(work=work):
                 self._show_work(work)
             case RankRecord(rank=rank, text=part):
@@ -394,12 +394,12 @@ class Member:
                     self._slowest_s = slowest_s
             case _:
                 with self._changed:
-                    self._heard[type(message)] = message
+                    self._received[type(message)] = message
                     self._changed.notify_all()
 
     @property
     def _or_another(self) -> str:
-        return "" if self._hub_heard else ", or another program listens on this --port"
+        return "" if self._hub_confirmed else ", or another program listens on this --port"
 
     def _show_notice(self, line: str) -> None:
         # A notice that cannot be shown is lost; the run does not need it.

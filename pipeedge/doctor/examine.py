@@ -172,7 +172,7 @@ class _Examination:
         look = look_at_run(self._request, self._notes, self._probe, self._neighbors_outputs())
         own = _Facts(dict(look.facts), _as_sent(self._notes.findings))
         plan = session.agree(own, lambda known: self._decide(known, look))
-        self._hear(plan)
+        self._note_findings(plan)
         session.start()
         clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
         links = MeasuredLinks()
@@ -234,7 +234,7 @@ class _Examination:
             load_neighbors(path)
         check_writable(path, "--neighbors-file")
 
-    def _hear(self, plan: _ExaminationPlan) -> None:
+    def _note_findings(self, plan: _ExaminationPlan) -> None:
         """Note the findings of the other ranks. Each rank has printed its own good ones, rank 0 the rest."""
         known = _as_sent(self._notes.findings)
         for finding in plan.findings:

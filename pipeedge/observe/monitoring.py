@@ -140,7 +140,7 @@ class Monitor:
         self._clock = clock
         self._warn = warn
         self._windows: dict[str, Windows] = {}
-        self._told: queue.SimpleQueue[Samples] = queue.SimpleQueue()
+        self._samples: queue.SimpleQueue[Samples] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
@@ -149,9 +149,9 @@ class Monitor:
         """Whether there is a consumer of samples."""
         return bool(self._sinks)
 
-    def tell(self, samples: Samples) -> None:
+    def add_samples(self, samples: Samples) -> None:
         """Queue ``samples``, which the monitor evaluates later. Cheap, and safe to call from any thread."""
-        self._told.put(samples)
+        self._samples.put(samples)
 
     def __enter__(self) -> Monitor:
         if self._sinks or self._meter.measures:
@@ -191,7 +191,7 @@ class Monitor:
     def _drain(self) -> Samples:
         with suppress(queue.Empty):
             while True:
-                yield from self._told.get_nowait()
+                yield from self._samples.get_nowait()
 
     def _each_sink(self, act: Callable[[Sink], None]) -> None:
         for sink in tuple(self._sinks):

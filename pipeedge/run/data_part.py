@@ -181,4 +181,4 @@ class _OutputObserver:
         # Until the first result the pipeline fills; the time of that one is the time of its way through.
         since = self._last_at or self._feeder.started_at or row.start_s
         self._last_at = row.start_s + row.seconds[0]
-        self._monitor.tell(output_samples(since, self._last_at, row.items, right))
+        self._monitor.add_samples(output_samples(since, self._last_at, row.items, right))

@@ -155,10 +155,10 @@ def make_stage_part(
 
     def computed(row: Row, received: float) -> None:
         came_bits = decode.latest_bits if decode is not None else 0
-        monitor.tell(stage_samples(row, STAGE, int(received), layers, came_bits))
+        monitor.add_samples(stage_samples(row, STAGE, int(received), layers, came_bits))
 
     def sent(size: int, start_s: float, end_s: float) -> None:
-        monitor.tell(send_samples(size, start_s, end_s))
+        monitor.add_samples(send_samples(size, start_s, end_s))
 
     wants_samples = monitor.wants_samples
     end = ends.outgoing(number + 1)

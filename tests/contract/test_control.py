@@ -98,7 +98,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
             kind = chance.choice(list(said))
             self._error = None
             with contextlib.suppress(PeerFailedError):  # anything but a message ends the connection
-                self._hear(received(FROM_HUB, kind, **mutate_message(said[kind], chance)))
+                self._handle(received(FROM_HUB, kind, **mutate_message(said[kind], chance)))
             assert self.hub_clock(1.0) < math.inf
             assert self._error is None or str(self._error).isprintable()
         self._error = None
@@ -158,14 +158,14 @@ def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
         hub_end, _ = listener.accept()
         self.hello(world_size=3, host="pi1")
         hub_end.sendall(frame(Pace()))
-        while not self._hub_heard:
+        while not self._hub_confirmed:
             time.sleep(0.01)
         with self._changed:  # the member's thread takes nothing meanwhile
             hub_end.sendall(frame(told))
             hub_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             hub_end.close()
             for _ in range(3):
-                self._say(Ready())
+                self._send(Ready())
         with pytest.raises(PeerFailedError, match="rank 2 is gone: killed"):
             self.wait(Start)
 
@@ -179,7 +179,7 @@ def test_a_failing_display_does_not_end_the_run() -> None:
     callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
     with theirs, Member(ours, rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
-            self._hear(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
+            self._handle(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
         assert self.error is None
     assert notices == ["the display of the run has failed: ValueError: no such column"]
 

@@ -118,7 +118,7 @@ def test_every_program_says_its_version(program: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("program", PARSERS)
-def test_every_program_names_the_option_that_was_meant(program: str) -> None:
+def test_every_program_suggests_the_intended_option(program: str) -> None:
     own = {
         "revauct.py": ["0", "2"],
         "pipeedge-launch": ["--local", "2", "--"],
@@ -203,7 +203,7 @@ def test_every_page_can_be_reached() -> None:
     assert set(DOCS.glob("*.md")) <= seen
 
 
-def test_pictures_are_what_the_product_says(tmp_path: Path) -> None:
+def test_pictures_match_the_output_of_the_programs(tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         from draw_pictures import draw_all

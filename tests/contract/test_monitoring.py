@@ -87,8 +87,8 @@ def test_the_monitor_measures_samples_and_survives_a_failing_sink() -> None:
     meter = EnergyMeter(Ramp())
     with Monitor(meter, sinks, 2, lambda: 100.0 * next(clock), warned.append) as monitor:
         for number in range(3):
-            monitor.tell(send_samples(125_000, 10.0 * number, 10.0 * number + 4))
-        monitor.tell(output_samples(0.0, 8.0, 16, 15))
+            monitor.add_samples(send_samples(125_000, 10.0 * number, 10.0 * number + 4))
+        monitor.add_samples(output_samples(0.0, 8.0, 16, 15))
     assert kept.closed
     assert [(key, measured.tag) for key, measured in kept.taken] == [
         ("send", 0),
@@ -110,8 +110,8 @@ def test_files_have_a_header_and_a_line_for_each_sample(tmp_path: Path) -> None:
     for _ in range(2):
         files = CsvFiles(tmp_path / "new", "a", 3, ("send", "shard"))
         with Monitor(EnergyMeter(None), [files], 10, float, lambda line: None) as monitor:
-            monitor.tell(send_samples(125_000, 1.0, 2.0))
-            monitor.tell(output_samples(0.0, 1.0, 1, 1))
+            monitor.add_samples(send_samples(125_000, 1.0, 2.0))
+            monitor.add_samples(output_samples(0.0, 1.0, 1, 1))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["send-rank3.csv", "shard-rank3.csv"]
     lines = list(csv.DictReader((tmp_path / "new" / "send-rank3.csv").open()))
     assert [line["Tag"] for line in lines] == ["0", "0"]
@@ -155,7 +155,7 @@ def test_prometheus_is_served_at_one_address_alone() -> None:
     kept = Kept()
     try:
         with Monitor(EnergyMeter(None), [kept], 10, float, lambda line: None) as monitor:
-            monitor.tell(send_samples(250_000, 0.0, 4.0))
+            monitor.add_samples(send_samples(250_000, 0.0, 4.0))
         for key, measured in kept.taken:
             exporter.take(key, measured)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

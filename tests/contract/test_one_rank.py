@@ -222,7 +222,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_port_in_use_is_said_and_a_single_rank_needs_none(call: Callable[..., Call]) -> None:
+def test_port_in_use_is_reported_and_a_single_rank_needs_none(call: Callable[..., Call]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as stack:
         port = taken.getsockname()[1]
         assert call(*DIGITS, "-b", 8, "--port", port).status == 0

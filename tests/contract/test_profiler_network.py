@@ -97,7 +97,7 @@ def test_a_silent_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"", "measured, 0 MB"),
     ],
 )
-def test_whoever_is_no_profiler_is_refused_and_the_next_is_served(
+def test_other_program_is_refused_and_next_profiler_is_served(
     request_: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "ENOUGH_S", 0.01)

@@ -197,7 +197,7 @@ def test_json_agrees_with_yaml_and_with_the_files() -> None:
     assert data["latency_s"] == pytest.approx(sum(s["compute_s"] for s in data["schedule"]) + links)
 
 
-def test_explain_shows_the_stages_and_says_what_limits_them(cluster: Cluster) -> None:
+def test_explain_shows_the_stages_and_the_bottleneck(cluster: Cluster) -> None:
     cluster.write("devices.yml", DEVICES | {"unprofiled": ["u0"]})
     done = cluster.run("--explain")
     assert done.code == 0

@@ -618,7 +618,7 @@ def a_display_fails(patch: Patch) -> str:
     show = raising(ValueError("no such column"))
     callbacks = Callbacks(notify=said.append, record_stage_work=show)
     with theirs, Member(ours, rank=0, timeout_s=1.0, callbacks=callbacks) as member:
-        member._hear(WorkByRank({}))
+        member._handle(WorkByRank({}))
     return said[0]
 
 

@@ -213,7 +213,7 @@ def test_a_lent_bed_is_removed_with_its_process(tmp_path: Path, name: str) -> No
     assert traces(name) == []
 
 
-def test_a_namespace_of_somebody_else_is_not_touched(tmp_path: Path, name: str) -> None:
+def test_network_namespace_of_another_program_is_left_alone(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}")))
     theirs = f"{name}-b"
     subprocess.run(["ip", "netns", "add", theirs], check=True, timeout=20)

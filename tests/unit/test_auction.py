@@ -243,7 +243,7 @@ def new_sale() -> Sale:
     return sale
 
 
-def test_the_bids_of_those_who_stay_count() -> None:
+def test_bids_of_remaining_devices_count() -> None:
     sale = new_sale()
     sale.take(2, offer("h2"))
     sale.take(1, offer("h1"))
@@ -296,7 +296,7 @@ def test_a_mistake_ends_the_sale_with_one_line(offers: list[tuple[int, bytes]], 
         (Failure(FailureKind.GONE, "x", 2, "rank 2 (on h2)"), "rank 2 (on h2) is gone: x; it is left out"),
     ],
 )
-def test_who_is_left_out_is_named_with_the_reason(failure: Failure, said: str) -> None:
+def test_excluded_device_is_named_with_the_reason(failure: Failure, said: str) -> None:
     assert absence_line(failure, 60.0).startswith(said)
 
 

@@ -124,7 +124,7 @@ VALIDATION_LISTING = sorted(
 
 
 class TestImageNetArchives:
-    def test_validation_images_get_the_class_that_the_kit_says(self, validation: Path) -> None:
+    def test_validation_images_get_their_class_from_the_kit(self, validation: Path) -> None:
         source = open_imagenet(validation)
         assert source.has_labels
         assert len(source) == len(TRUTH)

@@ -143,7 +143,7 @@ def test_only_given_options_are_passed_on_and_the_others_have_the_default_of_the
     assert Trip("me", **fields).radio
 
 
-def test_given_options_are_told_as_on_the_command_line() -> None:
+def test_given_options_are_reported_as_on_the_command_line() -> None:
     arguments = read("--radio", "--luggage", "a", "b c", "--stops", "1,2", SPEED="7")
     told = {one.name: one.text(value) for one, value in given_options(arguments, [SECTION])}
     assert told == {"-s/--speed (SPEED)": "7", "--luggage": "a 'b c'", "--stops": "1,2", "--radio": ""}

@@ -157,7 +157,7 @@ def test_a_battery_counts_while_it_discharges(tmp_path: Path, files: dict[str, i
     assert not meter.measures
 
 
-def test_a_battery_that_charges_measures_nothing(tmp_path: Path) -> None:
+def test_charging_battery_gives_no_energy_reading(tmp_path: Path) -> None:
     battery(tmp_path, status="Full", power_now=0)
     source, why_not = open_source(tmp_path, missing)
     assert source is None

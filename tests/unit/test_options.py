@@ -256,7 +256,7 @@ def test_the_mode_of_csv_files_is_in_the_environment_or_an_option() -> None:
 SCHEDULED = "-sm m -sdt t -sd d"
 
 
-def test_the_scheduler_may_be_told_of_compressed_links() -> None:
+def test_scheduler_accounts_for_compressed_links() -> None:
     assert parse(f"0 1 {SCHEDULED} --link-bits auto").links.link_bits == "auto"
     assert parse(f"0 1 {SCHEDULED} --link-bits 4").links.link_bits == "4"
 

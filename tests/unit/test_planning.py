@@ -102,7 +102,7 @@ def test_a_schedule_that_does_not_fit_is_refused(line: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("partition", ["1,8,10,16", "1,8,8,16", "2,16", "0,16", "9,16,1,8", "1,8", "1,20"])
-def test_a_partition_that_does_not_fit_is_told_which_layers_there_are(partition: str) -> None:
+def test_invalid_partition_error_lists_the_layers(partition: str) -> None:
     with pytest.raises(ScheduleError, match=r"layers (of vit-digits )?are 1 to 16"):
         planned(f"0 2 -pt {partition}")
 

@@ -144,7 +144,7 @@ def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
     assert kept[1].start_s == kept[1].number + 7
 
 
-def test_a_series_says_how_fast_each_stage_went() -> None:
+def test_series_gives_the_speed_of_each_stage() -> None:
     lane, _ = played([[0, 0, 1000, 0, 0]] * 10, capacity=16, began_us=0)
     link = LinkLane(LaneId.link(0), 1)
     link.add(3, 1000, 0.0031, 0.0033)
