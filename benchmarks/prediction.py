@@ -42,6 +42,7 @@ from rich.table import Table
 
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
+from pipeedge.data.defaults import PHOTO_FILE, asset
 from pipeedge.models import Shard, find_model
 from pipeedge.plan import scheduler
 from pipeedge.profile.measuring import Pacing, made_up_payload, time_layers
@@ -59,6 +60,7 @@ QUOTAS = {
     "4 x 0.25": (Kind("quarter", 4, 0.25, 1000),),
     "2 x 0.4, 2 x 0.2": (Kind("fast", 2, 0.4, 1000), Kind("slow", 2, 0.2, 1000)),
 }
+QUOTA_ITERATIONS = 5
 QUOTAS_TARGET = 0.1
 TEXT_MODEL = "bert-base-uncased"
 TEXT_LENGTHS = (16, 64, 128, 256)
@@ -92,12 +94,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def profile(model: str, directory: Path, cores: Cores, iterations: int) -> None:
+def profile(model: str, directory: Path, cores: Cores, iterations: int | None) -> None:
     """Write ``models.yml`` and ``device_types.yml`` with the types core0 and core1.
 
-    Both cores are profiled at once, because they share caches and memory bandwidth in the run.
+    Both cores are profiled at once, because they share caches and memory bandwidth in the run. Without
+    ``iterations`` the profiler chooses their number, as it does for its users: more for a small model.
     """
-    options = ["-m", model, "--random-weights", "-i", str(iterations), "-b", str(UBATCH)]
+    options = ["-m", model, "--random-weights", "-b", str(UBATCH)]
+    if iterations is not None:
+        options += ["-i", str(iterations)]
     running = []
     for core in range(2):
         place = directory / f"core{core}"
@@ -148,7 +153,12 @@ def write_cluster(model: str, directory: Path, part: float) -> None:
 def run(
     model: str, weights: Path, directory: Path, cores: Cores, items: int, port: int, own: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run two ranks with a computed schedule; return the report. ``own`` are options of the data rank."""
+    """Run two ranks with a computed schedule; return the report.
+
+    ``own`` are options of the data rank. Without any, its input is as many files as there are items, which
+    are decoded in the run as in the profile; the input of a run that names none is in memory.
+    """
+    own = own or ("--input", str(write_photos(directory / "photos", items)))
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
     common = ["-m", model, "-M", str(weights), "-b", str(items), "-u", str(UBATCH), "--port", str(port)]
     options = [[*files, "--report", "report.json", *own], []]
@@ -160,6 +170,14 @@ def run(
         ]
     )
     return dict(json.loads((directory / "report.json").read_text()))
+
+
+def write_photos(directory: Path, items: int) -> Path:
+    """Fill ``directory`` with copies of the photo that the profiler decodes, and return it."""
+    directory.mkdir()
+    for number in range(items):
+        shutil.copyfile(asset(PHOTO_FILE), directory / f"{number:06}.jpg")
+    return directory
 
 
 def errors(reports: Sequence[dict[str, Any]], key: str) -> float:
@@ -282,7 +300,9 @@ def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table:
     return worst
 
 
-def measure_quotas(model: str, arguments: argparse.Namespace, table: Table, directory: Path) -> float:
+def measure_quotas(
+    model: str, arguments: argparse.Namespace, table: Table, directory: Path, console: Console
+) -> float:
     """Compare one model on four hosts with quotas by medians over repetitions; return the worst error."""
     worst = 0.0
     load = Workload(model, UBATCH, directory)
@@ -291,12 +311,14 @@ def measure_quotas(model: str, arguments: argparse.Namespace, table: Table, dire
         for repetition in range(arguments.repetitions):
             place = directory / f"{load.name}-{kinds[0].name}-{repetition}"
             with raised(f"prediction{os.getpid()}", kinds, place) as bed:
-                bed.profile(load, arguments.iterations)
+                bed.profile(load, arguments.iterations or QUOTA_ITERATIONS)
                 promise = bed.schedule(load, bed.hosts)
                 count = max(LEAST_MICROBATCHES * 2, int(RUN_S * 2 * promise.items_per_s / UBATCH))
                 (report,) = bed.run(load, [promise.pipeline], [UBATCH * count])
             promised.append(promise.items_per_s)
             measured.append(steady_items_per_s(report))
+            off = measured[-1] / promised[-1] - 1
+            console.print(f"{load.name}, {title}, run {repetition + 1}: {off:+.1%}", highlight=False)
         errors = [found / wanted - 1 for found, wanted in zip(measured, promised, strict=True)]
         middle = statistics.median(errors)
         row = (f"{statistics.median(promised):.2f}", f"{statistics.median(measured):.2f}", f"{middle:+.1%}")
@@ -346,7 +368,9 @@ def print_sums(model_name: str, arguments: argparse.Namespace, console: Console)
     """Print the table of ``--sums`` and return the worst error, as a fraction."""
     table = Table("model", "layers", "sum", "shard", "error")
     worst = 0.0
-    for layers, total, shard in compare_sums(model_name, arguments.sums, max(5, arguments.iterations), 0):
+    for layers, total, shard in compare_sums(
+        model_name, arguments.sums, max(5, arguments.iterations or 0), 0
+    ):
         error = total / shard - 1
         worst = max(worst, abs(error))
         row = (f"{1e3 * total:.2f} ms", f"{1e3 * shard:.2f} ms", f"{error:+.1%}")
@@ -368,7 +392,7 @@ def main() -> int:
         help="model to measure (three ViT and DeiT models)",
     )
     parser.add_argument(
-        "-i", "--iterations", type=int, default=5, metavar="N", help="iterations of the profiler (5)"
+        "-i", "--iterations", type=int, metavar="N", help="iterations of the profiler (its own choice)"
     )
     parser.add_argument(
         "--repetitions", type=int, default=3, metavar="N", help="repetitions of profile and run (3)"
@@ -397,7 +421,7 @@ def main() -> int:
     if arguments.quotas:
         table = Table("model", "quotas", "predicted", "measured", "error", "each")
         with tempfile.TemporaryDirectory() as text:
-            worst = max(measure_quotas(name, arguments, table, Path(text)) for name in names)
+            worst = max(measure_quotas(name, arguments, table, Path(text), console) for name in names)
         console.print(table)
         console.print(f"worst error {worst:.1%}, asked <= {QUOTAS_TARGET:.0%}", highlight=False)
         return 0 if worst <= QUOTAS_TARGET else 1

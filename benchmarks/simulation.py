@@ -130,7 +130,7 @@ def main() -> int:
         help="model to measure (three ViT and DeiT models)",
     )
     parser.add_argument(
-        "-i", "--iterations", type=int, default=5, metavar="N", help="iterations of the profiler (5)"
+        "-i", "--iterations", type=int, metavar="N", help="iterations of the profiler (its own choice)"
     )
     parser.add_argument(
         "--repetitions", type=int, default=3, metavar="N", help="repetitions of profile and run (3)"
