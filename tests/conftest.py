@@ -7,7 +7,8 @@ in one process) and ``ranks`` (real programs, for what only a process can show).
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from small_models import save_small_models
 
 if TYPE_CHECKING:
+    from file_server import Site
     from runs import Inputs
 
 # Before anything imports the hub's library, here or in a process that a test starts.
@@ -89,6 +91,30 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     with command_in(tmp_path_factory.mktemp("quick")) as command:
         yield command
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Site]]:
+    """Start web servers with the files that a test gives them."""
+    from file_server import Site, serving
+
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(serving(Site(**options)))
+
+
+@pytest.fixture
+def hub_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the hub's client away from the user's cache and token; return the cache that it has instead."""
+    from file_server import use_hub
+    from huggingface_hub import constants
+
+    home = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the hub is a server of the test's own
+    use_hub("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return home
 
 
 @pytest.fixture

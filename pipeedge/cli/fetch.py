@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.base.guard import guard
@@ -27,7 +26,7 @@ def fetch_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=program_name(PROGRAM),
         description="Fetch the weights of the known models, or write random ones, under their default file "
-        "names.",
+        "names; or fetch repositories of the Hugging Face hub.",
     )
     parser.add_argument(
         "-m",
@@ -37,15 +36,16 @@ def fetch_parser() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="NAME",
-        help="models to save (default: all): " + ", ".join(name for name in MODEL_NAMES if name != DIGITS),
+        help="models to save (default: all): "
+        + ", ".join(name for name in MODEL_NAMES if name != DIGITS)
+        + "; or ORG/NAME, repositories of the Hugging Face hub",
     )
     parser.add_argument(
         "-o",
         "--output-dir",
         type=path,
-        default=Path(),
         metavar="DIR",
-        help="directory to save in (default: the current one)",
+        help="directory to save in (default: the current one; for repositories, the hub's local cache alone)",
     )
     parser.add_argument(
         "--random", action="store_true", help="write random weights of the right shapes; needs no network"

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeedge.base.errors import PipeEdgeError, one_line
+from pipeedge.base.errors import PipeEdgeError, WeightsError, one_line
 from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.doctor.findings import ok
 from pipeedge.doctor.notes import FindingLog
@@ -80,6 +81,11 @@ def _model_facts(
 
     weights, weights_error = None, None
     try:
+        if request.model.weights is None and not model.has_weights:
+            fetch = program_name("save_model_weights.py")
+            raise WeightsError(
+                f"the weights of {model.name} are not on this machine; {fetch} fetches them, or a run does"
+            )
         weights = model.fingerprint(request.model.weights)
         model.check_weights(request.model.weights, _likely_dtype(request))
         notes.add_own(ok("weights", f"{request.model.weights or model.weights_path()}"))

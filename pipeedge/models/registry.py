@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,22 @@ from pipeedge.models.families.vit import VIT
 from pipeedge.models.kernels import choose
 from pipeedge.models.shard import Family, Shard, payload_specs
 from pipeedge.models.weights.fill import check_sizes, fill, hub_tensors, plan
+from pipeedge.models.weights.hub import (
+    UnknownRepositoryError,
+    fetch_weights,
+    find_snapshot,
+    is_repository_name,
+    missing_weights,
+)
 from pipeedge.models.weights.names import find_pooler
 from pipeedge.models.weights.random_weights import RandomWeights
-from pipeedge.models.weights.reading import WeightsFile, find_in_directory, identity_digest, open_weights
+from pipeedge.models.weights.reading import (
+    SINGLE_FILE,
+    WeightsFile,
+    find_in_directory,
+    identity_digest,
+    open_weights,
+)
 
 __all__ = ["DIGITS", "MODEL_NAMES", "Model", "find_model"]
 
@@ -39,13 +53,15 @@ _ASSETS = Path(__file__).resolve().parent.parent / "assets"
 _LIKE = 0.6
 """Least similarity, from 0 to 1, at which a known name is suggested for a wrong one."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Model:
     """A transformer that can be cut into shards. It holds no weights; ``load`` and ``random`` make shards."""
 
     name: str
-    """Name as given by the user: one of ``MODEL_NAMES``, or a directory."""
+    """Name as given by the user: one of ``MODEL_NAMES``, a directory, or a repository of the hub."""
     config: Architecture
     labels: tuple[str, ...] | None
     """Names of the classes, or None if the model does not define them."""
@@ -53,6 +69,8 @@ class Model:
     """Hugging Face directory of the model, which may also hold a tokenizer or image processor."""
     default_weights: Path
     """Path of its weights; relative to the working directory for the known names."""
+    repository: str | None = None
+    """Repository of the Hugging Face hub whose snapshot is ``directory``, or None."""
 
     @property
     def family(self) -> FamilyName:
@@ -86,6 +104,8 @@ class Model:
     def converted_path(self, dtype: torch.dtype, weights: Path | None = None) -> Path:
         """Return where ``save_model_weights.py --dtype`` stores ``weights`` (or the default)."""
         original = self.default_weights if weights is None else weights
+        if original.is_dir():
+            original /= SINGLE_FILE
         return original.with_name(f"{original.stem}.{dtype_name(dtype)}.safetensors")
 
     def find_weights(self, dtype: torch.dtype | None = None) -> Path:
@@ -100,6 +120,20 @@ class Model:
             return self.default_weights
         others = (self.converted_path(find_dtype(name)) for name in DTYPES)
         return next((path for path in others if path.exists()), self.default_weights)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are on this machine, as far as they can be fetched when they are read."""
+        return self.repository is None or self.directory is None or not missing_weights(self.directory)
+
+    def fetch_weights(self) -> None:
+        """Fetch the weights of a repository of the hub, unless they are on this machine.
+
+        Raises:
+            WeightsError: They cannot be fetched.
+        """
+        if self.repository is not None and self.directory is not None:
+            fetch_weights(self.repository, self.directory)
 
     def payload_specs(
         self,
@@ -302,7 +336,12 @@ class Model:
             return identity_digest(iter([config, *file.identity()]))
 
     def _open(self, weights: str | os.PathLike[str] | None, dtype: torch.dtype | None = None) -> WeightsFile:
-        return open_weights(self.find_weights(dtype) if weights is None else weights)
+        if weights is not None:
+            return open_weights(weights)
+        path = self.find_weights(dtype)
+        if path == self.default_weights:
+            self.fetch_weights()
+        return open_weights(path)
 
     def _build(
         self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype, kernels: str = "torch"
@@ -410,16 +449,21 @@ _KNOWN: Mapping[str, Model] = MappingProxyType(
 )
 
 MODEL_NAMES: tuple[str, ...] = (*_KNOWN, DIGITS)
-"""Every name that ``find_model`` knows; it also accepts directories."""
+"""Every name that ``find_model`` knows; it also accepts directories and repositories of the hub."""
 
 
-def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
-    """Return the model of a known name, or the one in a local Hugging Face directory.
+def find_model(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Model:
+    """Return the model of a known name, in a local Hugging Face directory, or in a repository of the hub.
 
-    A known name wins over a directory of that name; write ``./name`` for the directory.
+    A known name wins over a directory of that name, and a directory over a repository; write ``./name`` for
+    the directory. The weights of a repository are fetched when they are first read.
+
+    Args:
+        name_or_dir: Known name, directory, or ``ORG/NAME`` of a repository.
+        fetch: Whether the configuration of a repository may be fetched if the hub's local cache lacks it.
 
     Raises:
-        ModelError: The name is unknown, or the ``config.json`` of the directory is missing or not supported.
+        ModelError: The name is unknown, or the ``config.json`` is missing or not supported.
     """
     name = os.fspath(name_or_dir)
     if name in _KNOWN:
@@ -428,11 +472,18 @@ def find_model(name_or_dir: str | os.PathLike[str]) -> Model:
         return _from_directory(_ASSETS / DIGITS, name)
     if Path(name).is_dir():
         return _from_directory(Path(name), name)
+    elsewhere = ""
+    if is_repository_name(name):
+        try:
+            return _from_repository(name, fetch=fetch)
+        except UnknownRepositoryError as error:
+            elsewhere = f", and {error}"
     near = _nearest(name)
     hint = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"{name} is neither a known model nor a directory; {hint}known are {', '.join(MODEL_NAMES)}, "
-        "and any local Hugging Face directory of a ViT, DeiT or BERT"
+        f"{name} is neither a known model nor a directory{elsewhere}; {hint}known are "
+        f"{', '.join(MODEL_NAMES)}, and any local Hugging Face directory, or repository ORG/NAME of the hub, "
+        "of a ViT, DeiT or BERT"
     )
 
 
@@ -452,7 +503,19 @@ def _nearest(name: str) -> str | None:
     return best if similarity(best) >= _LIKE else None
 
 
-def _from_directory(directory: Path, name: str) -> Model:
+def _from_repository(name: str, *, fetch: bool) -> Model:
+    snapshot = find_snapshot(name, fetch=fetch)
+    model = _from_directory(snapshot.directory, name, repository=name)
+    if not snapshot.knows_modules and model.output_kind == "vector" and model.family == "bert":
+        log.warning(
+            "whether %s has a modules.json is not known without a network: its output is that of the plain "
+            "model",
+            name,
+        )
+    return model
+
+
+def _from_directory(directory: Path, name: str, repository: str | None = None) -> Model:
     path = directory / "config.json"
     if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise ModelError(f"{path} is not a regular file")
@@ -468,6 +531,8 @@ def _from_directory(directory: Path, name: str) -> Model:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise ModelError(f"{path} is not a JSON object")
+    if repository is not None and not document.get("architectures"):
+        fetch_weights(repository, directory)  # their names reveal the head
     try:
         weights = find_in_directory(directory)
     except WeightsError:
@@ -475,7 +540,7 @@ def _from_directory(directory: Path, name: str) -> Model:
         weights = directory
         if any(directory.glob("model.*.safetensors")):
             # Only converted weights exist. This is the name of their original.
-            weights = directory / "model.safetensors"
+            weights = directory / SINGLE_FILE
     names: tuple[str, ...] = ()
     if not document.get("architectures") and weights.is_file():
         with open_weights(weights) as file:
@@ -484,4 +549,4 @@ def _from_directory(directory: Path, name: str) -> Model:
         config, labels = parse_hf_config(document, tensor_names=names)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return Model(name=name, config=config, labels=labels, directory=directory, default_weights=weights)
+    return Model(name, config, labels, directory, weights, repository)

@@ -132,7 +132,7 @@ class ModelRequest:
         metavar="NAME|DIR",
         obeyed_by=ObeyedBy.ALL,
         subject="model",
-        help="a known model or a local Hugging Face directory ({default})",
+        help="a known model, a local Hugging Face directory, or a repository ORG/NAME of its hub ({default})",
     )
     weights: Path | None = option(
         None,

@@ -204,7 +204,7 @@ def _workload(request: SimulationRequest) -> Workload:
 def _input_bytes(name: str, tokens: int | None) -> int | None:
     """Return the bytes of one item as the runtime sends it, or None for a model that only the files know."""
     try:
-        return find_model(name).input_bytes(tokens)
+        return find_model(name, fetch=False).input_bytes(tokens)
     except PipeEdgeError:
         return None
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import json
-import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from file_server import Site
 from safetensors.torch import save
 
 from pipeedge.base.errors import ModelError, WeightsError, one_line
@@ -22,84 +18,6 @@ from pipeedge.models.weights.download import HttpSource, HubSource, download, sa
 from pipeedge.models.weights.writing import write_random
 
 TINY = "facebook/deit-tiny-distilled-patch16-224"
-
-
-@dataclass
-class Site:
-    """Files of a server, its faults, and the requests it has received."""
-
-    files: dict[str, bytes]
-    drop_after: list[int] = field(default_factory=list)
-    """Bytes after which the connection is closed, for each coming request with a body."""
-    ranges: bool = True
-    status: int | None = None
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-def handler(site: Site) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer(with_body=False)
-
-        def do_GET(self) -> None:
-            self.answer(with_body=True)
-
-        def answer(self, *, with_body: bool) -> None:
-            wanted = self.headers.get("Range")
-            site.asked.append((self.command, self.path, wanted))
-            content = site.files.get(self.path)
-            if site.status is not None or content is None:
-                self.send_response(site.status or 404)
-                self.send_header("X-Error-Code", "EntryNotFound")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            start = int(re.fullmatch(r"bytes=(\d+)-\d*", wanted)[1]) if wanted and site.ranges else 0
-            if start >= len(content) and wanted:
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(content)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            self.send_header("Content-Length", str(len(content) - start))
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "0" * 40)
-            self.end_headers()
-            if with_body:
-                end = start + site.drop_after.pop(0) if site.drop_after else len(content)
-                self.wfile.write(content[start:end])
-                self.close_connection = True
-
-    return Handler
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Site]]:
-    servers: list[http.server.ThreadingHTTPServer] = []
-
-    def start(**options: object) -> Site:
-        site = Site(**options)  # type: ignore[arg-type]
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(site))
-        site.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return site
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -210,18 +128,6 @@ def test_offline_error_says_what_to_do(tmp_path: Path) -> None:
 # Hugging Face hub -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hub_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the hub's client away from the user's cache and token."""
-    from huggingface_hub import constants
-
-    home = tmp_path_factory.mktemp("hub")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the hub is a server of the test's own
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-
-
 def hub_files(npz: bytes, tmp_path: Path) -> dict[str, torch.Tensor]:
     (tmp_path / "source.npz").write_bytes(npz)
     with np.load(tmp_path / "source.npz") as arrays:
@@ -230,7 +136,7 @@ def hub_files(npz: bytes, tmp_path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.usefixtures("hub_home")
+@pytest.mark.usefixtures("hub_cache")
 def test_hub_files_are_converted_to_the_default_name(
     serve: Callable[..., Site], npz: bytes, tmp_path: Path
 ) -> None:
@@ -245,7 +151,7 @@ def test_hub_files_are_converted_to_the_default_name(
     assert all(torch.equal(t, read[n]) for n, t in model.random(seed=1).named_parameters())
 
 
-@pytest.mark.usefixtures("hub_home")
+@pytest.mark.usefixtures("hub_cache")
 def test_an_old_repository_without_safetensors_is_read_too(
     serve: Callable[..., Site], npz: bytes, tmp_path: Path
 ) -> None:
@@ -260,7 +166,7 @@ def test_an_old_repository_without_safetensors_is_read_too(
     assert all(torch.equal(t, read[n]) for n, t in model.random(seed=1).named_parameters())
 
 
-@pytest.mark.usefixtures("hub_home")
+@pytest.mark.usefixtures("hub_cache")
 def test_a_hub_file_of_another_model_is_refused(
     serve: Callable[..., Site], npz: bytes, tmp_path: Path
 ) -> None:
@@ -271,7 +177,7 @@ def test_a_hub_file_of_another_model_is_refused(
     assert "DeiT_S_distilled.npz" not in files_in(tmp_path)
 
 
-@pytest.mark.usefixtures("hub_home")
+@pytest.mark.usefixtures("hub_cache")
 def test_an_empty_repository_and_an_absent_hub_are_named(serve: Callable[..., Site], tmp_path: Path) -> None:
     target = tmp_path / "DeiT_T_distilled.npz"
     with pytest.raises(WeightsError, match=r"has none of model\.safetensors, pytorch_model\.bin"):

@@ -18,9 +18,9 @@ PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
 request    parsing declared environment scheduling files config profiled options
-models     activations dtypes linear int8 kernels progress weights.reading architecture weights.random_weights
-           shard weights.names families.bert families.vit weights.fill families.deit weights.writing
-           registry weights.download
+models     activations dtypes linear int8 kernels progress weights.reading weights.hub architecture
+           weights.random_weights shard weights.names families.bert families.vit weights.fill families.deit
+           weights.writing registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame lifecycle interfaces loopback rendezvous p2p_links p2p unlocking_store
            rpc_links rpc choice

@@ -2,6 +2,7 @@
 
     Google's ViT files       plain HTTP, resumed                            -> ViT-B_16-224.npz, ...
     DeiT and BERT            Hugging Face hub, resumed, then converted      -> DeiT_B_distilled.npz, ...
+    ORG/NAME                 Hugging Face hub, into its local cache         -> NAME/ if a directory is named
 
 A file gets its final name only after every name and shape in it, and for Google's files every checksum, has
 been verified.
@@ -28,6 +29,7 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_outp
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
+from pipeedge.models.weights.hub import copy_snapshot
 from pipeedge.models.weights.reading import TensorEntry, WeightsFile, open_weights
 from pipeedge.models.weights.writing import (
     make_directory_of,
@@ -82,7 +84,7 @@ _ORIGINS: Mapping[str, Origin] = MappingProxyType(
 
 def save_weights(
     names: Collection[str],
-    directory: Path,
+    directory: Path | None = None,
     *,
     random_seed: int | None = None,
     dtype: torch.dtype | None = None,
@@ -94,9 +96,10 @@ def save_weights(
     Complete files that exist already are kept.
 
     Args:
-        names: Known model names. With ``dtype``, Hugging Face directories are accepted too, whose weights are
-            converted in place. Empty for all known models.
-        directory: Directory for files with default names.
+        names: Known model names, and repositories of the hub. With ``dtype``, Hugging Face directories are
+            accepted too, whose weights are converted in place. Empty for all known models.
+        directory: Directory for files with default names, and for copies of repositories; None: the current
+            one, and no copies.
         random_seed: Seed of random weights of the right shapes to write instead of fetching any.
         dtype: Number type to store in addition to the originals, which are kept; None: originals only.
         origins: Source of each model's file.
@@ -107,13 +110,20 @@ def save_weights(
         WeightsError: A file cannot be fetched, does not fit its model, or cannot be written.
     """
     own = [name for name in names if dtype is not None and name != DIGITS and Path(name).is_dir()]
-    fetched = [_downloadable(name, origins) for name in names or origins if name not in own]
-    for name in own:
-        model = find_model(name)
-        target = model.converted_path(dtype or torch.float32)
-        convert(model, model.default_weights, target, dtype or torch.float32, say)
-    for model in fetched:
-        target, problem = directory / model.default_weights, None
+    others = [_downloadable(name, origins) for name in names or origins if name not in own]
+    own += [
+        _fetch_repository(model, directory, say)
+        for model in others
+        if model.repository is not None and random_seed is None
+    ]
+    if dtype is not None:
+        for name in own:
+            model = find_model(name)
+            convert(model, model.default_weights, model.converted_path(dtype), dtype, say)
+    for model in others:
+        if model.repository is not None and random_seed is None:
+            continue
+        target, problem = (directory or Path()) / _default_file(model), None
         if target.exists():
             problem = _problem(model, target)
             if problem is not None:
@@ -157,13 +167,31 @@ def convert(
     )
 
 
+def _fetch_repository(model: Model, directory: Path | None, say: Callable[[str], object]) -> str:
+    """Fetch a repository into the cache, and copy it to ``directory``; return a name for the result."""
+    model.check_weights()  # fetches them
+    snapshot = model.directory
+    if directory is None or snapshot is None:
+        say(f"{snapshot}: {model.name}, in the hub's local cache")
+        return model.name
+    target = directory / model.name.rpartition("/")[2]
+    copy_snapshot(snapshot, target)
+    say(f"{target}: {model.name}, copied from the hub's local cache")
+    return str(target)
+
+
+def _default_file(model: Model) -> Path:
+    """Return the name of the file for the weights of a known model, or for random ones of a repository."""
+    return Path(f"{model.name.rpartition('/')[2]}.npz") if model.repository else model.default_weights
+
+
 def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
     if name == DIGITS:
         raise ModelError(f"{DIGITS} comes with the package, so there is nothing to fetch")
     model = find_model(name)
-    if name not in origins:
+    if name not in origins and model.repository is None:
         known = ", ".join(known for known in MODEL_NAMES if known in origins)
-        raise ModelError(f"{name} is a directory; weights are fetched for {known}")
+        raise ModelError(f"{name} is a directory; weights are fetched for {known}, or a repository ORG/NAME")
     return model
 
 

@@ -29,7 +29,19 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import excerpt
 
-__all__ = ["SOURCE_KEY", "TensorEntry", "WeightsFile", "open_weights"]
+__all__ = [
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "SOURCE_KEY",
+    "TensorEntry",
+    "WeightsFile",
+    "indexed_files",
+    "open_weights",
+]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+"""Weights of a Hugging Face directory: a single file, or the index of several."""
 
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 256
@@ -312,6 +324,11 @@ class IndexedDirectory(WeightsFile):
         self._opened: dict[str, SafetensorsFile] = {}
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that the index lists, in their own order."""
+        return tuple(sorted(set(self._files.values())))
+
+    @property
     def names(self) -> Collection[str]:
         return self._files.keys()
 
@@ -337,6 +354,15 @@ class IndexedDirectory(WeightsFile):
     def identity(self) -> Iterator[bytes]:
         for name in sorted({file: name for name, file in sorted(self._files.items())}.values()):
             yield from self._file(name).identity()
+
+
+def indexed_files(index: Path) -> tuple[str, ...]:
+    """Return the names of the files that an index lists, whether they exist or not.
+
+    Raises:
+        WeightsError: It cannot be read, or lists files in other directories.
+    """
+    return IndexedDirectory(index).files
 
 
 def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
@@ -380,7 +406,7 @@ def find_in_directory(directory: Path) -> Path:
     Raises:
         WeightsError: The directory has neither.
     """
-    for name in ("model.safetensors", "model.safetensors.index.json"):
+    for name in (SINGLE_FILE, INDEX_FILE):
         if (directory / name).exists():
             return directory / name
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
