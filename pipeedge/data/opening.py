@@ -20,7 +20,7 @@ from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import decode_image
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
-from pipeedge.data.tables import TABLE_SUFFIXES
+from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import DEFAULT_ITEMS, STANDARD_INPUT, InputRequest
@@ -113,18 +113,20 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
                 "give images and folders, or text files, or .npz files, not a mixture"
             )
     kind = kinds[one]
-    tables = any(path == STANDARD_INPUT or path.suffix.lower() in TABLE_SUFFIXES for path in given)
+    tables = any(
+        path == STANDARD_INPUT or path.suffix.lower() in (*TABLE_SUFFIXES, LINES_SUFFIX) for path in given
+    )
     if request.text_column is not None and not (kind == TEXT and tables):
-        raise InputError(f"--text-column {request.text_column}: the input has no .csv or .tsv")
+        raise InputError(f"--text-column {request.text_column}: the input has no .csv, .tsv or .jsonl")
     if kind == ARRAYS:
         return join(array_items(given, request.max_items, model))
     if takes_text(model) != (kind == TEXT):
-        takes = "sentences (.txt, .csv, .tsv)" if takes_text(model) else "images"
+        takes = "sentences (.txt, .csv, .tsv, .jsonl)" if takes_text(model) else "images"
         raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")
     directories = companion_directories(request, model)
     if kind == TEXT:
         tokenizer = open_tokenizer(model, directories)
-        return join([tokenizer.items(read_sentences(path, request.text_column)) for path in given])
+        return join([tokenizer.items(read_sentences(path, request.text_columns)) for path in given])
     transform = image_transform(model, directories)
     if one == STANDARD_INPUT:
         picture = decode_image(
@@ -179,13 +181,14 @@ def kind_of(path: Path, model: ModelInputs) -> str:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return ARRAYS
-    if suffix == ".txt" or suffix in TABLE_SUFFIXES:
+    if suffix in (".txt", LINES_SUFFIX, *TABLE_SUFFIXES):
         return TEXT
     if suffix in IMAGE_SUFFIXES:
         return IMAGES
     known = " ".join(IMAGE_SUFFIXES)
     raise InputError(
-        f"{path}: unknown kind of input; known are folders, .txt, .csv, .tsv, .npz and images ({known})"
+        f"{path}: unknown kind of input; known are folders, .txt, .csv, .tsv, .jsonl, .npz and images "
+        f"({known})"
     )
 
 

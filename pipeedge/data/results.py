@@ -89,7 +89,12 @@ class Accuracy:
         return self.correct / self.labelled if self.labelled else None
 
     def with_outputs(self, outputs: torch.Tensor, labels: Sequence[int | None]) -> Accuracy:
-        """Return this count plus that of logits ``outputs`` [items, classes] against ``labels`` [items]."""
+        """Return this count plus that of logits ``outputs`` [items, classes] against ``labels`` [items].
+
+        A single output is no choice among classes, so it is not counted.
+        """
+        if outputs.shape[1] == 1:
+            return self
         best = outputs.argmax(dim=1).tolist()
         known = [(first, label) for first, label in zip(best, labels, strict=True) if label is not None]
         correct = sum(first == label for first, label in known)
@@ -106,15 +111,17 @@ class ResultRow:
     classes: tuple[int, ...]
     """Class numbers, best first."""
     scores: tuple[float, ...]
-    """Softmax scores of these classes, over all classes."""
+    """Softmax scores of these classes, over all classes; the output itself if it is the only one."""
     text: str | None = None
     """Sentence of the item, or None if it is not text."""
 
 
 def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[ResultRow]:
     """Return the rows for logits ``outputs`` [items, classes]."""
-    # float64 makes scores independent of how a processor sums many small float32 values.
-    scores, classes = outputs.double().softmax(dim=1).topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
+    # float64 makes scores independent of how a processor sums many small float32 values. A single output is a
+    # score by itself: of a regression, or of how well a passage answers a query.
+    values = outputs.double() if outputs.shape[1] == 1 else outputs.double().softmax(dim=1)
+    scores, classes = values.topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
     texts: Sequence[str | None] = items.texts or [None] * len(items.sources)
     return [
         ResultRow(number, source, label, tuple(best), tuple(values), text)

@@ -1,4 +1,4 @@
-"""Sentences to token ids, by the model's own tokenizer, from its directory or the hub."""
+"""Sentences and pairs to token ids, by the model's own tokenizer, from its directory or the hub."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from pipeedge.base.errors import InputError
+from pipeedge.base.wording import count
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.source import Item
-from pipeedge.data.tables import TABLE_SUFFIXES, column_of
+from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, TableRow, lines_of, rows_of
 from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
@@ -39,11 +40,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, its origin, and its class if known."""
+    """A sentence or a pair of sentences, its origin, and its class if known."""
 
     text: str
     source: str
     label: int | None = None
+    pair: str | None = None
+    """Second sentence of a pair, or None."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The one sentence, or both."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A sentence or pair as token ids."""
+
+    ids: array[int]
+    """Token ids, including the special tokens around and between the sentences."""
+    types: bytes | None
+    """Token types, or None if all are zero."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,9 @@ class TokenItems:
     input_names: tuple[str, ...]
     """Inputs of the model, out of those that ``read`` can produce."""
     texts: tuple[str, ...]
-    """The sentences as text."""
+    """The sentences as text; those of a pair with a tab between."""
+    types: tuple[bytes | None, ...] = ()
+    """Token types of each sentence, None where all are zero; empty if all are for all sentences."""
 
     in_memory = True
     pixels = None
@@ -80,12 +100,13 @@ class TokenItems:
         return self.sources[index]
 
     def read(self, index: int) -> Item:
-        """Return sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, types of zero."""
+        """Return sentence ``index`` as int64 tensors [tokens]: its ids, a mask of ones, and its types."""
         ids = torch.tensor(list(self.ids[index]), dtype=torch.int64)
+        types = self.types[index] if self.types else None
         tensors = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "token_type_ids": torch.zeros_like(ids),
+            "token_type_ids": torch.zeros_like(ids) if types is None else torch.tensor(list(types)),
         }
         payload = tuple(tensors[name] for name in self.input_names)
         return Item(payload, self.labels[index], self.sources[index], self.texts[index])
@@ -102,58 +123,100 @@ class Tokenizer:
     model: ModelInputs
 
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
-        """Tokenise ``sentences``. Those beyond the model's longest sequence are truncated, with a warning."""
+        """Tokenise sentences, or pairs. Those that are too long for the model are truncated, with a warning.
+
+        Of such a pair, the longer sentence loses its end first.
+        """
         limit = self.model.config.max_positions
-        texts = [_first_words(sentence.text, limit * _TOKEN_CHARACTERS) for sentence in sentences]
-        ids = self._encode(texts)
-        for number, sentence in enumerate(sentences):
-            characters = limit * _TOKEN_CHARACTERS
-            while len(ids[number]) < limit and characters < min(len(sentence.text), _MOST_CHARACTERS):
-                characters *= 8
-                texts[number] = _first_words(sentence.text, min(characters, _MOST_CHARACTERS))
-                (ids[number],) = self._encode([texts[number]])
+        texts = [self._beginnings(sentence, limit) for sentence in sentences]
+        encoded = self._encode(texts)
         too_long = [
             number
-            for number, (encoded, sentence) in enumerate(zip(ids, sentences, strict=True))
-            if len(encoded) > limit or len(texts[number]) < len(sentence.text)
+            for number, (one, sentence) in enumerate(zip(encoded, sentences, strict=True))
+            if len(one.ids) > limit or texts[number] != sentence.texts
         ]
         if too_long:
             log.warning(
                 "%d of %d sentences are longer than the %d tokens of %s and are truncated; the first: %s",
                 len(too_long),
-                len(ids),
+                len(encoded),
                 limit,
                 self.model.name,
                 sentences[too_long[0]].source,
             )
             shorter = self._encode([texts[number] for number in too_long], limit)
-            replaced = dict(zip(too_long, shorter, strict=True))
-            ids = [replaced.get(number, encoded) for number, encoded in enumerate(ids)]
-        empty = next((number for number, encoded in enumerate(ids) if not encoded), None)
-        if empty is not None:
-            raise InputError(f"{sentences[empty].source}: {self.path} gives no token for this sentence")
-        highest = max((max(encoded) for encoded in ids), default=0)
-        if highest >= self.model.config.vocab:
-            raise InputError(
-                f"{self.path} has token ids up to {highest}, but {self.model.name} has a vocabulary of "
-                f"{self.model.config.vocab}: it is the tokenizer of another model"
-            )
+            for number, one in zip(too_long, shorter, strict=True):
+                encoded[number] = one
+        self._check(encoded, sentences)
         return TokenItems(
-            tuple(ids),
+            tuple(one.ids for one in encoded),
             tuple(sentence.source for sentence in sentences),
             tuple(sentence.label for sentence in sentences),
             self.model.input_names,
-            tuple(sentence.text for sentence in sentences),
+            tuple("\t".join(sentence.texts) for sentence in sentences),
+            tuple(one.types for one in encoded) if any(one.types for one in encoded) else (),
         )
 
-    def _encode(self, texts: list[str], limit: int | None = None) -> list[array[int]]:
-        """Return the ids of each text, truncated to ``limit``, as compact arrays: there may be a million."""
-        encoded: list[array[int]] = []
+    def _beginnings(self, sentence: Sentence, limit: int) -> tuple[str, ...]:
+        """Return as much of a sentence or pair as decides its first ``limit`` tokens.
+
+        How much of each sentence of a pair is kept depends on which is longer, so less of them is cut off.
+        """
+        least = limit * _TOKEN_CHARACTERS
+        if sentence.pair is not None:
+            least = max(least, _CHUNK_CHARACTERS // 2)
+        return tuple(self._beginning(text, limit, least) for text in sentence.texts)
+
+    def _beginning(self, text: str, limit: int, characters: int) -> str:
+        """Return ``characters`` characters of ``text``, or more if they do not give ``limit`` tokens."""
+        beginning = _first_words(text, characters)
+        while len(beginning) < len(text) and characters < min(len(text), _MOST_CHARACTERS):
+            if len(self._encode([(beginning,)])[0].ids) >= limit:
+                break
+            characters *= 8
+            beginning = _first_words(text, min(characters, _MOST_CHARACTERS))
+        return beginning
+
+    def _encode(self, texts: Sequence[tuple[str, ...]], limit: int | None = None) -> list[Encoded]:
+        """Return the ids of each sentence or pair, truncated to ``limit``, compactly: they may be many."""
+        typed = "token_type_ids" in self.model.input_names
+        encoded: list[Encoded] = []
         for some in _chunks(texts):
             # verbose=False, because this class gives its own warning about long sentences.
-            chunk = self.backend(some, truncation=limit is not None, max_length=limit, verbose=False)
-            encoded += [array("i", ids) for ids in chunk["input_ids"]]
+            chunk = self.backend(
+                *(list(column) for column in zip(*some, strict=True)),
+                truncation=limit is not None,
+                max_length=limit,
+                return_token_type_ids=typed,
+                verbose=False,
+            )
+            ids = [array("i", each) for each in chunk["input_ids"]]
+            types = [bytes(each) if any(each) else None for each in chunk["token_type_ids"]] if typed else ()
+            encoded += map(Encoded, ids, types or [None] * len(ids))
         return encoded
+
+    def _check(self, encoded: Sequence[Encoded], sentences: Sequence[Sentence]) -> None:
+        """Check that ids and types are in the model's range.
+
+        Raises:
+            InputError: They are not, or a sentence has no token.
+        """
+        empty = next((number for number, one in enumerate(encoded) if not one.ids), None)
+        if empty is not None:
+            raise InputError(f"{sentences[empty].source}: {self.path} gives no token for this sentence")
+        config = self.model.config
+        highest = max((max(one.ids) for one in encoded), default=0)
+        if highest >= config.vocab:
+            raise InputError(
+                f"{self.path} has token ids up to {highest}, but {self.model.name} has a vocabulary of "
+                f"{config.vocab}: it is the tokenizer of another model"
+            )
+        highest = max((max(one.types) for one in encoded if one.types), default=0)
+        if highest and highest >= config.type_vocab:
+            raise InputError(
+                f"{self.path} has token types up to {highest}, but {self.model.name} has "
+                f"{count(config.type_vocab, 'type')}: it is the tokenizer of another model"
+            )
 
 
 def _first_words(text: str, characters: int) -> str:
@@ -167,16 +230,17 @@ def _first_words(text: str, characters: int) -> str:
     return words if len(words) >= characters - _LONGEST_WORD else cut
 
 
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield ``texts`` in parts that a tokenizer can process in one call."""
-    part: list[str] = []
+def _chunks(texts: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield sentences or pairs in parts that a tokenizer can process in one call."""
+    part: list[tuple[str, ...]] = []
     characters = 0
-    for text in texts:
-        if part and (len(part) == CHUNK or characters + len(text) > _CHUNK_CHARACTERS):
+    for one in texts:
+        more = sum(map(len, one))
+        if part and (len(part) == CHUNK or characters + more > _CHUNK_CHARACTERS):
             yield part
             part, characters = [], 0
-        part.append(text)
-        characters += len(text)
+        part.append(one)
+        characters += more
     if part:
         yield part
 
@@ -240,17 +304,17 @@ def download_tokenizer(model_name: str) -> Path | None:
     return companion_file(model_name, (), TOKENIZER_FILES)
 
 
-def read_sentences(path: Path, column: str | None = None) -> list[Sentence]:
-    """Read the sentences of a file, one per line, or one per row of a table, leaving out blank ones.
+def read_sentences(path: Path, columns: Sequence[str] = ()) -> list[Sentence]:
+    """Read the sentences of a file, one per line, or sentences or pairs from a table, leaving out blank ones.
 
     Lines end with LF or CR LF. Other characters that Unicode counts as line ends are part of a sentence.
 
     Args:
-        path: Path of the file, or ``STANDARD_INPUT``, which is a table if ``column`` is given.
-        column: Column of a table, as for ``column_of``.
+        path: Path of the file, or ``STANDARD_INPUT``, which is a table if ``columns`` are given.
+        columns: Columns of a table or keys of a ``.jsonl``, as for ``rows_of``.
 
     Raises:
-        InputError: The file cannot be read as UTF-8 text, or contains no sentence.
+        InputError: The file cannot be read as UTF-8 text, a row is malformed, or there is no sentence.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -258,14 +322,30 @@ def read_sentences(path: Path, column: str | None = None) -> list[Sentence]:
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error
-    suffix = path.suffix.lower()
-    lines: Iterable[tuple[int, str]]
-    if suffix in TABLE_SUFFIXES or (path == STANDARD_INPUT and column is not None):
-        tabs = suffix == ".tsv" or (not suffix and "\t" in text.partition("\n")[0])
-        lines = column_of(text, name, column, tabs=tabs)
-    else:
-        lines = enumerate(text.split("\n"), start=1)
-    sentences = [Sentence(line.strip(), f"{name}:{number}") for number, line in lines if line.strip()]
+    sentences = [
+        Sentence(row.texts[0], f"{name}:{row.line}", row.label, *row.texts[1:])
+        for row in _rows(path, text, name, columns)
+    ]
     if not sentences:
         raise InputError(f"{name}: no sentence in this file (expected one a line)")
+    first = sentences[0]
+    other = next((one for one in sentences if len(one.texts) != len(first.texts)), None)
+    if other is not None:
+        single, pair = (first, other) if first.pair is None else (other, first)
+        raise InputError(
+            f"{single.source}: one sentence, but {pair.source} has a pair; give them in two runs"
+        )
     return sentences
+
+
+def _rows(path: Path, text: str, name: str, columns: Sequence[str]) -> Iterator[TableRow]:
+    suffix = path.suffix.lower()
+    if suffix == LINES_SUFFIX:
+        yield from lines_of(text, name, columns)
+    elif suffix in TABLE_SUFFIXES or (path == STANDARD_INPUT and columns):
+        tabs = suffix == ".tsv" or (not suffix and "\t" in text.partition("\n")[0])
+        yield from rows_of(text, name, columns, tabs=tabs)
+    else:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield TableRow(number, (line.strip(),))

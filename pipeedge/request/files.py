@@ -47,8 +47,8 @@ class InputRequest:
         nargs="+",
         metavar="PATH",
         obeyed_by=ObeyedBy.DATA_RANK,
-        help="image files or folders, a .txt with one sentence per line, a .csv or .tsv, a .npz of the "
-        "model's inputs, or - for standard input; all items are run (the shipped input, repeated)",
+        help="image files or folders, a .txt with one sentence per line, a .csv, .tsv or .jsonl, a .npz of "
+        "the model's inputs, or - for standard input; all items are run (the shipped input, repeated)",
     )
     """Files, folders or patterns, all of one kind. ``STANDARD_INPUT`` alone means text, or one image."""
     text_column: str | None = option(
@@ -57,8 +57,17 @@ class InputRequest:
         type=nonempty,
         metavar="NAME|N",
         obeyed_by=ObeyedBy.DATA_RANK,
-        help="column of a .csv or .tsv that holds the sentences: its name, or its number in a file without "
-        "a header (text or sentence, or the only one)",
+        help="column of a .csv or .tsv, or key of a .jsonl, that holds the sentences: its name, or its "
+        "number in a file without a header (text or sentence, or the only one)",
+    )
+    text_pair_column: str | None = option(
+        None,
+        "--text-pair-column",
+        type=nonempty,
+        metavar="NAME|N",
+        obeyed_by=ObeyedBy.DATA_RANK,
+        help="column that holds the second sentence of each pair, for models that compare two (the usual one "
+        "beside text, sentence1, query, question or premise)",
     )
     dataset_name: str | None = option(
         None,
@@ -134,10 +143,20 @@ class InputRequest:
             raise InputError("--input -: standard input cannot be combined with files")
         if self.text_column is not None and not self.paths:
             raise InputError("--text-column needs --input FILE.csv")
+        if self.text_pair_column is not None and self.text_column is None:
+            raise InputError("--text-pair-column needs --text-column, for the first sentence of each pair")
+        numbers = [column.isdecimal() for column in self.text_columns]
+        if any(numbers) and not all(numbers):
+            raise InputError("--text-column and --text-pair-column: give two names or two numbers")
         if self.paths and self.dataset_name is not None:
             raise InputError("give either --input or --dataset-name, not both")
         if self.dataset_name is None:
             self._refuse_without_dataset()
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns of the sentences, and of second sentences, as far as the user named them."""
+        return tuple(column for column in (self.text_column, self.text_pair_column) if column is not None)
 
     def _refuse_without_dataset(self) -> None:
         set_without_effect = {

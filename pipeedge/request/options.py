@@ -77,7 +77,7 @@ SECTIONS = (
     Section(
         "input (on the data rank)",
         (
-            *options_of(InputRequest, "paths", "text_column", "max_items"),
+            *options_of(InputRequest, "paths", "text_column", "text_pair_column", "max_items"),
             option_of(RunRequest, "microbatch_size"),
             *options_of(InputRequest, "skip_bad_input", "max_image_pixels", "dataset_name", "dataset_root"),
             *options_of(InputRequest, "dataset_split", "dataset_indices_file", "dataset_shuffle", "seed"),

@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from collections import Counter
@@ -32,6 +33,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from file_server import Site, serving, use_hub, write_cache
 from msgspec import Raw
 from PIL import Image
 from places import ROOT
@@ -68,8 +70,11 @@ from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input
-from pipeedge.data.text import open_tokenizer
+from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.doctor.link_checks import check_links
+from pipeedge.doctor.notes import FindingLog
+from pipeedge.doctor.probe import Probe
+from pipeedge.doctor.run_look import look_at_run
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.launch.supervisor import RankExit
 from pipeedge.models import find_model
@@ -852,6 +857,93 @@ def no_network_to_fetch_over(patch: Patch) -> str:
     return refused(lambda: download(DIGITS, source, Path("fetched.npz")))
 
 
+HUB_MODEL = {path.name: path.read_bytes() for path in DIGITS.weights_path().parent.iterdir()}
+
+
+def ask_hub(patch: Patch, files: Mapping[str, bytes] | None = None, **site: Any) -> str:
+    """Return what loading ``lab/model`` says if the cache is empty; the hub has it if there are files."""
+    from huggingface_hub import constants
+
+    hub = Site({}, **site)
+    if files is not None:
+        hub.add_repository("lab/model", files)
+    with tempfile.TemporaryDirectory() as cache, serving(hub):
+        patch.setattr(constants, "HF_HUB_CACHE", cache)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        use_hub(hub.url, patch)
+        return refused(lambda: find_model("lab/model").load())
+
+
+@says(
+    "lab/model is neither a known model nor a directory, and the hub's local cache does not have it "
+    "(HF_HUB_OFFLINE is set); …"
+)
+def repository_is_not_cached(patch: Patch) -> str:
+    return refused(lambda: find_model("lab/model"))
+
+
+@says(
+    "lab/model is neither a known model nor a directory, and the Hugging Face hub has no such repository, or "
+    "keeps it private; …"
+)
+def repository_is_unknown(patch: Patch) -> str:
+    return ask_hub(patch)
+
+
+@says("lab/model is neither a known model nor a directory, and … does not answer …")
+def hub_is_away(patch: Patch) -> str:
+    return ask_hub(patch, HUB_MODEL, status=500, error_code="InternalError")
+
+
+@says("… is only for people who accepted its conditions: accept them at …")
+def repository_is_gated(patch: Patch) -> str:
+    return ask_hub(patch, HUB_MODEL, status=403, error_code="GatedRepo", refused="/lab/model/resolve")
+
+
+@says(
+    "… has no safetensors weights (only pytorch_model.bin), and pickles are not read because unpickling can "
+    "run code; …"
+)
+def repository_has_a_pickle(patch: Patch) -> str:
+    return ask_hub(patch, {"config.json": HUB_MODEL["config.json"], "pytorch_model.bin": b""})
+
+
+@says(
+    "… cannot be stored in … (No space left on device); free some space, or name another directory with "
+    "HF_HUB_CACHE"
+)
+def cache_is_full(patch: Patch) -> str:
+    import huggingface_hub
+
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(huggingface_hub, "hf_hub_download", no_space)
+    return ask_hub(patch, HUB_MODEL)
+
+
+def cache_without_weights(patch: Patch) -> None:
+    from huggingface_hub import constants
+
+    cache = Path("cache").absolute()
+    files = {"config.json": HUB_MODEL["config.json"]}
+    write_cache(cache, "lab/model", files, lacks=("modules.json",))
+    patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+
+
+@says("the weights of lab/model are not in the hub's local cache, and HF_HUB_OFFLINE is set: …")
+def weights_are_not_cached(patch: Patch) -> str:
+    cache_without_weights(patch)
+    return refused(lambda: find_model("lab/model").load())
+
+
+@says("the weights of lab/model are not on this machine; save_model_weights.py fetches them, or a run does")
+def doctor_finds_no_cached_weights(patch: Patch) -> str:
+    cache_without_weights(patch)
+    request = parse_runtime(["0", "1", "-m", "lab/model"], Environment()).request
+    return str(look_at_run(request, FindingLog(0, print), Probe(), ()).facts["weights_error"])
+
+
 @says("-d/--device cuda: this machine has no CUDA device, or torch is a CPU build")
 def no_gpu(patch: Patch) -> str:
     patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -917,6 +1009,59 @@ def no_column_is_usual(patch: Patch) -> str:
 @says("a.csv: has no column …; its columns are …")
 def no_column_of_that_name(patch: Patch) -> str:
     return read_table("--text-column", "words")
+
+
+def read_pairs(content: str, name: str = "pairs.jsonl") -> str:
+    Path(name).write_text(content)
+    return refused(lambda: read_sentences(Path(name)))
+
+
+@says("pairs.tsv:3: this row has no column 2")
+def pair_is_cut_off(patch: Patch) -> str:
+    return read_pairs("query\tpassage\na\tb\nc\n", "pairs.tsv")
+
+
+@says("pairs.tsv:3: the second sentence of this pair is empty")
+def pair_is_half_empty(patch: Patch) -> str:
+    return read_pairs("query\tpassage\na\tb\nc\t\n", "pairs.tsv")
+
+
+@says("pairs.jsonl:2: is not JSON …")
+def line_is_not_json(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c"\n')
+
+
+@says("pairs.jsonl:2: a list of 3 values, not a pair of sentences")
+def line_is_a_triple(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c", "d", "e"]\n')
+
+
+@says("pairs.jsonl:2: 7 is not a sentence")
+def line_has_a_number(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c", 7]\n')
+
+
+@says("pairs.jsonl:2: which key has the sentence? --text-column NAME; its keys are …")
+def line_has_unknown_keys(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n{"left": "c"}\n')
+
+
+@says("pairs.jsonl:1: one sentence, but pairs.jsonl:2 has a pair; give them in two runs")
+def lines_of_both_kinds(patch: Patch) -> str:
+    return read_pairs('{"text": "a"}\n["a", "b"]\n')
+
+
+@says("… has token types up to 1, but … has 1 type: it is the tokenizer of another model")
+def types_of_another_model(patch: Patch) -> str:
+    Path("words").mkdir(exist_ok=True)
+    Path("words/vocab.txt").write_text("\n".join(VOCABULARY))
+    Path("pairs.jsonl").write_text('["the cat", "sat"]\n')
+    model = fake_models.bert(directory=Path("words"))
+    one_type = dataclasses.replace(model, config=dataclasses.replace(model.config, type_vocab=1))
+    request = parse_runtime(
+        ["0", "1", "-m", "bert-base-uncased", "--input", "pairs.jsonl"], Environment()
+    ).request
+    return refused(lambda: open_input(request.input, one_type))
 
 
 @says("--input -: launched ranks have no standard input; give a file")

@@ -407,7 +407,7 @@ class TestText:
 
     def test_options_that_would_have_no_effect(self, tmp_path: Path, vocabulary: Path) -> None:
         path = file_with(tmp_path, "the")
-        with pytest.raises(InputError, match=r"--text-column x: the input has no \.csv or \.tsv"):
+        with pytest.raises(InputError, match=r"--text-column x: the input has no \.csv, \.tsv or \.jsonl"):
             open_input(InputRequest(paths=(path,), text_column="x"), bert(10, directory=vocabulary))
         with pytest.raises(InputError, match="cannot be combined with files"):
             InputRequest(paths=(Path("-"), path))

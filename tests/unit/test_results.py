@@ -116,6 +116,18 @@ class TestFiles:
         assert rows[0]["top"][0]["name"] == "one, or so"
         assert rows[0]["top"][1]["score"] == pytest.approx(softmax(OUTPUTS[0].tolist())[3], rel=1e-5)
 
+    def test_single_output_is_a_score_by_itself(self, tmp_path: Path) -> None:
+        outputs = torch.tensor([[-3.5], [7.25]])
+        path = written(tmp_path / "a.jsonl", Model(("relevant",)), (outputs, Items.of(0, 1)))
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [row["top"] for row in rows] == [
+            [{"class": 0, "name": "relevant", "score": value}] for value in (-3.5, 7.25)
+        ]
+        path = written(tmp_path / "a.csv", Model(), (outputs, Items.of(0, 1)))
+        with path.open(newline="") as file:
+            assert [row["score_1"] for row in csv.DictReader(file)] == ["-3.5", "7.25"]
+        assert Accuracy().with_outputs(outputs, [0, 1]) == Accuracy()
+
     def test_jsonl_is_valid_json_for_nan_outputs(self, tmp_path: Path) -> None:
         path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), Items.of(0)))
 
