@@ -26,6 +26,7 @@ __all__ = [
     "named_output",
     "replace_file",
     "temporary_beside",
+    "write_secret",
     "write_whole",
 ]
 
@@ -260,3 +261,34 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_secret(path: Path, text: str, option: str) -> None:
+    """Create a file that only its owner can read, whole or not at all; never replace another file.
+
+    Args:
+        path: Path of the new file.
+        text: Complete contents.
+        option: Option that names the file, for the message.
+
+    Raises:
+        RequestError: The file exists already, or cannot be written with these permissions.
+    """
+    check_writable(path, option)
+    temporary = temporary_beside(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - of a descriptor
+                if os.fstat(descriptor).st_mode & 0o077:
+                    raise RequestError(f"{option} {path}: this file system lets other users read every file")
+                stream.write(text)
+                stream.flush()
+                os.fsync(descriptor)
+            path.hardlink_to(temporary)  # unlike a rename, this fails if the file exists
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise RequestError(f"{option} {path}: exists already, and is not replaced: name another") from error
+    except OSError as error:
+        raise RequestError(f"{option} {path}: cannot be written ({error.strerror})") from error

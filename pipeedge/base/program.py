@@ -22,6 +22,7 @@ COMMANDS = {
     "sched-pipeline": "schedule",
     "pipeedge-launch": "launch",
     "pipeedge-doctor": "doctor",
+    "pipeedge-key": "key",
     "pipeedge-simulate": "simulate",
     "pipeedge-report": "report",
 }

@@ -64,6 +64,12 @@ COMMANDS = (
         "pipeedge.request.options:doctor_parser",
     ),
     Command(
+        "key",
+        "make the key that encrypts runs and admits their ranks",
+        "pipeedge.cli.key",
+        "pipeedge.cli.key:key_parser",
+    ),
+    Command(
         "fetch",
         "fetch the weights of the known models",
         "pipeedge.cli.fetch",

@@ -24,6 +24,7 @@ from pipeedge.request.declared import (
     option,
 )
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
 
@@ -80,6 +81,7 @@ class WorldRequest:
     agent_store: bool = False
     """Whether ``port`` belongs to torchrun's agent, through which rank 0 announces its own."""
     agent_run: str = ""
+    keys: KeyRequest = field(default_factory=KeyRequest)
 
     def __post_init__(self) -> None:
         if self.size < 1:

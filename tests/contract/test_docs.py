@@ -27,6 +27,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.program import COMMANDS as SCRIPTS
 from pipeedge.cli.completion import completion_parser
 from pipeedge.cli.fetch import parse_fetch
+from pipeedge.cli.key import key_parser
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.report.main import parse_report
@@ -53,13 +54,14 @@ def _sched_pipeline(argv: Sequence[str]) -> None:
 PARSERS: dict[str, Parse] = {
     "runtime.py": lambda argv: parse_runtime(argv, Environment()),
     "pipeedge-doctor": lambda argv: parse_doctor(argv, Environment()),
+    "pipeedge-key": lambda argv: key_parser().parse_args(argv),
     "pipeedge-launch": lambda argv: plan_launch(parse_launch(argv)),
     "pipeedge-report": parse_report,
     "pipeedge-simulate": parse_simulate,
     "profiler.py": parse_profiler,
     "profiler_results_to_models.py": parse_models,
     "profiler_results_to_device_types.py": parse_device_types,
-    "revauct.py": parse_auction,
+    "revauct.py": lambda argv: parse_auction(argv, Environment()),
     "save_model_weights.py": parse_fetch,
     "sched-pipeline": _sched_pipeline,
     "tools/testbed.py": parse_testbed,
@@ -68,7 +70,22 @@ PARSERS: dict[str, Parse] = {
 }
 """Parser of the command line of every program."""
 
-OTHERS = {"apt", "cmake", "git", "ip", "mkdir", "nc", "pgrep", "pip", "ss", "ssh", "tc", "torchrun", "wg"}
+OTHERS = {
+    "apt",
+    "cmake",
+    "git",
+    "ip",
+    "mkdir",
+    "nc",
+    "pgrep",
+    "pip",
+    "scp",
+    "ss",
+    "ssh",
+    "tc",
+    "torchrun",
+    "wg",
+}
 """Other programs whose options the pages name."""
 
 
@@ -121,6 +138,7 @@ def test_every_program_says_its_version(program: str, capsys: pytest.CaptureFixt
 def test_every_program_suggests_the_intended_option(program: str) -> None:
     own = {
         "revauct.py": ["0", "2"],
+        "pipeedge-key": ["cluster.pem"],
         "pipeedge-launch": ["--local", "2", "--"],
         "pipeedge-report": ["a.json"],
         "pipeedge completion": ["bash"],
