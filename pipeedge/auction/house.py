@@ -20,6 +20,7 @@ from pipeedge.control.member import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Announcement, Deadlines, Forms, Refusal, Session
 from pipeedge.request.config import WorldRequest
+from pipeedge.transport.membership import Membership
 
 __all__ = ["Auctioneer", "attend"]
 
@@ -52,6 +53,7 @@ def attend(
     host: str,
     make_bid: Callable[[Call], Bid],
     auctioneer: Auctioneer | None = None,
+    membership: Membership | None = None,
     notify: Callable[[str], None] = lambda line: None,
 ) -> Sold:
     """Take part in an auction: bid, and wait for the result.
@@ -61,6 +63,7 @@ def attend(
         host: name of this device.
         make_bid: returns the bid of this device.
         auctioneer: on rank 0, what makes it the auctioneer.
+        membership: key of the auction, or None to speak in clear.
         notify: takes a line for the user that ends nothing.
 
     Raises:
@@ -75,6 +78,7 @@ def attend(
         deadlines=deadlines,
         host=host,
         required=frozenset({0}),
+        membership=membership,
     ) as session:
         session.open(None if auctioneer is None else auctioneer.call)
         with decoding("the call of rank 0"):

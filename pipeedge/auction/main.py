@@ -27,39 +27,52 @@ from pipeedge.control.session import report_early_failure
 from pipeedge.plan.schedule_files import format_schedule, save_schedule
 from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
 from pipeedge.plan.specs import DeviceType, ModelSpec
+from pipeedge.request.environment import Environment
+from pipeedge.request.files import STANDARD_INPUT
+from pipeedge.transport.interfaces import is_loopback
+from pipeedge.transport.membership import Membership, load_membership
 
 __all__ = ["main"]
 
 PROGRAM = "revauct.py"
+_OPEN = (
+    "the auction is open: whoever reaches rank 0 can take part, and whoever is on the way can read and "
+    "change bids and schedule; --key FILE closes it"
+)
 
 
 def main() -> NoReturn:
     """Take part in the auction that the command line asks for, and end the process."""
     program = program_name(PROGRAM)
-    end(
-        program,
-        guard(program, lambda: _take_part(parse_auction(sys.argv[1:])), verbose="--verbose" in sys.argv),
-    )
+
+    def run() -> None:
+        _take_part(parse_auction(sys.argv[1:], Environment.read()))
+
+    end(program, guard(program, run, verbose="--verbose" in sys.argv))
 
 
 def _take_part(request: AuctionRequest) -> None:
     world = request.world
-    with report_early_failure(world):
+    membership = load_membership(world.keys)
+    with report_early_failure(world, membership):
         replaced = _check_output(request)
         models = load_models(request.models_file)
         types = load_device_types(request.dev_types_file)
         auctioneer = _auctioneer(request, models, types, replaced) if world.rank == 0 else None
+    if membership is None and auctioneer is not None and world.size > 1 and not is_loopback(world.addr):
+        _say(_OPEN)
     sold = attend(
         world,
         host=request.host,
         make_bid=functools.partial(_own_bid, request, models, types),
         auctioneer=auctioneer,
+        membership=membership,
         notify=_say,
     )
     if auctioneer is None:
         _say(f"{request.host} gets {_share(sold, world.rank)}")
     if request.run is not None:
-        _run(request, sold)
+        _run(request, sold, membership)
 
 
 def _check_output(request: AuctionRequest) -> frozenset[Path]:
@@ -229,17 +242,29 @@ def _summary(found: Outcome, call: Call, bidders: int) -> list[str]:
     return lines
 
 
-def _run(request: AuctionRequest, sold: Sold) -> NoReturn:
+def _run(request: AuctionRequest, sold: Sold, membership: Membership | None) -> NoReturn:
     """Replace this process by a rank of the pipeline."""
+    if membership is not None and request.world.keys.key == STANDARD_INPUT:
+        _feed_standard_input(membership.to_text())
     world = request.world
     arguments: list[str] = [
         *sold.runtime_arguments(world.rank),
         *("--addr", world.addr, "--port", str(world.port), "-m", request.model_name),
         *("-u", str(request.microbatch_size)),
         *(("-s", world.socket_ifname) if world.socket_ifname else ()),
+        *world.keys.arguments(),
         *(request.run or ()),
     ]
     _become([sys.executable, "-m", *module_words("runtime.py", "pipeedge.run.main"), *arguments])
+
+
+def _feed_standard_input(text: str) -> None:
+    """Make ``text`` the standard input of this process, and of the program that replaces it."""
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())  # a pipe holds more than any key
+    os.close(writing)
+    os.dup2(reading, 0)
+    os.close(reading)
 
 
 def _become(command: list[str]) -> NoReturn:

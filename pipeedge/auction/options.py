@@ -24,7 +24,10 @@ from pipeedge.request.declared import (
     option,
     option_of,
     options_of,
+    read_variables,
 )
+from pipeedge.request.environment import Environment
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, dtype_name, path
 from pipeedge.request.profiled import ProfiledRequest
 
@@ -170,6 +173,7 @@ SECTIONS = (
             replace(option_of(WorldRequest, "port"), help="port of rank 0 ({default})"),
         ),
     ),
+    Section("key (of the same kind on every rank)", options_of(KeyRequest)),
     Section(
         "this device",
         (
@@ -195,8 +199,12 @@ SECTIONS = (
 """Options of ``revauct.py`` in the order of ``--help``."""
 
 
-def parse_auction(argv: Sequence[str]) -> AuctionRequest:
+def parse_auction(argv: Sequence[str], environment: Environment) -> AuctionRequest:
     """Parse the command line; options after ``--run`` belong to the run.
+
+    Args:
+        argv: arguments, without the program.
+        environment: environment, whose variables stand for options.
 
     Raises:
         RequestError: an option or a value is invalid.
@@ -207,12 +215,17 @@ def parse_auction(argv: Sequence[str]) -> AuctionRequest:
         at = own.index("--run")
         own, run = own[:at], tuple(option for option in own[at + 1 :] if option != "--")
     arguments = auction_parser().parse_args(own)
+    read_variables(arguments, SECTIONS, environment.variables)
     selling = Selling(**given(arguments, Selling))
     fields = {"host": socket.gethostname()} | given(arguments, AuctionRequest)
     return AuctionRequest(
         **fields,
         world=WorldRequest(
-            arguments.RANK, arguments.WORLD, **given(arguments, WorldRequest), timeout_s=selling.deadline_s
+            arguments.RANK,
+            arguments.WORLD,
+            **given(arguments, WorldRequest),
+            timeout_s=selling.deadline_s,
+            keys=KeyRequest(**given(arguments, KeyRequest)),
         ),
         selling=selling,
         run=run,

@@ -21,7 +21,7 @@ _MAX_WAITING_NAMED = 8
 _PATIENCE_S = 2.0
 """Seconds after which the missing ranks are named."""
 _TELL_AGAIN_S = 10.0
-"""Seconds between two notices about processes that left before they introduced themselves."""
+"""Seconds between two notices about processes that were not admitted."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Attendance:
         self._opened_at = now
         self._sent_away: set[int] = set()  # connections that have been refused
         self._told_absent: tuple[int, ...] = ()
-        self._left_at = ""  # address of the last process that left without a hello
-        self._left_told_at = -_TELL_AGAIN_S
+        self._stranger = ""  # the last process that was not admitted
+        self._stranger_told_at = -_TELL_AGAIN_S
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -107,16 +107,21 @@ class Attendance:
         self._sent_away.discard(connection)
         return sent_away
 
-    def left_early(self, peer: str, now: float) -> list[tuple[int, Message]]:
-        """Tell rank 0 that a process left without a hello, as it may have been a rank that died."""
+    def stranger(self, what: str, now: float) -> list[tuple[int, Message]]:
+        """Tell rank 0 about a process that was not admitted, as it may have been meant to be a rank.
+
+        Args:
+            what: its address, and why it was not admitted.
+            now: present time, in seconds of the hub's clock.
+        """
         absent = self._roster.absent()
         if self._roster.participants is not None or not absent:
             return []
-        self._left_at = peer
-        if 0 not in self._roster.seats or now < self._left_told_at + _TELL_AGAIN_S:
+        self._stranger = f"a process at {what}"
+        if 0 not in self._roster.seats or now < self._stranger_told_at + _TELL_AGAIN_S:
             return []
-        self._left_told_at = now
-        line = f"{_left_early(peer)}; ranks still missing: {_listed(absent)}"
+        self._stranger_told_at = now
+        line = f"{self._stranger}; ranks still missing: {_listed(absent)}"
         return [(self._roster.seats[0].connection, Notice(line))]
 
     # -- passage of time --------------------------------------------------------------------------
@@ -190,19 +195,13 @@ class Attendance:
         return [(connection, Verdict(failure))]
 
     def _never_appeared(self, absent: list[int]) -> str:
-        which = f"{plural(len(absent), 'rank')} {_listed(absent)}"
-        left = f" ({_left_early(self._left_at)})" if self._left_at else ""
-        within = figure(self._terms.appear_s)
-        return (
-            f"{which} of {self._roster.world_size} never appeared within {within} s{left}: start each rank, "
-            "with the same --addr and --port"
-        )
+        which = f"{plural(len(absent), 'rank')} {_listed(absent)} of {self._roster.world_size}"
+        within = f"{figure(self._terms.appear_s)} s"
+        if self._stranger:
+            within += f" ({self._stranger})"
+        return f"{which} never appeared within {within}: start each rank, with the same --addr and --port"
 
 
 def _listed(ranks: list[int]) -> str:
     more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
     return f"{', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
-
-
-def _left_early(peer: str) -> str:
-    return f"a process at {peer} connected and left before it introduced itself"

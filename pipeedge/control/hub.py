@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,54 +15,65 @@ from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.attendance import Terms
+from pipeedge.control.connection import Connection
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import TO_HUB, Decoder, Message, Verdict, frame
 from pipeedge.control.rules import HubState
+from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
+from pipeedge.transport.membership import Membership
 
 __all__ = ["Hub"]
 
 _PARTING_S = 2.0
 """Longest time in seconds that the hub waits at the end for the ranks to leave."""
-_MAX_STRANGERS = 16
-"""Largest number of connections without a rank. A further one replaces the oldest."""
+_MAX_UNKNOWN = 16
+"""Largest number of connections without a rank in a run without a key. A further one replaces another."""
+_MAX_STRANGERS = 256
+"""The same in a run with a key, where each is closed soon."""
+_PROOF_S = 5.0
+"""Seconds within which a peer must prove that it has the key, and read why it is refused."""
+_ACCEPTED_AT_ONCE = 64
+"""Largest number of connections that are accepted before those that are open get their turn."""
 
 
-class _Connection:
-    """A connection to a member, used by the hub's thread."""
+class _Caller(Connection):
+    """A connection that the hub has accepted.
 
-    def __init__(self, number: int, sock: socket.socket, peer: str, max_message_bytes: int) -> None:
+    Args:
+        number: number of the connection.
+        sock: its socket.
+        peer: address of the other end, for messages.
+        end: this end.
+        max_message_bytes: length of the longest message that is accepted.
+        close_at: time at which it is closed if the peer has not proved to be a member.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        sock: socket.socket,
+        peer: str,
+        end: WireEnd,
+        *,
+        max_message_bytes: int,
+        close_at: float,
+    ) -> None:
+        super().__init__(sock, end, Decoder(TO_HUB, max_message_bytes))
         self.number = number
-        self.socket = sock
         self.peer = peer
-        self.decoder = Decoder(TO_HUB, max_message_bytes)
-        self._outgoing: deque[bytes] = deque()
-        self._sent = 0  # bytes of the first message that have been sent
-
-    def queue(self, message: Message) -> None:
-        """Queue a message. A verdict replaces all messages of which nothing has been sent yet."""
-        if isinstance(message, Verdict):
-            begun = [self._outgoing[0]] if self._sent else []
-            self._outgoing = deque(begun)
-        self._outgoing.append(frame(message))
+        self.close_at = close_at
 
     @property
-    def has_outgoing(self) -> bool:
-        """Whether a message is queued."""
-        return bool(self._outgoing)
+    def is_stranger(self) -> bool:
+        """Whether the peer has not proved to be a member, or has proved to be none."""
+        return not self.end.established or bool(self.end.failure)
 
-    def send(self) -> None:
-        """Send as much as the socket takes at once.
-
-        Raises:
-            OSError: the connection is broken.
-        """
-        with contextlib.suppress(BlockingIOError):
-            while self._outgoing:
-                self._sent += self.socket.send(memoryview(self._outgoing[0])[self._sent :])
-                if self._sent == len(self._outgoing[0]):
-                    self._outgoing.popleft()
-                    self._sent = 0
+    def queue_message(self, message: Message) -> None:
+        """Queue a message. A verdict replaces all messages of which nothing has been sent yet."""
+        if isinstance(message, Verdict):
+            self.withdraw()
+        self.queue(frame(message))
 
 
 class Hub:
@@ -73,6 +84,7 @@ class Hub:
         world_size: number of ranks.
         timeout_s: seconds within which a silent rank is reported.
         terms: terms on which ranks join (all are required, within ``timeout_s``).
+        membership: key of the run, without which nobody is heard; None for a run in clear.
         clock: monotonic clock in seconds.
     """
 
@@ -83,6 +95,7 @@ class Hub:
         world_size: int,
         timeout_s: float,
         terms: Terms | None = None,
+        membership: Membership | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
@@ -92,8 +105,9 @@ class Hub:
         self._max_message_bytes = terms.max_message_bytes
         self._interval_s = beat_interval_s(timeout_s) / 2
         self._parting_s = min(_PARTING_S, timeout_s / 5)
-        self._max_connections = world_size + _MAX_STRANGERS
-        self._connections: dict[int, _Connection] = {}
+        self._context = None if membership is None else membership.server_context()
+        self._max_connections = world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS)
+        self._connections: dict[int, _Caller] = {}
         self._opened = 0
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
@@ -209,12 +223,13 @@ class Hub:
                         return
                     for key, mask in events:
                         if key.fileobj is self._listener:
-                            self._accept()
+                            self._accept_waiting()
                         elif key.fileobj is self._wakened:
                             self._wakened.recv(4096)
                         else:
                             self._exchange(key.data, mask)
                     self._queue(self._state.tick(self._clock()))
+                    self._close_overdue()
                     self._flush()
                     if self._parting and self._state.verdict is None:
                         self._stop_listening()
@@ -223,7 +238,7 @@ class Hub:
             self._give_up(error)
         finally:
             for connection in self._connections.values():
-                connection.socket.close()
+                connection.close()
             self._selector.close()
             self._listener.close()
             with self._changed:
@@ -255,48 +270,84 @@ class Hub:
             self._selector.unregister(self._listener)
             self._listener.close()
 
-    def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError:
-            return  # the peer closed it already
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            sock.close()
-            return
-        if len(self._connections) >= self._max_connections:
-            ranked = set(self._state.roster.connections())
-            self._drop(next(self._connections[key] for key in self._connections if key not in ranked))
-        connection = _Connection(self._opened, sock, str(address[0]), self._max_message_bytes)
+    def _accept_waiting(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except OSError:
+                return  # nobody is waiting, or the peer has closed it already
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:
+                sock.close()
+                continue
+            if len(self._connections) >= self._max_connections:
+                self._drop(self._dispensable())
+            self._add(sock, str(address[0]))
+
+    def _add(self, sock: socket.socket, peer: str) -> None:
+        end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context, accepts=True)
+        connection = _Caller(
+            self._opened,
+            sock,
+            peer,
+            end,
+            max_message_bytes=self._max_message_bytes,
+            close_at=self._clock() + _PROOF_S,
+        )
         self._opened += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _exchange(self, connection: _Connection, mask: int) -> None:
+    def _dispensable(self) -> _Caller:
+        """Return the connection to close for another one: the oldest from the address that has most.
+
+        Strangers at one address thus do not displace a rank at another.
+        """
+        ranked = set(self._state.roster.connections())
+        unknown = [each for number, each in self._connections.items() if number not in ranked]
+        strangers = [each for each in unknown if each.is_stranger] or unknown
+        ((crowded, _),) = Counter(each.peer for each in strangers).most_common(1)
+        return next(each for each in strangers if each.peer == crowded)
+
+    def _exchange(self, connection: _Caller, mask: int) -> None:
         if connection.number not in self._connections or not mask & selectors.EVENT_READ:
             return
-        why = ""
+        was_refused, why = bool(connection.end.failure), ""
         try:
-            data = connection.socket.recv(1 << 16)
-            messages = connection.decoder.feed(data) if data else []
-        except BlockingIOError:
-            return
+            messages = connection.receive()
         except OSError:
-            data, messages = b"", []
+            messages = None
         except PeerFailedError as error:
-            data, messages, why = b"", [], one_line(error)
+            messages, why = None, one_line(error)
+        if messages is None:
+            self._drop(connection, why, left="" if was_refused else connection.peer)
+            return
         for message in messages:
-            now = self._clock()
-            self._queue(self._state.received(connection.number, message, now))
-        if not data:
-            self._drop(connection, why, left=connection.peer)
+            self._queue(self._state.received(connection.number, message, self._clock()))
+        if connection.end.failure and not was_refused:
+            self._refuse(connection)
+
+    def _refuse(self, connection: _Caller) -> None:
+        """Hear no more of a peer that is no member, but leave it a moment to read why."""
+        failure, now = connection.end.failure, self._clock()
+        if connection.number in self._state.roster.connections():
+            self._drop(connection, f"its connection {failure}")
+            return
+        connection.close_at = now + _PROOF_S
+        self._queue(self._state.refused(connection.peer, failure, now))
+
+    def _close_overdue(self) -> None:
+        """Close the connections of peers that have not proved in time to be members."""
+        now = self._clock()
+        for connection in list(self._connections.values()):
+            if connection.is_stranger and now >= connection.close_at:
+                self._drop(connection)
 
     def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
         for connection, message in outgoing:
             if connection in self._connections:
-                self._connections[connection].queue(message)
+                self._connections[connection].queue_message(message)
 
     def _flush(self) -> None:
         for connection in list(self._connections.values()):
@@ -311,8 +362,8 @@ class Hub:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: _Connection, why: str = "", *, left: str = "") -> None:
+    def _drop(self, connection: _Caller, why: str = "", *, left: str = "") -> None:
         self._selector.unregister(connection.socket)
-        connection.socket.close()
+        connection.close()
         del self._connections[connection.number]
         self._queue(self._state.closed(connection.number, self._clock(), why, left=left))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import select
+import selectors
 import socket
 import threading
 import time
@@ -19,20 +18,18 @@ from pipeedge.base.errors import (
     PeerError,
     PeerFailedError,
     PipeEdgeError,
-    RequestError,
     one_line,
 )
 from pipeedge.base.fields import encode
-from pipeedge.base.wording import figure
 from pipeedge.control.clocks import ClockMap
+from pipeedge.control.connection import Connection
+from pipeedge.control.dialling import HubAddress, explain_refusal
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import (
-    FROM_HUB,
     Beat,
     Clock,
     ClockAnswer,
     Complete,
-    Decoder,
     Done,
     Facts,
     Failed,
@@ -57,22 +54,15 @@ _Message = TypeVar("_Message", bound=Message)
 
 _VERDICT_WAIT_S = 3.0
 """Seconds that a rank that lost a peer waits for the hub to name the cause."""
+_PARTING_S = 2.0
+"""Longest time in seconds for which a rank that leaves waits until the hub takes more of its messages."""
 _RETRY_S = 0.2
-_CONNECT_S = 5.0
 _MORE_DIALS = 10
 _CLOCK_BURST = 8
 """Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
 _RECORD_CHARS = 24 << 10
 """Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
-
-
-def _peer(sock: socket.socket) -> tuple[str, int] | None:
-    """Return the address and port that ``sock`` is connected to, or None for other kinds of socket."""
-    try:
-        return sock.getpeername()[:2] if sock.family in (socket.AF_INET, socket.AF_INET6) else None
-    except OSError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -90,30 +80,31 @@ class Callbacks:
 
 
 class Member:
-    """A rank's connection to the hub, with a thread that sends heartbeats and listens. A context manager.
+    """A rank's connection to the hub, with a thread that sends and listens. A context manager.
 
     Args:
-        sock: socket that is connected to the hub; the member closes it.
+        connection: connection to the hub; the member closes it.
         rank: this rank.
         timeout_s: seconds within which a silent hub is detected.
         callbacks: functions that the member's thread calls.
+        hub_at: where to connect again if the hub closes the connection before it has read it.
         clock: monotonic clock in seconds.
         run_clock: clock in seconds by which the run is recorded.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
+        connection: Connection,
         *,
         rank: int,
         timeout_s: float,
         callbacks: Callbacks | None = None,
+        hub_at: HubAddress | None = None,
         clock: Callable[[], float] = time.monotonic,
         run_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._socket = sock
+        self._connection = connection
         self._rank = rank
-        self._timeout_s = timeout_s
         self._callbacks = callbacks or Callbacks()
         self._clock = clock
         self._run_clock = run_clock
@@ -123,11 +114,11 @@ class Member:
         self._records: dict[int, list[str]] = {}
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
-        self._send_lock = threading.Lock()
+        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
         self._hub_confirmed = False  # whether the listener has proved to be a hub
-        self._hub_at = _peer(sock)
+        self._hub_at = hub_at
         self._dials = _MORE_DIALS
         self._unconfirmed: list[bytes] = []  # messages to repeat if the hub drops this connection unread
         self._received: dict[type[Message], Message] = {}
@@ -136,50 +127,24 @@ class Member:
         self._slowest_s = 0.0
         self._abort: Callable[[], None] = lambda: None
         self._waker, self._wakened = socket.socketpair()
+        for sock in (self._waker, self._wakened):
+            sock.setblocking(False)
+        self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="member", daemon=True)
-
-    @classmethod
-    def dial(cls, addr: str, port: int, *, timeout_s: float) -> socket.socket:
-        """Connect to the hub, which may not be there yet.
-
-        Raises:
-            DeadlineError: it did not appear within ``timeout_s``.
-            RequestError: ``addr`` cannot be resolved.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                remaining_s = max(_RETRY_S, deadline - time.monotonic())
-                sock = socket.create_connection((addr, port), timeout=min(_CONNECT_S, remaining_s))
-                if sock.getsockname() == sock.getpeername():
-                    # No process listens: TCP chose this port for itself and connected it to itself.
-                    sock.close()
-                    raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-            except socket.gaierror as error:
-                raise RequestError(f"--addr {addr}: cannot resolve this name ({error.strerror})") from error
-            except OSError as error:
-                if time.monotonic() + _RETRY_S > deadline:
-                    raise DeadlineError(
-                        f"rank 0 never appeared at {addr}:{port} within {figure(timeout_s)} s "
-                        f"({error.strerror or error}): start rank 0 or read why it ended, and check "
-                        "--addr and --port"
-                    ) from error
-                time.sleep(_RETRY_S)  # there is no event for a remote port that opens
-                continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(timeout_s)
-            return sock
 
     def __enter__(self) -> Member:
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Send what is still to be sent, and leave."""
         with self._changed:
             self._leaving = True
-        self._waker.send(b"\0")
+        self._wake()
         self._thread.join()
-        for sock in (self._socket, self._waker, self._wakened):
+        self._connection.close()
+        self._selector.close()
+        for sock in (self._waker, self._wakened):
             sock.close()
 
     # -- messages of this rank --------------------------------------------------------------------
@@ -277,55 +242,49 @@ class Member:
     # -- the member's thread ----------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
+        """Have the member's thread send a message; only that thread uses the connection."""
         data = frame(message)
-        try:
-            with self._send_lock:
-                if not self._hub_confirmed:
-                    self._unconfirmed.append(data)
-                self._socket.sendall(data)
-        except TimeoutError:
-            self._fail(self._hub_gone())
-        except OSError:
-            # The member's thread gets the same error. If the hub does not know this rank yet, the thread
-            # connects again; otherwise it first reads what is left, which may be the reason for the end.
-            return
+        with self._sending:
+            if not self._hub_confirmed:
+                self._unconfirmed.append(data)
+            self._connection.queue(data)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has not even read the previous calls
+            self._waker.send(b"\0")
 
     def _serve(self) -> None:
         try:
+            self._selector.register(self._wakened, selectors.EVENT_READ)
+            self._selector.register(self._connection.socket, selectors.EVENT_READ)
             self._listen()
         except Exception as error:  # a thread that waits for the hub must not wait forever
             line = f"internal error in the control connection of rank {self._rank}: {one_line(error)}"
-            self.failed(line)
             self._fail(PipeEdgeError(line))
+            self.failed(line)
+            self._part()
+
+    def _part(self) -> None:
+        """Send what is still to be sent, as long as the hub takes it."""
+        self._connection.socket.settimeout(_PARTING_S)
+        with contextlib.suppress(OSError):
+            self._connection.send()
 
     def _listen(self) -> None:
-        decoder = Decoder(FROM_HUB)
         received_at = beat_at = self._clock()
         while True:
-            wait_s = max(0.0, beat_at + self._beat_s - self._clock())
-            readable, _, _ = select.select([self._socket, self._wakened], [], [], wait_s)
+            ready = self._wait_until(beat_at + self._beat_s)
             with self._changed:
-                if self._leaving or self._error is not None:
-                    return
+                if self._leaving:
+                    break
             now = self._clock()
-            if self._socket in readable:
-                try:
-                    data = self._socket.recv(1 << 16)
-                    messages = decoder.feed(data)
-                except (OSError, PeerFailedError) as error:
-                    if isinstance(error, OSError) and self._connect_again():
-                        continue
-                    self._fail(self._hub_gone(error))
-                    return
-                if not data:
-                    if self._connect_again():
-                        continue
-                    self._fail(self._hub_gone())
-                    return
+            if ready:
                 received_at = now
-                self._hub_confirmed = self._hub_confirmed or bool(messages)
-                for message in messages:
-                    self._handle(message)
+                self._receive()
+            with self._changed:
+                if self._error is not None:
+                    return
             if now - received_at > self._silence_s:
                 self._fail(
                     DeadlineError(
@@ -338,6 +297,39 @@ class Member:
                 beat_at = now
                 self._send(Beat(self._callbacks.status()))
                 self._request_clock()
+        self._part()
+
+    def _wait_until(self, deadline: float) -> bool:
+        """Send what is to be sent, and wait; return whether anything has arrived from the hub."""
+        connection = self._connection
+        with contextlib.suppress(OSError):  # the socket may still hold the reason, and is read first
+            connection.send()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
+        self._selector.modify(connection.socket, wanted)
+        events = self._selector.select(max(0.0, deadline - self._clock()))
+        with contextlib.suppress(BlockingIOError):
+            self._wakened.recv(4096)
+        return any(key.fileobj is connection.socket and mask & selectors.EVENT_READ for key, mask in events)
+
+    def _receive(self) -> None:
+        """Handle what the hub has sent."""
+        try:
+            messages = self._connection.receive()
+        except PeerFailedError as error:
+            self._fail(self._hub_gone(error))
+            return
+        except OSError:
+            messages = None
+        if messages is None:
+            if not self._connect_again():
+                self._fail(self._hub_gone())
+            return
+        self._hub_confirmed = self._hub_confirmed or bool(messages)
+        for message in messages:
+            self._handle(message)
+        failure = self._connection.end.failure
+        if failure:
+            self._fail(explain_refusal(self._hub_name, failure))
 
     def _connect_again(self) -> bool:
         """Connect again and repeat all messages if the hub has not answered this rank yet.
@@ -350,15 +342,16 @@ class Member:
         self._dials -= 1
         time.sleep(_RETRY_S)  # many processes connect at this moment
         try:
-            sock = self.dial(*self._hub_at, timeout_s=_RETRY_S)
+            connection = self._hub_at.dial(_RETRY_S)
         except PipeEdgeError:
             return False
-        sock.settimeout(self._timeout_s)
-        with self._send_lock:
-            self._socket.close()
-            self._socket = sock
-            with contextlib.suppress(OSError):  # an error shows when the socket is read
-                sock.sendall(b"".join(self._unconfirmed))
+        self._selector.unregister(self._connection.socket)
+        self._connection.close()
+        self._selector.register(connection.socket, selectors.EVENT_READ)
+        with self._sending:
+            for data in self._unconfirmed:
+                connection.queue(data)
+            self._connection = connection
         return True
 
     def _request_clock(self) -> None:

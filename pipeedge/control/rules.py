@@ -193,11 +193,15 @@ class HubState:
         sent_away = self._attendance.forget(connection)
         rank = self._roster.rank_of.pop(connection, None)
         if rank is None and left and not sent_away and not why:
-            return [] if self.verdict is not None else self._attendance.left_early(left, now)
+            return self.refused(left, "connected and left before it introduced itself", now)
         if rank is None or self._roster.seats[rank].finished or not self._roster.takes_part(rank):
             return []
         why = why or "it was killed or lost its network"
         return self._judge(self._failure(FailureKind.GONE, rank, why), now)
+
+    def refused(self, peer: str, why: str, now: float) -> list[tuple[int, Message]]:
+        """Handle a process at the address ``peer`` that is no member, for the reason ``why``."""
+        return [] if self.verdict is not None else self._attendance.stranger(f"{peer} {why}", now)
 
     def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
         """End the session because of an internal error in the hub."""

@@ -31,6 +31,7 @@ from pipeedge.base.errors import (
 )
 from pipeedge.base.fields import decoding, encode
 from pipeedge.control.attendance import Terms
+from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failures import Failure
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
@@ -38,6 +39,7 @@ from pipeedge.control.messages import Brief, Planned, Start, Summary
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
+from pipeedge.transport.membership import Membership
 from pipeedge.transport.rendezvous import agent_store
 
 __all__ = ["Announcement", "Deadlines", "Forms", "Refusal", "Session", "report_early_failure"]
@@ -106,6 +108,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         host: name of this rank's host (the host name of this machine).
         required: ranks without which there is no session (all). Others that do not come, or are lost before
             the plan, are left out.
+        membership: key of the run, or None to speak in clear.
     """
 
     def __init__(
@@ -117,8 +120,10 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         deadlines: Deadlines | None = None,
         host: str | None = None,
         required: frozenset[int] | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self._world = world
+        self._membership = membership
         self._forms = forms
         self._callbacks = callbacks
         self._deadlines = deadlines or Deadlines.of(world)
@@ -173,6 +178,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                     brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),
+                membership=self._membership,
             )
         )
         self._port = listener.getsockname()[1]
@@ -187,9 +193,15 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                 self._port = int(self._agent.get("hub"))
             except RuntimeError as error:
                 raise PeerFailedError(f"rank 0 did not announce itself through torchrun: {error}") from error
-        sock = Member.dial(world.addr, self._port, timeout_s=self._deadlines.appear_s)
+        hub_at = HubAddress.of(world.addr, self._port, self._membership)
         member = self._stack.enter_context(
-            Member(sock, rank=world.rank, timeout_s=self._deadlines.silence_s, callbacks=self._callbacks)
+            Member(
+                hub_at.dial(self._deadlines.appear_s),
+                rank=world.rank,
+                timeout_s=self._deadlines.silence_s,
+                callbacks=self._callbacks,
+                hub_at=hub_at,
+            )
         )
         self._stack.enter_context(_report_failures(member))
         member.hello(world_size=world.size, host=self._host)
@@ -325,7 +337,7 @@ def _report_failures(member: Member) -> Iterator[None]:
 
 
 @contextmanager
-def report_early_failure(world: WorldRequest) -> Iterator[None]:
+def report_early_failure(world: WorldRequest, membership: Membership | None = None) -> Iterator[None]:
     """Tell ranks that connect soon why rank 0 failed before it opened the session."""
     try:
         yield
@@ -333,7 +345,12 @@ def report_early_failure(world: WorldRequest) -> Iterator[None]:
         if world.rank == 0 and world.size > 1 and not world.agent_store:
             with (
                 suppress(PipeEdgeError),
-                Hub(listen(world.addr, world.port), world_size=world.size, timeout_s=world.timeout_s) as hub,
+                Hub(
+                    listen(world.addr, world.port),
+                    world_size=world.size,
+                    timeout_s=world.timeout_s,
+                    membership=membership,
+                ) as hub,
             ):
                 hub.refuse(f"rank 0 failed: {one_line(error)}", EXIT_PEER)
         raise

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from pipeedge.base.errors import EXIT_PEER, PeerFailedError, one_line
+from pipeedge.base.errors import EXIT_PEER, PeerFailedError, RequestError, one_line
 from pipeedge.base.fields import MALFORMED, Line, decode, encode
 from pipeedge.base.guard import guard
 from pipeedge.base.machine import processors
@@ -28,6 +28,7 @@ from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Supervisor
 from pipeedge.request.environment import TRAIN_LAUNCHER, Environment, inherited_environment
+from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.run.main import share_one_heap, signals_end_at_once, terminated
 from pipeedge.train.heap import keep_freed_memory
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
@@ -139,6 +140,8 @@ def _report(report: RelayedFailure) -> None:
 
 def _launch(command: TrainCommand) -> int:
     """Start the workers on this machine, and wait for them."""
+    if command.request.world.keys.key == STANDARD_INPUT:
+        raise RequestError("--key -: workers on one machine have no standard input; give a file")
     workers = command.request.pipeline.workers
     port = free_port(_ADDRESS)
     output = _Output()

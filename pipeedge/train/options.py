@@ -11,8 +11,17 @@ from typing import Any
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.request.config import WorldRequest
-from pipeedge.request.declared import Section, add_sections, given, option, option_of, options_of
+from pipeedge.request.declared import (
+    Section,
+    add_sections,
+    given,
+    option,
+    option_of,
+    options_of,
+    read_variables,
+)
 from pipeedge.request.environment import Environment
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, path
 from pipeedge.train.request import DEFAULT_RATES, PipelineRequest, TrainingRequest
 
@@ -54,6 +63,7 @@ SECTIONS = (
             ),
         ),
     ),
+    Section("key (for the control connection alone)", options_of(KeyRequest)),
     Section("model", options_of(TrainingRequest, "model", "pretrained", "optimizer", "rate", "seed")),
     Section(
         "data",
@@ -84,6 +94,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         SystemExit: after ``--help`` or ``--version``.
     """
     arguments = train_parser().parse_args(argv)
+    read_variables(arguments, SECTIONS, environment.variables)
     is_worker = environment.rank is not None and environment.world_size is not None
     rank = environment.rank or 0
     pipeline = _pipeline_request(given(arguments, PipelineRequest), environment, cores)
@@ -97,6 +108,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
             **given(arguments, WorldRequest),
             agent_store=environment.agent_store,
             agent_run=environment.agent_run,
+            keys=KeyRequest(**given(arguments, KeyRequest)),
         ),
         pipeline=pipeline,
         **_training_defaults(training, pipeline.schedule) | training,

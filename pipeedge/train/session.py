@@ -50,10 +50,20 @@ from pipeedge.train.preparing import TrainingSetup, order_of, prepare_training
 from pipeedge.train.recording import WorkerRecord
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import TrainingRequest
-from pipeedge.transport.interfaces import choose_interface, use_interface
+from pipeedge.transport.interfaces import choose_interface, is_loopback, use_interface
+from pipeedge.transport.membership import load_membership
 from pipeedge.transport.rendezvous import RendezvousServer, connect_store, join_group
 
 __all__ = ["show", "train"]
+
+_LINKS_OPEN = (
+    "--key protects the control connection alone: activations, gradients and weights cross the network in "
+    "clear, because gloo cannot encrypt; train in a network that you trust, or through a VPN"
+)
+_OPEN = (
+    "links and control are open: whoever is on the network can take part, read and change what is sent; "
+    "--key closes the control connection alone, so train in a network that you trust, or through a VPN"
+)
 
 _TrainingSession: TypeAlias = Session[Options, TrainingPlan, None]
 
@@ -82,11 +92,14 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
     Raises:
         PipeEdgeError: The training failed; the message is one line for the user.
     """
-    with report_early_failure(request.world):
+    membership = load_membership(request.world.keys)
+    with report_early_failure(request.world, membership):
         setup = prepare_training(request)
+    if request.world.rank == 0 and request.world.size > 1 and not is_loopback(request.world.addr):
+        warn(_OPEN if membership is None else _LINKS_OPEN)
     log = WorkerLog()
     callbacks = Callbacks(status=log.activity.status, notify=warn)
-    with Session(request.world, _forms(setup), callbacks) as session:
+    with Session(request.world, _forms(setup), callbacks, membership=membership) as session:
         session.open()
         plan, rendezvous = _agree(setup, session, log)
         crew, member = Crew(), session.member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import sys
@@ -11,7 +12,7 @@ import psutil
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["choose_interface", "interface_addresses", "listen", "use_interface"]
+__all__ = ["choose_interface", "interface_addresses", "is_loopback", "listen", "use_interface"]
 
 _OPEN_FILES = 1 << 16
 
@@ -60,6 +61,15 @@ def use_interface(name: str) -> None:
     """
     os.environ["GLOO_SOCKET_IFNAME"] = name
     os.environ["TP_SOCKET_IFNAME"] = name
+
+
+def is_loopback(addr: str) -> bool:
+    """Return whether only processes of this machine reach ``addr``; true if it cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(addr, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return True  # whoever listens there, or dials, says so
+    return all(ipaddress.ip_address(str(entry[4][0]).split("%")[0]).is_loopback for entry in found)
 
 
 def _source_address(addr: str, port: int) -> str:

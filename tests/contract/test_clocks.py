@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeedge.control.clocks import ClockMap
+from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Planned, Start, Summary
@@ -63,8 +64,8 @@ def test_members_know_the_hubs_clock() -> None:
         return time.monotonic() + ahead
 
     with Hub(listener, world_size=1, timeout_s=5) as hub:
-        sock = Member.dial(address, port, timeout_s=5)
-        with Member(sock, rank=0, timeout_s=5, run_clock=clock) as member:
+        connection = HubAddress(address, port).dial(5)
+        with Member(connection, rank=0, timeout_s=5, run_clock=clock) as member:
             member.hello(world_size=1, host="here")
             member.facts({})
             hub.gather()

@@ -27,8 +27,9 @@ from pipeedge.base.errors import (
     RequestError,
     exit_code,
 )
+from pipeedge.control.dialling import HubAddress, connect_in_clear
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.hub import Hub, _Connection
+from pipeedge.control.hub import Hub, _Caller
 from pipeedge.control.liveness import (
     StageWork,
 )
@@ -57,6 +58,7 @@ from pipeedge.control.session import (
     Session,
     report_early_failure,
 )
+from pipeedge.control.wire import ClearEnd
 from pipeedge.request.config import WorldRequest
 
 # --- numbers and texts of any size ------------------------------------------------------------------
@@ -65,12 +67,12 @@ from pipeedge.request.config import WorldRequest
 def test_a_verdict_overtakes_queued_telemetry() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.setblocking(False)
-        connection = _Connection(0, ours, "10.0.0.9", max_message_bytes=1 << 16)
+        end = ClearEnd(accepts=True)
+        connection = _Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, close_at=math.inf)
         for _ in range(200):
-            connection.queue(RankRecord(1, "x" * 20_000))
+            connection.queue_message(RankRecord(1, "x" * 20_000))
         connection.send()  # as much as the kernel buffers, the last message in part
-        connection.queue(Verdict(Failure(FailureKind.GONE, "killed", 1, "rank 1")))
+        connection.queue_message(Verdict(Failure(FailureKind.GONE, "killed", 1, "rank 1")))
         decoder, heard = Decoder(FROM_HUB), []
         while connection.has_outgoing or not heard or heard[-1].kind != "verdict":
             heard += decoder.feed(theirs.recv(1 << 16))
@@ -93,7 +95,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         "summary": {"stats": {"0": {}}},
     }
     ours, theirs = socket.socketpair()
-    with theirs, Member(ours, rank=1, timeout_s=5.0) as self:
+    with theirs, Member(connect_in_clear(ours), rank=1, timeout_s=5.0) as self:
         for _ in range(rounds(400)):
             kind = chance.choice(list(said))
             self._error = None
@@ -146,7 +148,10 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
 
     for notify in (full, closed):
         ours, theirs = socket.socketpair()
-        with theirs, Member(ours, rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self:
+        with (
+            theirs,
+            Member(connect_in_clear(ours), rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self,
+        ):
             theirs.sendall(frame(Notice("still alive")) + frame(Planned(Raw(b"1"))))
             assert self.wait(Planned) == Planned(Raw(b"1"))
             assert self.error is None
@@ -177,7 +182,7 @@ def test_a_failing_display_does_not_end_the_run() -> None:
     notices: list[str] = []
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
-    with theirs, Member(ours, rank=0, timeout_s=5.0, callbacks=callbacks) as self:
+    with theirs, Member(connect_in_clear(ours), rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
             self._handle(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
         assert self.error is None
@@ -218,7 +223,8 @@ def hub(world: int, timeout: float = 10.0) -> Iterator[tuple[Hub, tuple[str, int
 
 
 def member(address: tuple[str, int], rank: int, timeout: float = 10.0, **options: Any) -> Member:
-    return Member(Member.dial(*address, timeout_s=timeout), rank=rank, timeout_s=timeout, **options)
+    hub_at = HubAddress(*address)
+    return Member(hub_at.dial(timeout), rank=rank, timeout_s=timeout, hub_at=hub_at, **options)
 
 
 def test_a_run_over_sockets() -> None:
@@ -315,9 +321,9 @@ def test_a_hub_that_never_appears_is_named_with_its_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(DeadlineError, match=rf"rank 0 never appeared at 127.0.0.1:{port} within 0.6 s"):
-        Member.dial("127.0.0.1", port, timeout_s=0.6)
+        HubAddress("127.0.0.1", port).dial(0.6)
     with pytest.raises(RequestError, match="cannot resolve"):
-        Member.dial("no-such-host.invalid", port, timeout_s=0.6)
+        HubAddress("no-such-host.invalid", port).dial(0.6)
 
 
 def test_unknown_connections_neither_harm_nor_fill_the_hub() -> None:

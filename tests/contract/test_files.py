@@ -153,7 +153,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "to_types": lambda argv: convert_to_device_type(parse_device_types(argv), print),
     "simulate": lambda argv: simulate(parse_simulate(argv), argv, Console(), print),
     "report": lambda argv: make_report(parse_report(argv)),
-    "revauct.py": lambda argv: _take_part(parse_auction(argv)),
+    "revauct.py": lambda argv: _take_part(parse_auction(argv, Environment())),
     "train.py": _train,
 }
 

@@ -48,6 +48,7 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
 from pipeedge.control.attendance import Terms
+from pipeedge.control.dialling import HubAddress, connect_in_clear
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import (
@@ -377,7 +378,7 @@ class Play:
     "--addr and --port"
 )
 def nobody_listens(patch: Patch) -> str:
-    return refused(lambda: Member.dial("127.0.0.1", free_port(), timeout_s=0.05))
+    return refused(lambda: HubAddress("127.0.0.1", free_port()).dial(0.05))
 
 
 @says(
@@ -385,7 +386,7 @@ def nobody_listens(patch: Patch) -> str:
 )
 def nobody_answers(patch: Patch) -> str:
     patch.setattr(socket, "create_connection", raising(TimeoutError("timed out")))
-    return refused(lambda: Member.dial("127.0.0.1", 29500, timeout_s=0.05))
+    return refused(lambda: HubAddress("127.0.0.1", 29500).dial(0.05))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -602,7 +603,7 @@ def the_hub_fails(patch: Patch) -> str:
 def a_control_thread_dies(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(status=raising(MemoryError("no more")))
-    with theirs, Member(ours, rank=1, timeout_s=1.0, callbacks=callbacks) as member:
+    with theirs, Member(connect_in_clear(ours), rank=1, timeout_s=1.0, callbacks=callbacks) as member:
         return refused(lambda: member.wait(Planned))
 
 
@@ -622,7 +623,7 @@ def a_display_fails(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     show = raising(ValueError("no such column"))
     callbacks = Callbacks(notify=said.append, record_stage_work=show)
-    with theirs, Member(ours, rank=0, timeout_s=1.0, callbacks=callbacks) as member:
+    with theirs, Member(connect_in_clear(ours), rank=0, timeout_s=1.0, callbacks=callbacks) as member:
         member._handle(WorkByRank({}))
     return said[0]
 
@@ -632,7 +633,7 @@ def the_hub_is_gone(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     theirs.sendall(frame(Pace()))
     theirs.close()
-    with Member(ours, rank=1, timeout_s=1.0) as member:
+    with Member(connect_in_clear(ours), rank=1, timeout_s=1.0) as member:
         return refused(lambda: member.wait(Planned))
 
 
@@ -1413,7 +1414,7 @@ def take_part(*options: str, types: Mapping[str, Any]) -> str:
     Path("am.yml").write_text(yaml.safe_dump({"m": MODEL}))
     Path("at.yml").write_text(yaml.safe_dump(types))
     line = ["0", "1", "-m", "m", "-sm", "am.yml", "-sdt", "at.yml", "--host", "a"]
-    return refused(lambda: auction._take_part(parse_auction([*line, *options])))
+    return refused(lambda: auction._take_part(parse_auction([*line, *options], Environment())))
 
 
 @says("rank 2 (on pi3) is too late, and the others go on without it: start all ranks within 60 s")

@@ -32,6 +32,7 @@ from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import decode, encode
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
+from pipeedge.request.environment import Environment
 
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
 
@@ -325,5 +326,5 @@ def test_mutated_messages_are_rejected_or_parsed() -> None:
 
 def test_the_batch_size_of_a_run_goes_after_run() -> None:
     with pytest.raises(RequestError, match="unknown option -b: -u gives the items of a microbatch; -b, the"):
-        parse_auction(["0", "2", "-b", "64"])
-    assert parse_auction(["0", "2", "-u", "4", "--run", "-b", "64"]).run == ("-b", "64")
+        parse_auction(["0", "2", "-b", "64"], Environment())
+    assert parse_auction(["0", "2", "-u", "4", "--run", "-b", "64"], Environment()).run == ("-b", "64")

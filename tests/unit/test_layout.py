@@ -17,14 +17,15 @@ PACKAGE = ROOT / "pipeedge"
 PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
-request    parsing declared environment scheduling files config profiled options
+request    parsing declared environment scheduling files keys config profiled options
 models     activations dtypes linear int8 kernels progress weights.reading weights.hub architecture
            weights.random_weights shard weights.names families.bert families.vit weights.fill families.deit
            weights.writing registry weights.download
 compress   policies clamping adaptation codec wire link
-transport  base channel frame lifecycle interfaces loopback rendezvous p2p_links p2p unlocking_store
-           rpc_links rpc choice
-control    clocks failures liveness messages roster attendance telemetry rules hub member session
+transport  base channel frame lifecycle interfaces membership new_key loopback rendezvous p2p_links p2p
+           unlocking_store rpc_links rpc choice
+control    clocks failures liveness messages roster attendance telemetry rules wire connection hub
+           dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
            scheduler dtype_choice facts planning schedule_choice
@@ -43,7 +44,7 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
 auction    market ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   cluster options session main __main__
-cli        commands fetch schedule completion main
+cli        commands fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""
 
@@ -157,7 +158,7 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"control.member", "testbed.network"}
+SLEEPS = {"control.dialling", "control.member", "testbed.network"}
 """Modules that sleep, because there is no event for a remote port that opens or a cable that carries."""
 
 

@@ -1,0 +1,116 @@
+"""Connect a rank to the hub, which may not be there yet."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.wording import figure
+from pipeedge.control.connection import Connection
+from pipeedge.control.messages import FROM_HUB, Decoder
+from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
+from pipeedge.transport.membership import Membership
+
+__all__ = ["HubAddress", "connect_in_clear", "explain_refusal"]
+
+_RETRY_S = 0.2
+_CONNECT_S = 5.0
+"""Longest time in seconds for one attempt to connect, and for the handshake that follows."""
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """Where the hub listens, and how it is spoken to."""
+
+    addr: str
+    port: int
+    context: ssl.SSLContext | None = None
+    """Settings of TLS, or None to speak in clear."""
+
+    @classmethod
+    def of(cls, addr: str, port: int, membership: Membership | None) -> HubAddress:
+        """Return the address of a hub of the run with the key ``membership``, or without one."""
+        return cls(addr, port, None if membership is None else membership.client_context())
+
+    def dial(self, timeout_s: float) -> Connection:
+        """Connect to the hub, which may not be there yet.
+
+        Raises:
+            DeadlineError: it did not appear within ``timeout_s``.
+            RequestError: the address cannot be resolved, or only one of the two ends has this key.
+            PeerFailedError: another program listens there.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._connect(max(_RETRY_S, deadline - time.monotonic()))
+            except socket.gaierror as error:
+                raise RequestError(
+                    f"--addr {self.addr}: cannot resolve this name ({error.strerror})"
+                ) from error
+            except OSError as error:
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise DeadlineError(
+                        f"rank 0 never appeared at {self.addr}:{self.port} within {figure(timeout_s)} s "
+                        f"({error.strerror or error}): start rank 0 or read why it ended, and check "
+                        "--addr and --port"
+                    ) from error
+                time.sleep(_RETRY_S)  # there is no event for a remote port that opens
+
+    def _connect(self, remaining_s: float) -> Connection:
+        sock = socket.create_connection((self.addr, self.port), timeout=min(_CONNECT_S, remaining_s))
+        try:
+            if sock.getsockname() == sock.getpeername():
+                # No process listens: TCP chose this port for itself and connected it to itself.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end: WireEnd = ClearEnd(accepts=False)
+            if self.context is not None:
+                end = self._shake_hands(sock, self.context, _CONNECT_S)
+        except BaseException:
+            sock.close()
+            raise
+        return Connection(sock, end, Decoder(FROM_HUB))
+
+    def _shake_hands(self, sock: socket.socket, context: ssl.SSLContext, within_s: float) -> SealedEnd:
+        """Return the sealed end of a connection, once the hub has proved to have the key.
+
+        The hub may refuse this rank later, which is heard with its first message.
+        """
+        end = SealedEnd(context, accepts=False)
+        until = time.monotonic() + within_s
+        while True:
+            sock.sendall(end.outgoing())
+            if end.failure:
+                raise explain_refusal(f"rank 0 at {self.addr}:{self.port}", end.failure)
+            if end.established:
+                return end
+            sock.settimeout(max(0.01, until - time.monotonic()))
+            data = sock.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "closed before TLS was agreed on")
+            end.receive(data)
+
+
+def connect_in_clear(sock: socket.socket) -> Connection:
+    """Return the connection to a hub without a key over a socket that is connected to it."""
+    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB))
+
+
+def explain_refusal(who: str, failure: str) -> PipeEdgeError:
+    """Return the error for a hub that is no member.
+
+    Args:
+        who: name of the hub in the message.
+        failure: what it is or does instead (``WireEnd.failure``).
+    """
+    if "key" in failure:
+        return RequestError(f"{who} {failure}: give every rank the same --key")
+    if "certificate" in failure:
+        return RequestError(f"{who} {failure}")
+    return PeerFailedError(f"{who} {failure}: is it PipeEdge? Check --addr and --port")
