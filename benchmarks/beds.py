@@ -80,7 +80,7 @@ class Workload:
     @property
     def is_text(self) -> bool:
         """Whether the input is sentences rather than images."""
-        return find_model(self.model).family == "bert"
+        return find_model(self.model).takes_text
 
     @property
     def name(self) -> str:

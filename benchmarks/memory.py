@@ -29,7 +29,7 @@ from pipeedge.base.schedule import DTYPES, LayerRange
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.weights.download import convert
-from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_npz
 from pipeedge.transport.frame import frame_capacity

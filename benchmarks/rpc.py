@@ -34,7 +34,7 @@ from rich.table import Table
 from pipeedge.base.crew import Crew
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_npz
 from pipeedge.run.stage import Stage

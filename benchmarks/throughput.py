@@ -118,7 +118,7 @@ def prepare(row: Row, directory: Path, items: int) -> tuple[Path, Path]:
     command = [sys.executable, "save_model_weights.py", "--random", "-m", row.model, "-o", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     model = find_model(row.model)
-    text = model.family == "bert"
+    text = model.takes_text
     data = directory / f"{'sentences' if text else 'images'}-{items}.npz"
     if not data.exists():
         random = np.random.default_rng(0)

@@ -50,9 +50,6 @@ PROCESSOR_FILE = "preprocessor_config.json"
 _SIZES_ONLY = {"do_rescale": False, "do_normalize": False}
 """Options with which an image processor leaves the values unchanged."""
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 
 class ImageTransform(Protocol):
     """A conversion of images to the input of a model."""
@@ -106,17 +103,16 @@ class ImageRecipe:
 def default_recipe(model: ModelInputs) -> ImageRecipe:
     """Return the recipe of the model's family, for its image size.
 
-    ViT: resize, values from -1 to 1. DeiT: resize to 256/224 of the size with bicubic interpolation, crop the
-    centre, normalise by ImageNet's mean and deviation.
+    Images of other than three channels are resized, and their values are from -1 to 1.
     """
     size, channels = model.config.image_size, model.config.channels
-    if model.family == "deit" and channels == 3:
-        height, width = (round(side * 256 / 224) for side in size)
-        return ImageRecipe(
-            channels, (height, width), size, Image.Resampling.BICUBIC, IMAGENET_MEAN, IMAGENET_STD
-        )
-    half = (0.5,) * channels
-    return ImageRecipe(channels, size, size, Image.Resampling.BILINEAR, half, half)
+    defaults = model.image_defaults
+    if channels != len(defaults.mean):
+        half = (0.5,) * channels
+        return ImageRecipe(channels, size, size, Image.Resampling.BILINEAR, half, half)
+    height, width = (round(side * defaults.resize) for side in size)
+    resample = Image.Resampling.BICUBIC if defaults.bicubic else Image.Resampling.BILINEAR
+    return ImageRecipe(channels, (height, width), size, resample, defaults.mean, defaults.std)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from pipeedge.models.family import ImageDefaults
+
 __all__ = ["ModelConfig", "ModelInputs"]
 
 
@@ -44,8 +46,12 @@ class ModelInputs(Protocol):
         """Name as given by the user."""
 
     @property
-    def family(self) -> str:
-        """Family of the model: ``vit``, ``deit`` or ``bert``."""
+    def takes_text(self) -> bool:
+        """Whether the model takes sentences, rather than images."""
+
+    @property
+    def image_defaults(self) -> ImageDefaults:
+        """How images become its input where no file describes it."""
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def first(items: Items, limit: int | None) -> range:
 
 def takes_text(model: ModelInputs) -> bool:
     """Return whether the model takes sentences, rather than images."""
-    return "input_ids" in model.input_names
+    return model.takes_text
 
 
 def default_items(request: InputRequest, model: ModelInputs) -> Items:

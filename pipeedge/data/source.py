@@ -221,6 +221,8 @@ class Microbatch:
     """Source of each item."""
     numbers: tuple[int, ...]
     """Position of each item in the input, from 0; skipped items leave gaps."""
+    tokens: tuple[int, ...] | None = None
+    """Number of tokens of each item without padding, or None for images."""
     texts: tuple[str, ...] | None = None
     """Sentence of each item, or None if they are not text."""
 
@@ -258,6 +260,7 @@ class Group:
             tuple(item.label for item in items),
             tuple(item.source for item in items),
             numbers,
+            _token_counts(items),
             texts if len(texts) == len(items) else None,
         )
 
@@ -382,6 +385,12 @@ class InputSource:
                 self._skipped.append(SkippedItem(self._items.source(index), str(reading)))
             else:
                 raise reading
+
+
+def _token_counts(items: Sequence[Item]) -> tuple[int, ...] | None:
+    """Return the number of tokens of each item, or None for images."""
+    first = [item.tensors[0] for item in items]
+    return tuple(map(len, first)) if all(tensor.dim() == 1 for tensor in first) else None
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> TensorSpec:

@@ -9,60 +9,30 @@ inputs and outputs are the same for all (D: hidden size, I: inner size of the ML
     values a token             2D               D             I + D          D
 
 Embeddings belong to the shard with the first layer; final norm, pooler and classifier to the shard with the
-last. A family that masks its attention carries the mask at the end of the payload up to the last layer that
-attends.
+last. What else a later layer needs follows the hidden state in the payload, such as the mask up to the last
+layer that attends (``Family.carried``), or is recomputed by every shard that attends (``Family.shared``).
+
+Blocks that share their weights are one set of modules in a shard.
 
 Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.dtypes import stream_dtype
+from pipeedge.models.family import Family, attends
 from pipeedge.models.int8 import Int8Linear
 from pipeedge.models.linear import Linear, OnednnLinear, PackedLinear
 
-__all__ = [
-    "MASK_DTYPE",
-    "Family",
-    "Shard",
-    "attend",
-    "attends",
-    "carries_mask",
-    "norm",
-    "payload_specs",
-]
-
-MASK_DTYPE = torch.bool
-"""Number type of the mask on the wire: one byte a token, true for tokens and false for padding."""
-
-LayerFactory: TypeAlias = Callable[[Architecture], nn.Module]
-
-
-@dataclass(frozen=True)
-class Family:
-    """The parts of one family of models that fit into the common structure."""
-
-    inputs: tuple[str, ...]
-    """Names of the arrays that the first layer takes, in payload order."""
-    masked: bool
-    """Whether attention takes a mask, which then travels with the payload."""
-    embeddings: LayerFactory
-    """Factory of the embeddings, ``forward(*inputs) -> [N, T, D]``."""
-    parts: tuple[LayerFactory, LayerFactory, LayerFactory, LayerFactory]
-    """Factories of the four parts of a block, ``forward(*state, [bias]) -> state``."""
-    head: LayerFactory
-    """Factory of the head, ``forward([N, T, D]) -> [N, output]``."""
+__all__ = ["Shard", "payload_specs"]
 
 
 class Shard(nn.Module):
@@ -95,15 +65,15 @@ class Shard(nn.Module):
         self.kernels = kernels
         """Kernels of the linear layers of blocks."""
         first, last = layers.start == 0, layers.stop == architecture.n_layers
-        self._mask_in = family.masked and (first or carries_mask(architecture, layers.start))
-        self._mask_out = family.masked and carries_mask(architecture, layers.stop)
+        carried = family.carried if first else family.crossing(architecture, layers.start)
+        self._carried_in = tuple(each.name for each in carried)
+        self._carried_out = tuple(each.name for each in family.crossing(architecture, layers.stop))
+        self._for_attention = tuple(each.name for each in carried if each.attention)
+        self._for_head = tuple(each.name for each in carried if each.head(architecture))
+        attending = any(attends(layer) for layer in range(layers.start, layers.stop))
         self.embeddings = family.embeddings(architecture) if first else None
-        self.parts = nn.ModuleDict(
-            {
-                str(layer): family.parts[layer % LAYERS_PER_BLOCK](architecture)
-                for layer in range(layers.start, layers.stop)
-            }
-        )
+        self.shared = family.shared(architecture) if family.shared is not None and attending else None
+        self.parts = nn.ModuleDict(_parts(family, architecture, layers))
         self.head = family.head(architecture) if last else None
         self.to(self.stream_dtype)
         for part in self.parts.values():
@@ -137,37 +107,36 @@ class Shard(nn.Module):
         """
         state = tuple(self._in_stream_dtype(tensor) for tensor in payload)
         del payload
-        mask: torch.Tensor | None = None
         if self.embeddings is not None:
-            if self._mask_in:
-                input_ids, attention_mask, token_type_ids = state
-                mask = attention_mask != 0
-                state = (self.embeddings(input_ids, token_type_ids),)
-            else:
-                state = (self.embeddings(*state),)
-        elif self._mask_in:
-            *rest, mask = state
-            state = tuple(rest)
-        bias = None if mask is None else _additive(mask, state[0].dtype)
+            state = self.embeddings(*state)
+        width = len(state) - len(self._carried_in)
+        carried = dict(zip(self._carried_in, state[width:], strict=True))
+        state = state[:width]
+        shared = None
+        if self.shared is not None:
+            shared = self.shared(state[0], *(carried[name] for name in self._for_attention))
         for layer, part in self.parts.items():
-            state = part(*state, bias) if attends(int(layer)) else part(*state)
+            state = part(*state, shared) if attends(int(layer)) else part(*state)
         if self.head is not None:
-            return (self.head(*state),)
-        return (*state, mask) if self._mask_out and mask is not None else state
+            return (self.head(*state, *(carried[name] for name in self._for_head)),)
+        return (*state, *(carried[name] for name in self._carried_out))
 
     def _in_stream_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` contiguous, and converted to the stream type if it is floating point."""
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
-def attends(layer: int) -> bool:
-    """Return whether ``layer``, counted from 0, contains the attention of a block."""
-    return layer % LAYERS_PER_BLOCK == 0
-
-
-def carries_mask(architecture: Architecture, after_layer: int) -> bool:
-    """Return whether a later layer attends, so that the mask must cross the cut after ``after_layer``."""
-    return any(attends(layer) for layer in range(after_layer, architecture.n_layers))
+def _parts(family: Family, architecture: Architecture, layers: LayerRange) -> Mapping[str, nn.Module]:
+    """Return the modules of ``layers`` by number, one for all layers that have the same weights."""
+    made: dict[tuple[int, int], nn.Module] = {}
+    parts = {}
+    for layer in range(layers.start, layers.stop):
+        block, part = divmod(layer, LAYERS_PER_BLOCK)
+        weights = (family.stored_block(architecture, block), part)
+        if weights not in made:
+            made[weights] = family.part(architecture, layer)
+        parts[str(layer)] = made[weights]
+    return parts
 
 
 def payload_specs(
@@ -182,16 +151,16 @@ def payload_specs(
     """Return the payload that crosses the cut after ``after_layer`` layers (0: the model's input)."""
     shape = (items, tokens)
     if after_layer == 0:
-        if family.masked:
-            return tuple(TensorSpec(shape, torch.int64) for _ in family.inputs)
+        if architecture.takes_text:
+            return tuple(TensorSpec(shape, torch.int64) for _ in family.inputs(architecture))
         return (TensorSpec((items, architecture.channels, *architecture.image_size), dtype),)
     if after_layer == architecture.n_layers:
-        return (TensorSpec((items, architecture.output_size), torch.float32),)
+        return (TensorSpec(architecture.output_shape(items, tokens), torch.float32),)
     hidden = TensorSpec((*shape, architecture.hidden), dtype)
     inner = TensorSpec((*shape, architecture.intermediate), dtype)
     state = ((hidden,), (hidden, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]
-    mask = family.masked and carries_mask(architecture, after_layer)
-    return (*state, TensorSpec(shape, MASK_DTYPE)) if mask else state
+    carried = family.crossing(architecture, after_layer)
+    return (*state, *(each.spec(items, tokens) for each in carried))
 
 
 def _choose_layers(part: nn.Module, dtype: torch.dtype, kernels: str) -> None:
@@ -203,39 +172,3 @@ def _choose_layers(part: nn.Module, dtype: torch.dtype, kernels: str) -> None:
             setattr(part, name, Int8Linear(child, stream_dtype(dtype), kernels))
         elif kernels == "onednn":
             setattr(part, name, OnednnLinear(child, dtype))
-
-
-def norm(architecture: Architecture) -> nn.LayerNorm:
-    """Return a LayerNorm over the hidden size without storage, to be filled later."""
-    return nn.LayerNorm(architecture.hidden, eps=architecture.eps, device="meta")
-
-
-def attend(qkv: torch.Tensor, heads: int, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute multi-head scaled dot-product attention, https://arxiv.org/abs/1706.03762, eq. 1.
-
-    Args:
-        qkv: Queries, keys and values side by side, [N, T, 3D].
-        heads: Number of heads H, which divides D.
-        bias: Bias added to the scores, which broadcasts to [N, H, T, T].
-
-    Returns:
-        Context [N, T, D], contiguous.
-    """
-    items, tokens, width = qkv.shape
-    by_head = qkv.view(items, tokens, 3, heads, width // (3 * heads))
-    query, key, value = by_head.permute(2, 0, 3, 1, 4).unbind(0)
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    return context.transpose(1, 2).reshape(items, tokens, width // 3)
-
-
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return ``mask`` [N, T] as a bias on attention scores [N, 1, 1, T], or None if nothing is masked.
-
-    The bias is the most negative finite number instead of minus infinity: a row without any token then
-    attends evenly to everything, as in the reference, while infinities would give NaN.
-    """
-    if bool(mask.all()):
-        return None
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    bias.masked_fill_(~mask, torch.finfo(dtype).min)
-    return bias[:, None, None, :]

@@ -50,7 +50,7 @@ def rank_facts(
     return {
         "version": pipeedge.__version__,
         "torch": str(torch.__version__).split("+")[0],
-        "architecture": f"{model.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
+        "architecture": f"{config.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
         "data_rank": request.schedule.data_rank,
         "items": items,

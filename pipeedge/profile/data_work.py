@@ -60,7 +60,7 @@ def usual_items(model: Model, tokens: int | None) -> Items:
     Raises:
         InputError: the shipped photo does not fit the model.
     """
-    if model.family == "bert":
+    if model.takes_text:
         names = model.input_names
         return TokenItems(((1,) * (tokens or model.max_tokens),), ("made up",), (None,), names, ("made up",))
     if digits_fit(model):

@@ -58,6 +58,6 @@ def measure_agreement(job: Job, tell: Callable[[str], None]) -> float | None:
             )
             for dtype in (job.dtype, torch.float32)
         )
-    found = agreement(ours, exact, classes=job.model.output_kind == "logits")
+    found = agreement(ours, exact, classes=job.model.output_kind != "vector")
     tell(f"agreement    {found}")
     return found.part

@@ -158,25 +158,25 @@ def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | No
         InputError: lengths are beyond the model, or shapes do not match the layer.
     """
     given = request.shapes
-    if model.family != "bert" and request.tokens:
+    if request.tokens and not model.takes_text:
         raise InputError(
             f"--tokens is for text models; {model.name} makes {model.max_tokens} tokens of every image"
         )
     if not given:
-        if model.family != "bert":
+        if not model.takes_text:
             return (None,)
         longest = model.max_tokens
         lengths = request.tokens or {max(1, longest // part) for part in (1, 4, 16)}
         if max(lengths) > longest:
             raise InputError(f"--tokens {max(lengths)}: {model.name} takes 1 to {longest}")
         return tuple(sorted(lengths, reverse=True))
-    tokens = given[0][0] if model.family == "bert" else None
-    wanted = _shapes(model.payload_specs(start, 1, tokens))
-    enough = [wanted]
-    if model.family == "bert":
-        # The first layer's three inputs have the same shape, and the mask follows the hidden state.
-        enough.append(wanted[:1] if start == 0 else wanted[:-1])
-    if given not in enough:
+    tokens = given[0][0] if model.takes_text else None
+    specs = model.payload_specs(start, 1, tokens)
+    wanted = _shapes(specs)
+    # A text model's inputs have the same shape, and what follows the hidden state, such as the mask, need not
+    # be given.
+    enough = _shapes(spec for spec in specs if spec.dtype.is_floating_point) or wanted[:1]
+    if given not in (wanted, enough):
         raise InputError(
             f"-s/--shape-input {_shape_text(given)} does not match layer {start + 1} of {model.name}, which "
             f"takes {_shape_text(wanted)}"

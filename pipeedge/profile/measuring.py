@@ -22,6 +22,7 @@ allocates.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from torch import nn
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.models import Shard
+from pipeedge.models.family import attends
 
 __all__ = [
     "Pacing",
@@ -93,6 +95,8 @@ def made_up_payload(specs: Sequence[TensorSpec], device: torch.device, generator
 def shard_bytes(shard: Shard, layer: int) -> int:
     """Return the bytes of the parameters and buffers of ``layer``, with embeddings or head if it has them.
 
+    Weights that several layers share count in each of them, as in a stage of that layer alone.
+
     Args:
         shard: shard that contains the layer; may be on ``meta``.
         layer: number of the layer, from 0, within the shard's range.
@@ -102,6 +106,8 @@ def shard_bytes(shard: Shard, layer: int) -> int:
         modules.append(shard.embeddings)
     if layer == shard.layers.stop - 1:
         modules.append(shard.head)
+    if attends(layer):
+        modules.append(shard.shared)
     tensors = [tensor for module in modules if module for tensor in (*module.parameters(), *module.buffers())]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -172,14 +178,16 @@ def _between_layers(shard: Shard, mark: Callable[[], None]) -> Iterator[None]:
     """Call ``mark`` whenever one layer of ``shard`` ends and another begins.
 
     Embeddings belong to the first layer and heads to the last, so those layers begin and end with the pass.
+    Layers that share their weights are one module, which is called once for each of them.
     """
+    calls = itertools.count(1)
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         del module, inputs, output
-        mark()
+        if next(calls) % len(shard.parts):
+            mark()
 
-    inner = list(shard.parts.values())[:-1]
-    handles = [part.register_forward_hook(hook) for part in inner]
+    handles = [part.register_forward_hook(hook) for part in dict.fromkeys(shard.parts.values())]
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from pipeedge.base.wording import count, figure
 from pipeedge.data import InputSource
 from pipeedge.models import Model
 
-__all__ = ["Agreement", "Outputs", "agreement", "outputs_by_block"]
+__all__ = ["Agreement", "Outputs", "agreement", "joined", "outputs_by_block", "without_padding"]
 
 SAME_DIRECTION = 0.99
 """Least cosine at which two vectors of a model without classes count as the same answer."""
@@ -37,7 +37,7 @@ class Outputs:
     numbers: tuple[int, ...]
     """Position of each item in the input."""
     values: torch.Tensor
-    """Outputs, float32 [items, outputs]."""
+    """Outputs, float32 [items, outputs] or [items, tokens, outputs]."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Agreement:
 
     items: int
     same: int
-    """Number of items with the same class or, for a model without classes, the same direction."""
+    """Number of items with the same class, of every token if each has one, or, for a model without classes,
+    the same direction.
+    """
     cosine_mean: float
     """Mean cosine between an item's outputs and those in float32."""
     cosine_min: float
@@ -84,9 +86,11 @@ def agreement(found: Outputs, exact: Outputs, *, classes: bool) -> Agreement:
         return Agreement(0, 0, 0.0, 0.0, 0.0)
     ours, theirs = (found.values[[a for a, _ in common]], exact.values[[b for _, b in common]])
     # A vector of zeros has no direction; two of them count as equal.
-    cosine = F.cosine_similarity(ours.double(), theirs.double(), dim=1)
-    cosine = torch.where((ours == theirs).all(dim=1), 1.0, cosine)
-    same = ours.argmax(1) == theirs.argmax(1) if classes else cosine >= SAME_DIRECTION
+    ours, theirs = (_padded(values, max(ours.shape[1:-1], theirs.shape[1:-1])) for values in (ours, theirs))
+    cosine = F.cosine_similarity(ours.flatten(1).double(), theirs.flatten(1).double(), dim=1)
+    cosine = torch.where((ours == theirs).flatten(1).all(dim=1), 1.0, cosine)
+    alike = (ours.argmax(-1) == theirs.argmax(-1)).reshape(len(ours), -1).all(dim=1)
+    same = alike if classes else cosine >= SAME_DIRECTION
     return Agreement(
         items=len(common),
         same=int(same.sum()),
@@ -121,9 +125,11 @@ def outputs_by_block(
         PipeEdgeError: The input cannot be read, or the weights are missing or of another type.
     """
     numbers: list[int] = []
+    tokens: list[Sequence[int] | None] = []
     payloads: list[Payload] = []
     for batch in source.microbatches(microbatch_size):
         numbers += batch.numbers
+        tokens.append(batch.tokens)
         payloads.append(batch.payload)
     for start in range(0, model.n_layers, _LAYERS_AT_ONCE):
         layers = LayerRange(start, min(start + _LAYERS_AT_ONCE, model.n_layers))
@@ -134,8 +140,30 @@ def outputs_by_block(
                 payloads[index] = tuple(tensor.to("cpu") for tensor in shard(moved))
         del shard  # released before the next one is loaded
         progress(layers.stop / model.n_layers)
-    return Outputs(tuple(numbers), _joined(payloads))
+    outputs = [without_padding(found, each) for (found,), each in zip(payloads, tokens, strict=True)]
+    return Outputs(tuple(numbers), joined(outputs))
 
 
-def _joined(payloads: Sequence[Payload]) -> torch.Tensor:
-    return torch.cat([payload[0] for payload in payloads])
+def without_padding(outputs: torch.Tensor, tokens: Sequence[int] | None) -> torch.Tensor:
+    """Return outputs [items, tokens, ...] with zeros for padding; those of whole items as they are.
+
+    Args:
+        outputs: Outputs of a microbatch.
+        tokens: Number of tokens of each item without padding, or None for images.
+    """
+    if tokens is None or outputs.dim() < 3:
+        return outputs
+    places = torch.arange(outputs.shape[1])
+    padding = places >= torch.tensor(list(tokens))[:, None]
+    return outputs.masked_fill(padding[:, :, None], 0.0)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the outputs of several microbatches as one tensor, with zeros where others have more tokens."""
+    longest = max(part.shape[1:-1] for part in parts)
+    return torch.cat([_padded(part, longest) for part in parts])
+
+
+def _padded(outputs: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Return outputs [items, tokens, ...] with zeros up to ``tokens``; others as they are."""
+    return F.pad(outputs, (0, 0, 0, tokens[0] - outputs.shape[1])) if tokens else outputs

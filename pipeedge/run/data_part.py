@@ -28,7 +28,7 @@ from pipeedge.observe.monitoring import Monitor, output_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, LaneKind
 from pipeedge.plan.planning import Plan
-from pipeedge.report.agreement import Agreement, Outputs, agreement, outputs_by_block
+from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.request.config import RunRequest
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.links import LinkEnds
@@ -118,7 +118,7 @@ class DataPart:
         """Compare the first items with the outputs of the model in float32, computed here."""
         kept = self.collector.kept
         numbers = tuple(number for each, _ in kept for number in each)
-        found = Outputs(numbers, torch.cat([outputs for _, outputs in kept]))
+        found = Outputs(numbers, joined([outputs for _, outputs in kept]))
         exact = outputs_by_block(
             model,
             self.files.source.first(self.files.check_items),
@@ -127,7 +127,7 @@ class DataPart:
             device=device,
             dtype=torch.float32,
         )
-        return agreement(found, exact, classes=model.output_kind == "logits")
+        return agreement(found, exact, classes=model.output_kind != "vector")
 
 
 def make_data_part(

@@ -16,6 +16,7 @@ from pipeedge.data import Group, InputSource, Microbatch, Reading
 from pipeedge.data.results import Accuracy, ResultWriter
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
+from pipeedge.report.agreement import without_padding
 from pipeedge.run.worker import Activity, Incoming, Outgoing
 from pipeedge.transport.base import Packet
 
@@ -166,7 +167,8 @@ class Collector:
                 self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
-                    self.kept.append((batch.numbers, outputs.clone()))
+                    kept = without_padding(outputs, batch.tokens).clone()
+                    self.kept.append((batch.numbers, kept))
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 

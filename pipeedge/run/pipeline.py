@@ -66,7 +66,7 @@ def show_schedule(request: RunRequest, console: Console) -> None:
 
 def _tokens_here(request: RunRequest, model: Model) -> int | None:
     """Tokens of the longest sentence, where this rank has the input and its length counts."""
-    counts = request.schedule.automatic and model.family == "bert"
+    counts = request.schedule.automatic and model.takes_text
     if not counts or request.world.rank != request.schedule.data_rank:
         return None
     return open_run_input(request, model).max_tokens

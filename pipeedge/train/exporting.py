@@ -14,8 +14,8 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import excerpt
 from pipeedge.models import Model, find_model
-from pipeedge.models.architecture import hf_config
-from pipeedge.models.weights.fill import hub_filling
+from pipeedge.models.families.catalogue import hf_config
+from pipeedge.models.weights.locating import hub_filling
 from pipeedge.train.checkpoint import latest
 from pipeedge.train.networks import Transformer
 from pipeedge.train.request import VGG19

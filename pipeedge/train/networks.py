@@ -187,7 +187,7 @@ class Transformer:
     pretrained: bool = False
 
     def __post_init__(self) -> None:
-        if self.model.family == "bert" or self.model.output_kind != "logits":
+        if self.model.takes_text or self.model.output_kind != "logits":
             raise ModelError(
                 f"{self.model.name}: {program_name('train.py')} trains only image classifiers; choose a ViT "
                 "or DeiT, or vgg19"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.locating import hub_tensors
 
 # Memory -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeedge.models.families.deit import DEIT
+from pipeedge.models.families.vit import VIT
+from pipeedge.models.family import ImageDefaults
+
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -22,9 +26,10 @@ class FakeConfig:
 @dataclass(frozen=True)
 class FakeModel:
     name: str
-    family: str
+    takes_text: bool
     input_names: tuple[str, ...]
     config: FakeConfig
+    image_defaults: ImageDefaults = VIT.image_defaults
     directory: Path | None = None
     labels: tuple[str, ...] | None = None
     output_kind: Literal["logits", "vector"] = "logits"
@@ -34,9 +39,10 @@ def vit(
     size: int = 224, channels: int = 3, *, family: str = "vit", directory: Path | None = None
 ) -> FakeModel:
     config = FakeConfig(image_size=(size, size), channels=channels, num_labels=1000)
-    return FakeModel(f"local/{family}", family, ("pixel_values",), config, directory)
+    defaults = {"vit": VIT, "deit": DEIT}[family].image_defaults
+    return FakeModel(f"local/{family}", False, ("pixel_values",), config, defaults, directory)
 
 
 def bert(vocab: int = 30522, max_positions: int = 512, *, directory: Path | None = None) -> FakeModel:
     config = FakeConfig(vocab=vocab, max_positions=max_positions, type_vocab=2, num_labels=2)
-    return FakeModel("local/bert", "bert", TEXT_INPUTS, config, directory)
+    return FakeModel("local/bert", True, TEXT_INPUTS, config, directory=directory)

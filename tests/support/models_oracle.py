@@ -16,7 +16,15 @@ IMAGE_CLASSES = {
     "vit": ["ViTForImageClassification", "ViTModel"],
     "deit": ["DeiTForImageClassificationWithTeacher", "DeiTForImageClassification", "DeiTModel"],
 }
-BERT_CLASSES = ["BertForSequenceClassification", "BertModel", "BertForMaskedLM", "BertForPreTraining"]
+TEXT_CLASSES = {
+    "bert": (["Bert"], ["ForPreTraining"]),
+    "roberta": (["Roberta", "XLMRoberta", "Camembert"], []),
+    "distilbert": (["DistilBert"], []),
+    "mpnet": (["MPNet"], []),
+    "albert": (["Albert"], ["ForPreTraining"]),
+}
+"""Beginnings of the names of each family's classes, and ends besides those that all have."""
+TEXT_HEADS = ["ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,12 @@ class Case:
     items: int
     lengths: tuple[int, ...] = ()
     """Number of tokens of each sentence without padding; none for images."""
+    pads: bool = False
+    """Whether masked tokens have the id of padding, rather than any."""
 
     def model(self) -> transformers.PreTrainedModel:
-        config = {"V": transformers.ViTConfig, "D": transformers.DeiTConfig, "B": transformers.BertConfig}
-        built = getattr(transformers, self.cls)(config[self.cls[0]](**dict(self.options)))
+        cls = getattr(transformers, self.cls)
+        built = cls(cls.config_class(**dict(self.options)))
         scramble(built, self.seed)
         built.config._attn_implementation = "eager"
         return built.eval()
@@ -40,15 +50,19 @@ class Case:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(self.seed + 1)
         options = dict(self.options)
-        if not self.cls.startswith("Bert"):
+        if "image_size" in options:
             shape = (self.items, options["num_channels"], *options["image_size"])
             return (torch.randn(shape, generator=generator),)
         tokens = max(1, *self.lengths)
         shape = (self.items, tokens)
         ids = torch.randint(options["vocab_size"], shape, generator=generator)
-        types = torch.randint(options["type_vocab_size"], shape, generator=generator)
+        kinds = options.get("type_vocab_size", 0)
         mask = (torch.arange(tokens) < torch.tensor(self.lengths)[:, None]).long()
-        return ids, mask, types
+        if self.pads:
+            ids = torch.where(mask == 1, ids, options["pad_token_id"])
+        if kinds < 2:
+            return ids, mask
+        return ids, mask, torch.randint(kinds, shape, generator=generator)
 
 
 def scramble(model: torch.nn.Module, seed: int) -> None:
@@ -61,7 +75,7 @@ def scramble(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.1 * noise + (1.0 if name.endswith("weight") else 0.0))
             elif parameter.dim() < 2:
                 parameter.copy_(0.1 * noise)
-            elif "embedding" in name or "token" in name:
+            elif "mapping" not in name and ("embedding" in name or "token" in name):
                 parameter.copy_(noise)
             else:
                 parameter.copy_(noise / math.sqrt(parameter[0].numel()))
@@ -71,12 +85,12 @@ def reference_output(model: transformers.PreTrainedModel, inputs: tuple[torch.Te
     """Return the logits, the pooled vector, or the final first token, as computed by transformers."""
     names = ("pixel_values",) if len(inputs) == 1 else ("input_ids", "attention_mask", "token_type_ids")
     with torch.inference_mode():
-        if hasattr(model, "cls"):  # BERT's language heads: the encoder in them is what is compared
-            model = model.bert
-        output = model(**dict(zip(names, inputs, strict=True)))
+        if type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining")):
+            model = model.base_model  # the encoder is what is compared
+        output = model(**dict(zip(names, inputs, strict=False)))
     if "logits" in output:
         return output.logits
-    if output.pooler_output is not None:
+    if output.get("pooler_output") is not None:
         return output.pooler_output
     return output.last_hidden_state[:, 0]
 
@@ -115,25 +129,43 @@ def image_cases(draw: st.DrawFn, family: str) -> Case:
 
 
 @st.composite
-def text_cases(draw: st.DrawFn) -> Case:
+def text_cases(draw: st.DrawFn, family: str = "bert") -> Case:
     heads = draw(st.integers(1, 3))
     items = draw(st.integers(1, 4))
     positions = draw(st.integers(1, 12))
+    padding = {"roberta": draw(st.integers(0, 3)), "mpnet": 1}.get(family)
+    blocks = draw(st.integers(1, 3))
     options: dict[str, Any] = {
         "hidden_size": heads * draw(st.sampled_from([4, 5, 8])),
-        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_hidden_layers": blocks,
         "num_attention_heads": heads,
         "intermediate_size": draw(st.integers(3, 24)),
         "hidden_act": draw(st.sampled_from(ACTIVATIONS)),
         "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-6, 1e-3])),
-        "vocab_size": draw(st.integers(2, 40)),
-        "max_position_embeddings": positions,
+        "vocab_size": draw(st.integers(5, 40)),
+        # Rows up to that of padding belong to no position.
+        "max_position_embeddings": positions if padding is None else positions + padding + 1,
         "type_vocab_size": draw(st.integers(1, 3)),
         "num_labels": draw(st.integers(1, 5)),
-        "pad_token_id": 0,
+        "pad_token_id": padding or 0,
     }
+    if family in ("distilbert", "mpnet"):
+        del options["type_vocab_size"]
+    if family == "distilbert":
+        options["activation"] = options.pop("hidden_act")
+        options["hidden_dim"] = options.pop("intermediate_size")
+        del options["layer_norm_eps"]
+    if family == "albert":
+        options["embedding_size"] = draw(st.integers(2, 12))
+        options["num_hidden_groups"] = draw(st.integers(1, blocks))
+    names, more = TEXT_CLASSES[family]
     # A length of 0 is a row of padding only, which must not turn into NaN.
     lengths = tuple(draw(st.integers(0, positions)) for _ in range(items))
     return Case(
-        draw(st.sampled_from(BERT_CLASSES)), tuple(options.items()), draw(st.integers(0, 999)), items, lengths
+        draw(st.sampled_from(names)) + draw(st.sampled_from(TEXT_HEADS + more)),
+        tuple(options.items()),
+        draw(st.integers(0, 999)),
+        items,
+        lengths,
+        draw(st.booleans()),
     )

@@ -21,7 +21,7 @@ def through(model: Model, dtypes: list[torch.dtype], cuts: list[int], inputs: Pa
     with torch.inference_mode():
         for dtype, (start, stop) in zip(dtypes, pairwise([0, *cuts, model.n_layers]), strict=True):
             payload = model.load(LayerRange(start, stop), dtype=dtype)(payload)
-            tokens = inputs[0].shape[1] if model.family == "bert" else None
+            tokens = inputs[0].shape[1] if model.takes_text else None
             specs = model.payload_specs(stop, inputs[0].shape[0], tokens, dtype)
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in payload]
             assert found == [(spec.shape, spec.dtype) for spec in specs]

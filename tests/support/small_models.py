@@ -1,4 +1,4 @@
-"""Write small random models of each family to disk, with a vocabulary for the BERT."""
+"""Write small random models of each family to disk, with a vocabulary for text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ _IMAGE = {
     "patch_size": 4,
     "num_labels": 7,
 }
+_SENTENCES = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 24, "num_labels": 3}
 _TEXT = {
+    **_SENTENCES,
     "hidden_size": 24,
     "num_hidden_layers": 3,
     "num_attention_heads": 3,
     "intermediate_size": 40,
-    "vocab_size": len(VOCABULARY),
-    "max_position_embeddings": 24,
-    "num_labels": 3,
 }
 
 
@@ -31,14 +30,28 @@ def save_small_models(root: Path) -> dict[str, Path]:
     import transformers
     from models_oracle import save, scramble
 
+    # RoBERTa and MPNet have rows in the position table that no position uses.
+    longer = {"max_position_embeddings": 26}
+    narrow = {"dim": 24, "n_layers": 3, "n_heads": 3, "hidden_dim": 40}
     models = {
         "vit": transformers.ViTForImageClassification(transformers.ViTConfig(**_IMAGE)),
         "deit": transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**_IMAGE)),
         "bert": transformers.BertForSequenceClassification(transformers.BertConfig(**_TEXT)),
+        "roberta": transformers.RobertaForSequenceClassification(
+            transformers.RobertaConfig(**_TEXT | longer | {"type_vocab_size": 1})
+        ),
+        "distilbert": transformers.DistilBertForSequenceClassification(
+            transformers.DistilBertConfig(**_SENTENCES | narrow)
+        ),
+        "mpnet": transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**_TEXT | longer)),
+        "albert": transformers.AlbertForSequenceClassification(
+            transformers.AlbertConfig(**_TEXT, embedding_size=12)
+        ),
     }
     directories = {}
     for seed, (name, model) in enumerate(models.items()):
         scramble(model, seed)
         directories[name] = save(model, root / name)
-    (directories["bert"] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    for name in ("bert", "roberta", "distilbert", "mpnet", "albert"):
+        (directories[name] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     return directories

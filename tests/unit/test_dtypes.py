@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from models_oracle import Case, image_cases, reference_output, save, text_cases
+from models_oracle import TEXT_CLASSES, Case, image_cases, reference_output, save, text_cases
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from shipped_model import CPU, DIGITS, heldout, through
@@ -165,6 +166,8 @@ def test_layers_that_do_not_suit_a_kernel_are_emulated(
 
 
 def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Path) -> None:
+    # A row of padding alone attends evenly only where the bias of a mask outweighs any score: not in float16.
+    case = dataclasses.replace(case, lengths=tuple(max(1, length) for length in case.lengths))
     reference, inputs = case.model(), case.inputs()
     expected = reference_output(reference, inputs)
     model = find_model(save(reference, directory))
@@ -177,12 +180,13 @@ def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Pa
     ]
 
 
+FAMILIES = ["vit", "deit", *TEXT_CLASSES]
 CUTS = st.sets(st.integers(1, 11), min_size=1, max_size=6).map(sorted)
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=24, derandomize=True)
 @given(
-    case=st.one_of(image_cases("vit"), image_cases("deit"), text_cases()),
+    case=st.one_of(image_cases("vit"), image_cases("deit"), *(text_cases(family) for family in TEXT_CLASSES)),
     dtype=st.sampled_from(REDUCED),
     cuts=CUTS,
 )
@@ -244,7 +248,7 @@ def directory(tmp_path: Path, model_dirs: dict[str, Path]) -> Path:
     return target
 
 
-@pytest.mark.parametrize("family", ["vit", "deit", "bert"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", REDUCED, ids=str)
 def test_stored_weights_give_the_same_bits(
     family: str, dtype: torch.dtype, model_dirs: dict[str, Path], tmp_path: Path

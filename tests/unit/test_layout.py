@@ -18,9 +18,11 @@ PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
-models     activations dtypes linear int8 kernels progress weights.reading weights.hub architecture
-           weights.random_weights shard weights.names families.bert families.vit weights.fill families.deit
-           weights.writing registry weights.download
+models     activations dtypes linear int8 kernels progress weights.reading weights.hub weights.random_weights
+           architecture hub_config weights.names family attention shard
+           families.bert families.roberta families.distilbert families.mpnet families.albert
+           families.vit families.deit families.catalogue
+           weights.locating weights.fill weights.writing model known registry weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame lifecycle interfaces membership new_key loopback rendezvous p2p_links p2p
            unlocking_store rpc_links rpc choice
@@ -29,7 +31,7 @@ control    clocks failures liveness messages roster attendance telemetry rules w
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
            scheduler dtype_choice facts planning schedule_choice
-data       source model_inputs pictures selection tables results reading arrays companions images
+data       source model_inputs pictures selection tables row_formats results reading arrays companions images
            text imagenet cola defaults opening protected_files
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank context links stage_part data_part parts decision phases outcome
@@ -93,6 +95,7 @@ PURE = (
     "plan.specs",
     "models.activations",
     "models.architecture",
+    "models.hub_config",
     "models.weights.names",
     "report.bottleneck",
     "report.charts",

@@ -199,6 +199,9 @@ BASE = {
     "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
     "deit": {"model_type": "deit", "architectures": ["DeiTForImageClassificationWithTeacher"]},
     "bert": {"model_type": "bert", "architectures": ["BertModel"]},
+    "roberta": {"model_type": "camembert", "architectures": ["CamembertModel"]},
+    "mpnet": {"model_type": "mpnet", "architectures": ["MPNetModel"]},
+    "albert": {"model_type": "albert", "architectures": ["AlbertModel"]},
 }
 
 
@@ -210,11 +213,23 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        ("vit", {"model_type": "swin"}, ["swin", "vit, deit, bert"]),
-        ("vit", {"model_type": None}, ["None", "vit, deit, bert"]),
+        ("vit", {"model_type": "swin"}, ["swin", "vit, deit, bert, "]),
+        ("vit", {"model_type": None}, ["None", "vit, deit, bert, "]),
+        ("vit", {"model_type": "distillbert"}, ["'distillbert'", "nearest supported one is 'distilbert'"]),
+        ("vit", {"model_type": "xlm-roberta-xl"}, ["nearest supported one is 'xlm-roberta'"]),
+        ("roberta", {"architectures": ["RobertaForCausalLM"]}, ["RobertaForCausalLM", "CamembertModel"]),
+        ("roberta", {"is_decoder": True}, ["is_decoder", "encoders"]),
+        ("roberta", {"max_position_embeddings": 2}, ["max_positions is 0"]),
+        ("roberta", {"pad_token_id": -1}, ["pad_token_id is -1"]),
+        ("roberta", {"type_vocab_size": 0}, ["type_vocab_size is 0"]),
+        ("bert", {"type_vocab_size": 0}, ["type_vocab_size is 0"]),
+        ("mpnet", {"relative_attention_num_buckets": 16}, ["relative_attention_num_buckets is 16", "32"]),
+        ("albert", {"inner_group_num": 2}, ["inner_group_num is 2"]),
+        ("albert", {"num_hidden_groups": 13}, ["num_hidden_groups is 13", "1 to 12"]),
+        ("albert", {"embedding_size": 0}, ["embedding_size is 0"]),
         ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, ["ViTForMaskedImage", "ViTModel"]),
         ("deit", {"architectures": ["DeiTForMaskedImageModeling"]}, ["DeiTForMaskedImage", "WithTeacher"]),
-        ("bert", {"architectures": ["BertForTokenClassification"]}, ["BertForToken", "BertForSequence"]),
+        ("bert", {"architectures": ["BertForMultipleChoice"]}, ["BertForMultiple", "BertForSequence"]),
         ("bert", {"architectures": ["ViTModel"]}, ["ViTModel", "bert"]),
         ("bert", {"architectures": "BertModel"}, ["architectures"]),
         ("bert", {"is_decoder": True}, ["is_decoder", "encoders"]),
@@ -285,6 +300,11 @@ def test_only_meaningful_labels_are_kept(tmp_path: Path) -> None:
         (transformers.ViTForImageClassification, "classifier"),
         (transformers.BertForSequenceClassification, "classifier"),
         (transformers.BertModel, "vector"),
+        (transformers.XLMRobertaForSequenceClassification, "classifier"),
+        (transformers.RobertaForTokenClassification, "tokens"),
+        (transformers.DistilBertForTokenClassification, "tokens"),
+        (transformers.MPNetModel, "vector"),
+        (transformers.AlbertForSequenceClassification, "classifier"),
     ],
 )
 def test_head_is_found_from_weights_without_architectures(cls: type, head: str, tmp_path: Path) -> None:
@@ -296,6 +316,53 @@ def test_head_is_found_from_weights_without_architectures(cls: type, head: str, 
     model = find_model(tmp_path)
     assert model.config.head == head
     model.load()
+
+
+def test_sizes_by_which_ranks_and_stored_weights_are_compared_keep_their_form() -> None:
+    """Converted weights carry a fingerprint that depends on this form."""
+    assert find_model("bert-base-uncased").config.as_dict() == {
+        "activation": "gelu",
+        "blocks": 12,
+        "channels": 0,
+        "eps": 1e-12,
+        "family": "bert",
+        "head": "vector",
+        "heads": 12,
+        "hidden": 768,
+        "image_size": (0, 0),
+        "intermediate": 3072,
+        "max_positions": 512,
+        "num_labels": 0,
+        "patch_size": (0, 0),
+        "pooler": True,
+        "pooler_activation": "tanh",
+        "pooler_size": 768,
+        "qkv_bias": True,
+        "type_vocab": 2,
+        "vocab": 30522,
+    }
+
+
+def test_own_options_of_a_family_take_part_in_comparisons(tmp_path: Path) -> None:
+    prints = set()
+    for padding in (0, 1):
+        config = find_model(write_config(tmp_path, "roberta", pad_token_id=padding)).config
+        prints.add(json.dumps(config.as_dict()))
+        assert config.as_dict()["options"] == {"padding_id": padding}
+        assert config.max_positions == 512 - padding - 1
+    assert len(prints) == 2
+
+
+def test_blocks_that_share_weights_are_held_once(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 6}
+    model = find_model(write_config(tmp_path, "albert", num_hidden_groups=2, **sizes))
+    one = model.parameter_count(LayerRange(4, 8))
+    assert model.parameter_count(LayerRange(4, 12)) == one
+    assert model.parameter_count(LayerRange(4, 16)) == 2 * one
+    assert model.parameter_count(LayerRange(2, 10)) == one
+    with torch.device("meta"):
+        reference = transformers.AlbertModel(transformers.AlbertConfig(num_hidden_groups=2, **sizes))
+    assert model.parameter_count() == sum(parameter.numel() for parameter in reference.parameters())
 
 
 def test_models_compare_by_value(tmp_path: Path) -> None:

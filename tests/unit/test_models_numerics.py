@@ -13,11 +13,12 @@ import transformers
 from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_oracle import Case, image_cases, reference_output, save, text_cases
+from models_oracle import TEXT_CLASSES, Case, image_cases, reference_output, save, text_cases
 
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, Model, find_model
+from pipeedge.models.families.mpnet import relative_buckets
 from pipeedge.models.kernels import available
 
 TOLERANCE = 1e-5
@@ -42,7 +43,7 @@ def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str = "
 
 def check_specs(model: Model, after_layer: int, inputs: Payload, payload: Payload) -> None:
     """Check the shapes, types and contiguity of what crosses a cut."""
-    tokens = inputs[0].shape[1] if model.family == "bert" else None
+    tokens = inputs[0].shape[1] if model.takes_text else None
     specs = model.payload_specs(after_layer, inputs[0].shape[0], tokens)
     assert [(tuple(t.shape), t.dtype) for t in payload] == [(spec.shape, spec.dtype) for spec in specs]
     assert all(tensor.is_contiguous() for tensor in payload)
@@ -77,10 +78,23 @@ def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list
     check_every_cut(case, multi_cuts, kernels)
 
 
-@settings(max_examples=cases(100))
-@given(case=text_cases(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
-def test_bert_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
-    check_every_cut(case, multi_cuts, kernels)
+@pytest.mark.parametrize("family", TEXT_CLASSES)
+@settings(max_examples=cases(50))
+@given(data=st.data(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_text_families_equal_transformers_at_every_cut(
+    family: str, data: st.DataObject, multi_cuts: list[list[int]], kernels: str
+) -> None:
+    check_every_cut(data.draw(text_cases(family)), multi_cuts, kernels)
+
+
+def test_relative_positions_fall_into_the_buckets_of_transformers() -> None:
+    """Distances beyond 128 tokens, where all buckets are used."""
+    position = torch.arange(300)
+    relative = position[None, :] - position[:, None]
+    expected = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(relative)
+    found = relative_buckets(300, torch.device("cpu"))
+    assert torch.equal(found, expected)
+    assert len(found.unique()) == 32 - 1  # distance 0 belongs to one direction
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -163,12 +163,17 @@ def test_memory_is_the_size_of_the_parameters(model_dirs: dict[str, Path], famil
         shard = model.build(layers)
         found = [shard_bytes(shard, layer) for layer in range(layers.start, layers.stop)]
         assert sum(found) == model.weight_bytes(layers)
+
+
+@pytest.mark.parametrize("family", ["vit", "deit", "bert", "mpnet", "albert"])
+def test_memory_of_a_layer_is_that_of_a_stage_of_it_alone(model_dirs: dict[str, Path], family: str) -> None:
+    model = find_model(str(model_dirs[family]))
     alone = [model.weight_bytes(LayerRange(layer, layer + 1)) for layer in range(model.n_layers)]
     whole = model.build()
     assert [shard_bytes(whole, layer) for layer in range(model.n_layers)] == alone
 
 
-@pytest.mark.parametrize("family", ["vit", "deit", "bert"])
+@pytest.mark.parametrize("family", ["vit", "deit", "bert", "mpnet", "albert"])
 def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family: str) -> None:
     """With a clock that advances by one per reading, each layer takes 1 and the pass takes their sum."""
     model = find_model(str(model_dirs[family]))
@@ -235,7 +240,7 @@ def test_activation_peaks_match_the_allocations_of_the_layers(model_dirs: dict[s
     """
     model = find_model(str(model_dirs["vit"]))
     items, config = 2, model.config
-    token = items * config.image_tokens * 4
+    token = items * config.image.tokens * 4
     hidden, inner = config.hidden * token, config.intermediate * token
     for start, expected in ((6, hidden + inner), (5, hidden)):
         shard = model.random(LayerRange(start, start + 1), kernels="torch")

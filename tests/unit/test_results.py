@@ -33,6 +33,7 @@ class Items:
     labels: Sequence[int | None]
     sources: Sequence[str]
     texts: Sequence[str] | None = None
+    tokens: Sequence[int] | None = None
 
     @classmethod
     def of(cls, *numbers: int, labels: Sequence[int | None] | None = None) -> Items:
@@ -61,6 +62,52 @@ def two_parts() -> tuple[tuple[torch.Tensor, Items], ...]:
 def softmax(row: Sequence[float]) -> list[float]:
     total = sum(math.exp(value) for value in row)
     return [math.exp(value) / total for value in row]
+
+
+TAGGER = Model(("O", "B-PER"), output_kind="tokens")
+
+
+def tagged() -> tuple[tuple[torch.Tensor, Items], ...]:
+    """Return sentences of 1, 3 and 2 tokens, whose microbatches are padded to 3 and 2."""
+    values = torch.arange(18.0).view(3, 3, 2) * torch.tensor([1.0, -1.0])
+    first = Items((0, 2), (None, None), ("a:1", "a:3"), ("x", "x y z"), (1, 3))
+    return (values[:2], first), (values[2:, :2], Items((3,), (None,), ("a:4",), ("x y",), (2,)))
+
+
+class TestTokens:
+    def test_json_has_the_best_class_of_each_token_without_padding(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.jsonl", TAGGER, *tagged(), expected=3)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["source"] for line in lines] == ["a:1", "a:3", "a:4"]
+        assert [line["text"] for line in lines] == ["x", "x y z", "x y"]
+        assert [len(line["tokens"]) for line in lines] == [1, 3, 2]
+        outputs = torch.cat(
+            [
+                values[row, :length]
+                for values, items in tagged()
+                for row, length in enumerate(items.tokens or ())
+            ]
+        )
+        found = [token for line in lines for token in line["tokens"]]
+        for token, row in zip(found, outputs.tolist(), strict=True):
+            best = max(range(2), key=row.__getitem__)
+            assert (token["class"], token["name"]) == (best, TAGGER.labels[best] if TAGGER.labels else None)
+            assert token["score"] == pytest.approx(softmax(row)[best], rel=1e-5)
+
+    def test_arrays_hold_all_tokens_and_how_many_are_whose(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "out.npz", TAGGER, *tagged(), expected=3)
+        (first, _), (second, _) = tagged()
+        with np.load(path) as arrays:
+            assert sorted(arrays) == ["items", "outputs", "tokens"]
+            assert arrays["tokens"].tolist() == [1, 3, 2]
+            assert arrays["items"].tolist() == [0, 2, 3]
+            np.testing.assert_array_equal(
+                arrays["outputs"], np.concatenate([first[0, :1], first[1], second[0]])
+            )
+
+    def test_a_table_has_no_room_for_tokens(self, tmp_path: Path) -> None:
+        with pytest.raises(RequestError, match=r"classifies every token; .*\.jsonl and \.npz only"):
+            ResultWriter(tmp_path / "out.csv", TAGGER, None)
 
 
 class TestFiles:

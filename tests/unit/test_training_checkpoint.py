@@ -126,26 +126,26 @@ def test_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> No
         model = find_model(name)
         stage = find_network(name, seed=5, pretrained=False).build(LayerRange(0, model.n_layers)).eval()
         named = dict(stage.named_parameters())
-        place = tmp_path / model.family
+        place = tmp_path / model.config.family
         writer = CheckpointWriter(place, {"model": name})
         writer.make_directory()
         writer.write_part(3, "worker-0", named, torch.optim.SGD(named.values()))
         writer.finish(3)
-        assert "after batch 3" in export(place, tmp_path / f"{model.family}-out")
-        exported = find_model(tmp_path / f"{model.family}-out")
+        assert "after batch 3" in export(place, tmp_path / f"{model.config.family}-out")
+        exported = find_model(tmp_path / f"{model.config.family}-out")
         assert exported.config == model.config
         (spec,) = model.payload_specs(0, 2)
         images = torch.rand(spec.shape)
         with torch.inference_mode():
             assert torch.equal(exported.load(kernels="torch")((images,))[0], stage(images))
         with pytest.raises(RequestError, match="exists already"):
-            export(place, tmp_path / f"{model.family}-out")
+            export(place, tmp_path / f"{model.config.family}-out")
         # A stage whose weights have a pre_logits layer has more than the configuration says.
         pooler = torch.nn.Parameter(torch.zeros(2, 2))
         writer.write_part(4, "worker-1", {"shard.head.pooler.weight": pooler}, torch.optim.SGD([pooler]))
         writer.finish(4)
         with pytest.raises(RequestError, match=r"has shard\.head\.pooler\.weight, which"):
-            export(place, tmp_path / f"{model.family}-other")
+            export(place, tmp_path / f"{model.config.family}-other")
     write(tmp_path / "vgg", 1, *small_checkpoint(tmp_path / "other"), description={"model": "vgg19"})
     with pytest.raises(RequestError, match="vgg19 has no form"):
         export(tmp_path / "vgg", tmp_path / "x")

@@ -26,7 +26,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.data import open_input
 from pipeedge.models import Model, find_model
 from pipeedge.models.progress import ByteBar
-from pipeedge.models.weights.fill import hub_tensors
+from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_random
 from pipeedge.request.files import InputRequest
@@ -48,6 +48,7 @@ BERT_OPTIONS = {
     "intermediate_size": 20,
     "vocab_size": 30,
     "max_position_embeddings": 9,
+    "type_vocab_size": 2,
     "num_labels": 3,
 }
 
@@ -55,7 +56,7 @@ BERT_OPTIONS = {
 def case(cls: str, **changes: object) -> Case:
     options = BERT_OPTIONS if cls.startswith("Bert") else IMAGE_OPTIONS
     lengths = (9, 4) if cls.startswith("Bert") else ()
-    return Case(cls, tuple({**options, "type_vocab_size": 2, **changes}.items()), 7, 2, lengths)
+    return Case(cls, tuple({**options, **changes}.items()), 7, 2, lengths)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""BERT, https://arxiv.org/abs/1810.04805: norms come after each residual, attention takes a mask."""
+"""BERT, https://arxiv.org/abs/1810.04805: norms come after each residual, attention takes a mask.
+
+The mask travels, at a byte a token; each stage turns it into a bias on the scores.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,65 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipeedge.models.architecture import Architecture
+from pipeedge.base.errors import ModelError
+from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.models.architecture import Architecture, TextInput
+from pipeedge.models.attention import MASK, MaskBias, attend, norm
+from pipeedge.models.family import Family, Head, ModelClass, classes_of, cycle
+from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
-from pipeedge.models.shard import Family, attend, norm
+from pipeedge.models.weights.names import Dialect, modules, tensors
 
-__all__ = ["BERT"]
+__all__ = [
+    "BERT",
+    "BERT_ENCODER",
+    "PooledHead",
+    "TextEmbeddings",
+    "TokenHead",
+    "encoder_pooler_names",
+    "post_norm_part",
+    "text_head",
+]
 
 
 class TextEmbeddings(nn.Module):
-    """Embeddings of words, token types and learnt positions, normalised."""
+    """Embeddings of words, token types if the model has any, and learnt positions, normalised.
 
-    def __init__(self, architecture: Architecture) -> None:
+    Args:
+        architecture: Dimensions of the model.
+        width: Width E of the embeddings.
+        unused: Number of rows of the position table in front of the first position.
+    """
+
+    def __init__(self, architecture: Architecture, *, width: int | None = None, unused: int = 0) -> None:
         super().__init__()
-        hidden = architecture.hidden
-        self.word = nn.Parameter(torch.empty(architecture.vocab, hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(architecture.max_positions, hidden, device="meta"))
-        self.token_type = nn.Parameter(torch.empty(architecture.type_vocab, hidden, device="meta"))
-        self.norm = norm(architecture)
+        width = architecture.hidden if width is None else width
+        rows = unused + architecture.max_positions
+        self.word = nn.Parameter(torch.empty(architecture.vocab, width, device="meta"))
+        self.position = nn.Parameter(torch.empty(rows, width, device="meta"))
+        types = torch.empty(architecture.type_vocab, width, device="meta")
+        self.token_type = nn.Parameter(types) if architecture.type_vocab else None
+        self.norm = nn.LayerNorm(width, eps=architecture.eps, device="meta")
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
-        """Embed two inputs [N, T] -> [N, T, D]."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embed inputs [N, T] -> [N, T, E], mask [N, T]; without token types, all have the first one."""
         embedded = F.embedding(input_ids, self.word)
-        embedded.add_(F.embedding(token_type_ids, self.token_type))
-        embedded.add_(self.position[: input_ids.shape[1]])
-        normed: torch.Tensor = self.norm(embedded)
-        return normed
+        if self.token_type is not None:
+            if token_type_ids is None:
+                embedded.add_(self.token_type[0])
+            else:
+                embedded.add_(F.embedding(token_type_ids, self.token_type))
+        embedded.add_(self.positions(input_ids))
+        return self.norm(embedded), attention_mask != 0
+
+    def positions(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of the positions of ``input_ids`` [N, T], which broadcast to [N, T, E]."""
+        return self.position[: input_ids.shape[1]]
 
 
 class BertAttention(nn.Module):
@@ -84,12 +121,17 @@ class BertContraction(nn.Module):
         return (self.norm2(self.down(inner, residual=skip)),)
 
 
+post_norm_part = cycle(BertAttention, BertProjection, BertExpansion, BertContraction)
+"""The four parts of a block whose norms come last."""
+
+
 class PooledHead(nn.Module):
     """Pooler and classifier on the first token, as far as the model has them."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.pooler = Linear(architecture.hidden, architecture.hidden) if architecture.pooler else None
+        self.activation = ACTIVATIONS[architecture.pooler_activation]
         vector = architecture.head == "vector"
         self.classifier = None if vector else Linear(architecture.hidden, architecture.num_labels)
 
@@ -97,16 +139,114 @@ class PooledHead(nn.Module):
         """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""
         first = hidden[:, 0].contiguous()
         if self.pooler is not None:
-            first = torch.tanh_(self.pooler(first))
+            first = self.activation(self.pooler(first))
         if self.classifier is not None:
             first = self.classifier(first)
         return first.float()
 
 
+class TokenHead(nn.Module):
+    """Classifier on every token."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.classifier = Linear(architecture.hidden, architecture.num_labels)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute [N, T, D] -> [N, T, classes]."""
+        logits: torch.Tensor = self.classifier(hidden)
+        return logits.float()
+
+
+def text_head(architecture: Architecture) -> nn.Module:
+    """Return the head of a model whose classes are those of the first token, or of each token."""
+    return TokenHead(architecture) if architecture.head == "tokens" else PooledHead(architecture)
+
+
+# The configuration ------------------------------------------------------------------------------------
+
+
+def _read(config: HubConfig, head: Head) -> Architecture:
+    sizes = config.block_sizes()
+    types = config.integer("type_vocab_size", 2)
+    text = TextInput(
+        config.integer("vocab_size", 30522), config.integer("max_position_embeddings", 512), types
+    )
+    if not types:
+        raise ModelError("type_vocab_size is 0; a BERT has at least 1")
+    return Architecture(
+        family="bert",
+        **sizes,
+        input=text,
+        head=head.kind,
+        pooler=head.pooler,
+        pooler_size=sizes["hidden"] if head.pooler else 0,
+        num_labels=head.num_labels,
+    )
+
+
+# Names in files ---------------------------------------------------------------------------------------
+
+_BERT_NORMS = {
+    "embeddings.norm": ("embeddings.LayerNorm",),
+    "block.{n}.norm1": ("encoder.layer.{n}.attention.output.LayerNorm",),
+    "block.{n}.norm2": ("encoder.layer.{n}.output.LayerNorm",),
+}
+BERT_ENCODER: Dialect = {
+    **tensors(
+        {
+            "embeddings.word": "embeddings.word_embeddings.weight",
+            "embeddings.position": "embeddings.position_embeddings.weight",
+            "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+        }
+    ),
+    **modules(
+        {
+            **_BERT_NORMS,
+            "block.{n}.qkv": tuple(
+                f"encoder.layer.{{n}}.attention.self.{part}" for part in ("query", "key", "value")
+            ),
+            "block.{n}.proj": ("encoder.layer.{n}.attention.output.dense",),
+            "block.{n}.up": ("encoder.layer.{n}.intermediate.dense",),
+            "block.{n}.down": ("encoder.layer.{n}.output.dense",),
+        }
+    ),
+}
+"""Embeddings and blocks of BERT and RoBERTa."""
+_BERT: Dialect = {
+    **BERT_ENCODER,
+    **modules({"head.pooler": ("pooler.dense",), "head.classifier": ("classifier",)}),
+}
+_BERT_GAMMA: Dialect = {**_BERT, **modules(_BERT_NORMS, weight="gamma", bias="beta")}
+"""BERT checkpoints converted from TensorFlow, which keep its names for the norms."""
+
+
+def encoder_pooler_names(architecture: Architecture) -> tuple[str, ...]:
+    """Return the name of the pooler of a bare encoder, which a file may lack; classes with a head decide."""
+    return ("pooler.dense.bias",) if architecture.head == "vector" else ()
+
+
 BERT = Family(
-    inputs=("input_ids", "attention_mask", "token_type_ids"),
-    masked=True,
+    name="bert",
+    model_types=("bert",),
+    classes=classes_of(
+        "Bert",
+        {
+            "ForSequenceClassification": ModelClass("classifier", pooler=True, sign="classifier.weight"),
+            "ForTokenClassification": ModelClass("tokens"),
+            "Model": ModelClass("vector", pooler=True),
+            "ForMaskedLM": ModelClass("vector", pooler=True),
+            "ForPreTraining": ModelClass("vector", pooler=True),
+            "ForNextSentencePrediction": ModelClass("vector", pooler=True),
+        },
+    ),
+    read=_read,
+    dialects=lambda _: (_BERT, _BERT_GAMMA),
     embeddings=TextEmbeddings,
-    parts=(BertAttention, BertProjection, BertExpansion, BertContraction),
-    head=PooledHead,
+    part=post_norm_part,
+    head=text_head,
+    prefix="bert.",
+    carried=(MASK,),
+    shared=MaskBias,
+    optional_pooler=encoder_pooler_names,
 )

@@ -6,13 +6,27 @@ classifiers (section 4 of the paper).
 
 from __future__ import annotations
 
+from functools import partial
+from types import MappingProxyType
+
 import torch
 from torch import nn
 
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.families.vit import PRE_NORM_PARTS, FirstTokenHead, ImageEmbeddings
+from pipeedge.models.attention import norm
+from pipeedge.models.families.vit import (
+    IMAGE_HUB,
+    IMAGE_MEMORY,
+    TIMM,
+    FirstTokenHead,
+    ImageEmbeddings,
+    pooler_names,
+    pre_norm_part,
+    read_image_model,
+)
+from pipeedge.models.family import Family, ImageDefaults, ModelClass
 from pipeedge.models.linear import Linear
-from pipeedge.models.shard import Family, norm
+from pipeedge.models.weights.names import Dialect, modules
 
 __all__ = ["DEIT"]
 
@@ -49,10 +63,33 @@ def _head(architecture: Architecture) -> nn.Module:
     return DistilledHead(architecture) if architecture.head == "distilled" else FirstTokenHead(architecture)
 
 
+def _tables(classifier: str) -> tuple[Dialect, ...]:
+    named = modules({"head.classifier": (classifier,)})
+    return {**IMAGE_HUB, **named}, {**IMAGE_MEMORY, **named}, TIMM
+
+
+_PLAIN, _DISTILLED = _tables("classifier"), _tables("cls_classifier")
+
+
 DEIT = Family(
-    inputs=("pixel_values",),
-    masked=False,
+    name="deit",
+    model_types=("deit",),
+    classes=MappingProxyType(
+        {
+            "DeiTForImageClassification": ModelClass("classifier", sign="classifier.weight"),
+            "DeiTForImageClassificationWithTeacher": ModelClass("distilled", sign="cls_classifier.weight"),
+            "DeiTModel": ModelClass("vector", pooler=True),
+        }
+    ),
+    read=partial(read_image_model, "deit", 2),
+    dialects=lambda architecture: _DISTILLED if architecture.head == "distilled" else _PLAIN,
     embeddings=DistilledEmbeddings,
-    parts=PRE_NORM_PARTS,
+    part=pre_norm_part,
     head=_head,
+    prefix="deit.",
+    unprefixed=("classifier", "cls_classifier", "distillation_classifier"),
+    optional_pooler=pooler_names,
+    image_defaults=ImageDefaults(
+        resize=256 / 224, bicubic=True, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    ),
 )

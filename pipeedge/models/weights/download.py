@@ -27,8 +27,9 @@ import torch
 from pipeedge.base.errors import ModelError, WeightsError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_output
 from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.model import Model
 from pipeedge.models.progress import ByteBar
-from pipeedge.models.registry import DIGITS, MODEL_NAMES, Model, find_model
+from pipeedge.models.registry import DIGITS, MODEL_NAMES, find_model
 from pipeedge.models.weights.hub import copy_snapshot
 from pipeedge.models.weights.reading import TensorEntry, WeightsFile, open_weights
 from pipeedge.models.weights.writing import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,45 +11,14 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.wording import count, excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.int8 import Int8Linear, quantize_rows
 from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
-from pipeedge.models.weights.names import (
-    Dialect,
-    FileTensor,
-    canonical_name,
-    dialects,
-    hub_dialect,
-    prefixes,
-    qkv_bias,
-    stray_block,
-)
+from pipeedge.models.weights.locating import Filling, qkv_bias, resolve, stray_block
 from pipeedge.models.weights.reading import WeightsFile
 
-__all__ = [
-    "Filling",
-    "check_sizes",
-    "fill",
-    "hub_filling",
-    "hub_tensors",
-    "plan",
-    "read",
-    "read_int8",
-    "scale_name",
-]
-
-
-@dataclass(frozen=True)
-class Filling:
-    """A parameter of a shard and the file tensors that make it up, in order along its first dimension."""
-
-    parameter: str
-    sources: tuple[FileTensor, ...]
-
-    def views(self, tensor: torch.Tensor, heads: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """Yield each source's name with the part of ``tensor`` it fills, viewed in the source's shape."""
-        for source, part in zip(self.sources, tensor.chunk(len(self.sources)), strict=True):
-            yield source.name, source.layout(part, heads)
+__all__ = ["check_sizes", "fill", "plan", "read", "read_int8", "scale_name"]
 
 
 def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
@@ -80,17 +48,19 @@ def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> 
             biases that the model lacks.
     """
     parameters = shard.stored_tensors()
-    tables = dialects(architecture)
+    tables = family_of(architecture).dialects(architecture)
     # If a name is missing, the message quotes it in the dialect that matches most names of the file.
-    best = max(tables, key=lambda table: sum(_resolve(p, table, architecture, file)[1] for p in parameters))
+    best = max(
+        tables, key=lambda table: sum(resolve(p, table, architecture, file.names)[1] for p in parameters)
+    )
     fillings = []
     for parameter, tensor in parameters.items():
         for table in (best, *tables):
-            sources, found = _resolve(parameter, table, architecture, file)
+            sources, found = resolve(parameter, table, architecture, file.names)
             if sources and found == len(sources):
                 break
         else:
-            sources, _ = _resolve(parameter, best, architecture, file)
+            sources, _ = resolve(parameter, best, architecture, file.names)
             missing = next((source.name for source in sources if source.name not in file.names), parameter)
             shapes = dict(Filling(parameter, sources).views(tensor, architecture.heads)) if sources else {}
             expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
@@ -241,37 +211,3 @@ def _check_int8(filling: Filling, place: torch.Tensor, file: WeightsFile) -> Non
                 f"{file.path}: {scale} is {entry.dtype_name} of shape {list(entry.shape)}; float32 of "
                 f"[{rows}] is needed"
             )
-
-
-def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
-    """Return the prefixed names and shapes of the tensors of ``shard`` on the Hugging Face hub."""
-    return {
-        name: view.shape
-        for parameter, tensor in shard.stored_tensors().items()
-        for name, view in hub_filling(parameter, architecture).views(tensor, architecture.heads)
-    }
-
-
-def hub_filling(parameter: str, architecture: Architecture) -> Filling:
-    """Return the Hugging Face hub's tensors, with prefixed names, that make up ``parameter``."""
-    key, block = canonical_name(parameter)
-    prefix = "" if parameter.startswith("head.") and "classifier" in parameter else f"{architecture.family}."
-    templates = (template.numbered(block) for template in hub_dialect(architecture)[key])
-    return Filling(parameter, tuple(FileTensor(prefix + each.name, each.layout) for each in templates))
-
-
-def _resolve(
-    parameter: str, table: Dialect, architecture: Architecture, file: WeightsFile
-) -> tuple[tuple[FileTensor, ...], int]:
-    """Return the sources of a parameter in one dialect, under the best prefix, and how many are found."""
-    key, block = canonical_name(parameter)
-    templates = table.get(key, ())
-    best: tuple[tuple[FileTensor, ...], int] = ((), 0)
-    for prefix in prefixes(architecture.family):
-        sources = tuple(
-            FileTensor(prefix + template.numbered(block).name, template.layout) for template in templates
-        )
-        found = sum(source.name in file.names for source in sources)
-        if not best[0] or found > best[1]:
-            best = sources, found
-    return best

@@ -7,6 +7,7 @@ operations only. A shard only needs to draw its own tensors.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,9 @@ __all__ = ["RandomWeights"]
 
 _CHUNK = 1 << 18
 _STD = 0.02
-"""Standard deviation that the three families are initialised with; keeps activations of order one."""
+"""Standard deviation that most families are initialised with; keeps activations of order one."""
+_NORM = re.compile(r"norm(_before|_after|_?\d+)?\.weight$")
+"""Ends of the names of norms' weights, in lower case."""
 
 
 class RandomWeights(WeightsFile):
@@ -48,7 +51,7 @@ class RandomWeights(WeightsFile):
         """Draw the tensor's values into ``out``."""
         flat = out.view(-1) if out.is_contiguous() else torch.empty(out.numel())
         generator = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(name.encode())]))
-        centre = 1.0 if name.lower().endswith("norm.weight") or _is_image_norm(name) else 0.0
+        centre = 1.0 if _NORM.search(name.lower()) else 0.0
         width = np.float32(_STD * math.sqrt(12))
         for start in range(0, flat.numel(), _CHUNK):
             part = flat[start : start + _CHUNK]
@@ -59,7 +62,3 @@ class RandomWeights(WeightsFile):
             part.copy_(torch.from_numpy(values))
         if not out.is_contiguous():
             out.copy_(flat.view(out.shape))
-
-
-def _is_image_norm(name: str) -> bool:
-    return name.endswith(("layernorm_before.weight", "layernorm_after.weight"))
