@@ -16,6 +16,9 @@ roster     the ranks that take part, and the phase of each (pure)
 attendance admission of ranks, and the ranks that are missing or left out (pure)
 telemetry  data that the hub forwards but does not decide by (pure)
 rules      the hub's reaction to each message (pure)
+epochs     the hub's rules for going on after a failure: members, epochs (pure)
+epoch_member, epoch_messages the same at a rank, and what they say to each other (pure)
+ledger     the microbatches that are fed but not written (pure)
 hub        the thread that serves the rules
 member     a rank's end of the connection
 session    the protocol for programs: hello, brief, facts, plan, ready, start, done, summary

@@ -26,8 +26,8 @@ models     activations dtypes linear int8 kernels progress weights.reading weigh
 compress   policies clamping adaptation codec wire link
 transport  base channel frame lifecycle interfaces membership new_key loopback rendezvous p2p_links p2p
            unlocking_store rpc_links rpc choice
-control    clocks failures liveness messages roster attendance telemetry rules wire connection hub
-           dialling member session
+control    clocks failures liveness messages epoch_messages epochs epoch_member ledger roster attendance
+           telemetry rules wire connection hub dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
            scheduler dtype_choice facts planning schedule_choice
@@ -78,7 +78,11 @@ PURE = (
     "testbed.cluster",
     "control.attendance",
     "control.clocks",
+    "control.epoch_member",
+    "control.epoch_messages",
+    "control.epochs",
     "control.failures",
+    "control.ledger",
     "control.roster",
     "control.rules",
     "control.telemetry",

@@ -1,0 +1,671 @@
+"""Shells around the rules of failover, in a simulated world: the hub, and a process of each rank.
+
+    HubShell    Epochs            connections, heartbeats, diagnosis, a planner that takes its time
+    RankShell   EpochMember       links, a stage that computes; on the data rank a feeder and a collector
+                Ledger
+
+What a microbatch carries is the list of what was done to it, so a row shows which stages computed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw
+
+from pipeedge.base.fields import encode, reader
+from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
+from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, EPOCH_TO_HUB, Abort, Prepare, Run
+from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.ledger import Arrival, Ledger
+from pipeedge.control.liveness import Limits, RankStatus, Silent, Stalled, Stuck, diagnose
+from pipeedge.control.messages import Complete, Message, Verdict
+
+if TYPE_CHECKING:
+    from failover_world import World
+
+LAYERS = 6
+_TIMEOUT_S = 10.0
+_BEAT_S = 1.0
+_LIMITS = Limits.within(_TIMEOUT_S)
+_LINK_PATIENCE_S = 4.0
+_BUFFERS = 2
+_READ_FROM_HUB, _READ_TO_HUB = reader(EPOCH_FROM_HUB), reader(EPOCH_TO_HUB)
+_WORKING = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
+_ACTIVE = (*_WORKING, MemberStep.STOPPING)
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that a world drives."""
+
+    epochs: Callable[..., Epochs] = Epochs
+    member: Callable[[], EpochMember] = EpochMember
+    ledger: Callable[..., Ledger[int]] = Ledger
+
+    @property
+    def name(self) -> str:
+        """Names of the rules that are not the product's own."""
+        parts = (self.epochs, self.member, self.ledger)
+        return " ".join(part.__name__ for part in parts if part not in (Epochs, EpochMember, Ledger))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One end of a plan: ranks, incarnations and layers of the stages, and the data rank."""
+
+    stages: list[tuple[int, int, int, int]]
+    """Rank, incarnation, first layer, layer after the last."""
+    data: tuple[int, int]
+    """Rank and incarnation of the data rank."""
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """Rank and incarnation of the ends of the links: link n leads from ends[n] to ends[n + 1]."""
+        return [self.data, *((rank, number) for rank, number, _, _ in self.stages), self.data]
+
+    @property
+    def window(self) -> int:
+        return 3 * len(self.stages)
+
+
+class HubShell:
+    """The hub of a simulated run."""
+
+    def __init__(self, world: World, epochs: Epochs) -> None:
+        self.world = world
+        self.epochs = epochs
+        self._heard_at = dict.fromkeys(world.processes, 0.0)
+        self._statuses: dict[int, RankStatus] = {}
+        self._progress = (0, 0)
+        self._progress_at = 0.0
+        self._planning = False
+        self._seen = epochs.step
+
+    def begin(self) -> None:
+        self._follow([])
+        self.world.after(_BEAT_S / 2, self._tick)
+
+    def greet(self, process: RankShell) -> None:
+        """Hear of a process that wants to join."""
+        way = (process.rank, 0)
+        self.world.network.carry(way, ("to hub", process.number), self._hello, process)
+
+    def _hello(self, process: RankShell) -> None:
+        if process.left:
+            return  # it closed its connection before the hub accepted it
+        self._heard_at[process.number] = self.world.now
+        self._follow(self.epochs.joined(process.rank, process.number))
+
+    def hear(self, process: RankShell, text: bytes) -> None:
+        """Hear a message of a process. The rules ignore what former members say."""
+        if process.number in self._heard_at:
+            self._heard_at[process.number] = self.world.now
+        message = _READ_TO_HUB(text)
+        self.world.note("hub hears", process.name, text.decode())
+        try:
+            self._follow(self.epochs.received(process.number, message))
+        except ValueError as error:
+            raise ViolationError(f"{process.name} breaks the protocol: {message}: {error}") from error
+
+    def beat(self, process: RankShell, status: RankStatus) -> None:
+        if process.number in self._heard_at:
+            self._heard_at[process.number] = self.world.now
+            self._statuses[process.number] = status
+            self._follow(self.epochs.heard(process.number))
+
+    def closed(self, process: RankShell, line: str = "gone") -> None:
+        """Notice that a connection has closed."""
+        self._lose(process.number, Failure(FailureKind.GONE, line, process.rank))
+
+    def _lose(self, number: int, failure: Failure) -> None:
+        process = self.world.processes[number]
+        if process.alive and not process.disturbed and not process.dismissed and not process.ended:
+            raise ViolationError(f"{process.name} is taken for lost without a reason")
+        self._heard_at.pop(number, None)
+        before = self.epochs.step
+        is_member = self.epochs.membership.incarnations.get(process.rank) == number
+        spare = before is EpochStep.RUNNING and process.rank not in self.epochs.participants
+        spare |= not is_member
+        self._follow(self.epochs.lost(number, failure))
+        if spare and self.epochs.step is not before:
+            raise ViolationError("the loss of a spare, or of a former member, stops the run")
+        if before is EpochStep.COMPLETE and self.epochs.step is not before:
+            raise ViolationError("a loss after the end changes it")
+
+    def _tick(self) -> None:
+        world = self.world
+        if self.epochs.step in (EpochStep.COMPLETE, EpochStep.ENDED):
+            return
+        world.after(_BEAT_S / 2, self._tick)
+        for number in self._heard_at:
+            self._send(number, None)
+        members = self.epochs.membership.incarnations
+        watched = {rank: number for rank, number in members.items() if number in self._heard_at}
+        silence = {rank: world.now - self._heard_at[number] for rank, number in watched.items()}
+        running = self.epochs.step is EpochStep.RUNNING
+        statuses = {
+            rank: self._statuses.get(number, RankStatus())
+            for rank, number in members.items()
+            if running and rank in self.epochs.participants
+        }
+        progress = (self.epochs.epoch, sum(status.progress for status in statuses.values()))
+        if progress != self._progress or not running:
+            self._progress, self._progress_at = progress, world.now
+        finding = diagnose(statuses, silence, world.now - self._progress_at, _LIMITS)
+        if isinstance(finding, Silent):
+            self._lose(members[finding.rank], Failure(FailureKind.SILENT, "silent", finding.rank))
+        elif isinstance(finding, Stuck):
+            self._follow(self.epochs.link_lost(finding.destination, finding.source, "stuck"))
+        elif isinstance(finding, Stalled):
+            self._follow(self.epochs.stalled(Failure(FailureKind.STALLED, "stalled")))
+
+    def _send(self, number: int, message: Message | None) -> None:
+        process = self.world.processes[number]
+        text = None if message is None else encode(message)
+        self.world.network.carry((0, process.rank), ("from hub", number), process.hear, text)
+
+    def _follow(self, outgoing: list[tuple[int, Message]]) -> None:
+        """Send what the rules say, and give them what they want."""
+        world, epochs = self.world, self.epochs
+        if epochs.step is EpochStep.ENDED and self._seen is not EpochStep.ENDED:
+            self._check_verdict()
+        for number, message in outgoing:
+            self._send(number, message)
+            if isinstance(message, Verdict):
+                world.processes[number].dismissed = True
+        if epochs.step is not self._seen:
+            world.note("hub is", epochs.step.value, epochs.epoch)
+            if epochs.step is EpochStep.RUNNING and epochs.epoch > 1:
+                world.failovers += 1
+            self._seen = epochs.step
+            world.ambush()
+        wanted = epochs.wanted_plan
+        if wanted is not None and not self._planning:
+            self._planning = True
+            decision = self._decide(wanted)
+            world.after(world.chance.choice((0.0, 0.1, 0.6)), self._planned, wanted, decision)
+
+    def _planned(self, membership: Members, decision: EpochPlan | Failure) -> None:
+        self._planning = False
+        before = self.epochs.epoch
+        outgoing = self.epochs.planned(membership, decision)
+        if self.epochs.epoch != before and isinstance(decision, EpochPlan):
+            self.world.note("plan", self.epochs.epoch, _read_plan(decision.plan))
+        self._follow(outgoing)
+
+    def _decide(self, membership: Members) -> EpochPlan | Failure:
+        """Return stages that cover all layers, on ranks in any order."""
+        chance, limits = self.world.chance, self.world.limits
+        incarnations = membership.incarnations
+        order = [rank for rank in limits.order or () if rank in incarnations]
+        if not order:
+            order = chance.sample(sorted(incarnations), len(incarnations))
+        if sum(limits.capacity[rank] for rank in order) < LAYERS:
+            return Failure(FailureKind.REFUSED, "nothing fits")
+        stages, done, left = [], 0, sum(limits.capacity[rank] for rank in order)
+        for rank in order:
+            left -= limits.capacity[rank]
+            least = max(0, LAYERS - done - left)
+            most = min(limits.capacity[rank], LAYERS - done)
+            taken = chance.randint(max(least, min(1, most)), most) if most else 0
+            if taken:
+                stages.append((rank, incarnations[rank], done, done + taken))
+                done += taken
+        data = (limits.data_rank, incarnations[limits.data_rank])
+        plan = Raw(encode({"stages": stages, "data": data}))
+        return EpochPlan(plan, frozenset({limits.data_rank, *(rank for rank, *_ in stages)}))
+
+    def _check_verdict(self) -> None:
+        """Check that the run ended for a reason."""
+        verdict, world = self.epochs.verdict, self.world
+        if verdict is None:
+            raise ViolationError("the run ended without a verdict")
+        present = [world.processes[number] for number in self._heard_at]
+        here = {process.rank for process in present if not process.dismissed}
+        capacity = sum(world.limits.capacity[rank] for rank in here)
+        if verdict.kind is FailureKind.REFUSED and capacity >= LAYERS:
+            raise ViolationError(f"the run ended although ranks {sorted(here)} can go on")
+        disturbed = any(process.disturbed for process in world.processes.values())
+        if verdict.kind in (FailureKind.STUCK, FailureKind.STALLED) and not disturbed:
+            raise ViolationError(f"the run ended because it was {verdict.kind.value}, with a sound network")
+        if verdict.kind in (FailureKind.GONE, FailureKind.SILENT, FailureKind.FAILED) and (
+            verdict.rank not in (0, world.limits.data_rank)
+        ):
+            raise ViolationError(f"the loss of rank {verdict.rank} ended the run")
+
+
+def _read_plan(plan: Raw) -> Part:
+    body = json.loads(bytes(plan))
+    return Part([tuple(stage) for stage in body["stages"]], tuple(body["data"]))
+
+
+@dataclass
+class Links:
+    """State of one process in one epoch."""
+
+    plan: Part
+    loaded: bool = False
+    closed: set[int] = field(default_factory=set)
+    """Links that are still to open."""
+    room: dict[int, int] = field(default_factory=dict)
+    """Number of frames that each outgoing link still takes."""
+    inbox: dict[int, deque[tuple[int, Any]]] = field(default_factory=dict)
+    stage: int | None = None
+    busy: bool = False
+    result: tuple[int, Any] | None = None
+    reading: bool = False
+    sent: dict[int, int] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)
+
+
+class RankShell:
+    """A process of one rank in a simulated run."""
+
+    def __init__(self, world: World, rank: int, number: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.number = number
+        """Its incarnation."""
+        self.name = f"{rank}#{number}"
+        self.member = world.rules.member()
+        self.alive = True
+        self.paused = False
+        self.left = False
+        """Whether it has closed its connection to the hub."""
+        self.disturbed = False
+        """Whether something happened to it or to its network that may make it look dead."""
+        self.dismissed = False
+        """Whether the hub has sent it a verdict."""
+        self._links: Links | None = None
+        self._early: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
+        self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._hub_heard_at = self.began_at = world.now
+        self._has_completed = False
+
+    @property
+    def is_active(self) -> bool:
+        return self.member.step in _ACTIVE
+
+    @property
+    def ended(self) -> bool:
+        return self.member.step is MemberStep.ENDED
+
+    def check(self) -> None:
+        if self._links is not None:
+            for link, frames in self._links.inbox.items():
+                if len(frames) > _BUFFERS:
+                    raise ViolationError(f"{len(frames)} frames wait on link {link} of {self.name}")
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._hub_heard_at = self.world.now
+        self.world.after(self.world.chance.uniform(0.0, _BEAT_S), self._beat)
+
+    def die(self) -> None:
+        """End at once; peers notice when the network tells them."""
+        self.alive = False
+        self._leave()
+
+    def fail(self) -> None:
+        """End because of an exception."""
+        self.die()
+
+    def _leave(self) -> None:
+        self.left = True
+        world = self.world
+        world.network.carry((self.rank, 0), ("to hub", self.number), world.hub.closed, self)
+        if self._links is None or not self.is_active:
+            return
+        for rank, number in {*self._links.plan.ends} - {(self.rank, self.number)}:
+            peer = world.processes[number]
+            world.network.carry(
+                (self.rank, rank), ("reset", self.number, number), peer.lose, self.member.epoch, self.rank
+            )
+
+    def pause(self) -> None:
+        self.paused = self.disturbed = True
+
+    def resume(self) -> None:
+        self.paused = False
+        missed, self._missed = self._missed, []
+        for event, args in missed:
+            self._do(event, *args)
+
+    def _do(self, event: Callable[..., None], *args: Any) -> None:
+        """Let ``event`` happen to this process, once it runs."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._missed.append((event, args))
+        else:
+            event(*args)
+
+    def _later(self, seconds: float, event: Callable[..., None], *args: Any) -> None:
+        self.world.after(seconds, self._do, event, *args)
+
+    def _beat(self) -> None:
+        self._do(self._beat_now)
+        if self.alive and not self.ended:
+            self.world.after(_BEAT_S, self._beat)
+
+    def _beat_now(self) -> None:
+        world = self.world
+        if self.ended:
+            return
+        if world.now - self._hub_heard_at > _LIMITS.silence_s:
+            world.note(self.name, "does not hear the hub")
+            self.die()
+            return
+        links = self._links
+        status = RankStatus()
+        if links is not None and self.is_active:
+            awaited = {
+                links.plan.ends[link][0]
+                for link, frames in links.inbox.items()
+                if not frames and not links.busy and links.plan.ends[link][0] != self.rank
+            }
+            status = RankStatus(
+                sent=dict(links.sent), received=dict(links.received), awaiting=frozenset(awaited)
+            )
+        world.network.carry((self.rank, 0), ("to hub", self.number), world.hub.beat, self, status)
+
+    # -- the hub ----------------------------------------------------------------------------------
+
+    def _tell(self, message: Message | None) -> None:
+        if message is not None and not self.ended:
+            world = self.world
+            way = (self.rank, 0)
+            world.network.carry(way, ("to hub", self.number), world.hub.hear, self, encode(message))
+
+    def hear(self, text: bytes | None) -> None:
+        """Hear a message of the hub, or just that it lives."""
+        self._do(self._hear, text)
+
+    def _hear(self, text: bytes | None) -> None:
+        world = self.world
+        self._hub_heard_at = world.now
+        if text is None:
+            return
+        message = _READ_FROM_HUB(text)
+        world.note(self.name, "hears", text.decode())
+        if self.ended:
+            if not isinstance(message, Complete | Verdict):
+                raise ViolationError(f"{message} for {self.name}, which has ended")
+            return
+        try:
+            self.member.heard(message)
+        except ValueError as error:
+            raise ViolationError(f"the hub breaks the protocol with {self.name}: {error}") from error
+        if isinstance(message, Prepare):
+            self._prepare(message)
+        elif isinstance(message, Run):
+            self._feed()
+        elif isinstance(message, Abort):
+            self._stop()
+        elif isinstance(message, Verdict):
+            self.die()
+
+    def _prepare(self, prepare: Prepare) -> None:
+        plan = _read_plan(prepare.plan)
+        me, ends = (self.rank, self.number), plan.ends
+        links = Links(plan)
+        links.stage = next((at for at, stage in enumerate(plan.stages) if stage[:2] == me), None)
+        for link in range(len(ends) - 1):
+            if ends[link] == me:
+                links.room[link] = _BUFFERS
+            if ends[link + 1] == me:
+                links.inbox[link] = deque()
+            if me in ends[link : link + 2] and ends[link] != ends[link + 1]:
+                links.closed.add(link)
+        self._links = links
+        epoch = prepare.epoch
+        if plan.data == me:
+            self.world.window = plan.window
+            self.world.ledger.restart(epoch, plan.window)
+        self._later(self.world.chance.uniform(0.0, 0.5), self._loaded, epoch)
+        self._later(_LINK_PATIENCE_S, self._lose_closed, epoch)
+        for link in sorted(links.closed):
+            if ends[link] == me:
+                self._carry(link, "open", self.number, epoch, link)
+        early, self._early = self._early, []
+        for of, event, args in early:
+            self._admit(of, event, *args)
+
+    def _loaded(self, epoch: int) -> None:
+        if epoch == self.member.epoch and self._links is not None:
+            self._links.loaded = True
+            self._report_prepared()
+
+    def _report_prepared(self) -> None:
+        if self._links is not None and self._links.loaded and not self._links.closed:
+            self._tell(self.member.prepared(self.member.epoch))
+
+    def _lose_closed(self, epoch: int) -> None:
+        links = self._links
+        if epoch == self.member.epoch and links is not None and links.closed:
+            ends = links.plan.ends
+            link = min(links.closed)
+            peer = ends[link][0] if ends[link][0] != self.rank else ends[link + 1][0]
+            self._tell(self.member.link_lost(epoch, peer, "does not open"))
+
+    def lose(self, epoch: int, peer: int) -> None:
+        """Notice that a peer has closed its links."""
+        self._do(lambda: self._tell(self.member.link_lost(epoch, peer, "reset")))
+
+    def notice_reset(self, peer: int) -> None:
+        """Notice that the network has reset a link, if there is one."""
+        links = self._links
+        if links is None or not self.is_active:
+            return
+        for link in links.inbox:
+            if links.plan.ends[link][0] == peer != self.rank:
+                self.lose(self.member.epoch, peer)
+                return
+
+    def _stop(self) -> None:
+        links = self._links
+        if links is not None:
+            links.inbox = {link: deque() for link in links.inbox}
+            for link in range(len(links.plan.ends) - 1):
+                if links.plan.ends[link] == (self.rank, self.number):
+                    rank, number = links.plan.ends[link + 1]
+                    peer = self.world.processes[number]
+                    self._send_to(rank, ("reset", self.number, number), peer.lose, self.member.epoch)
+        if links is None or not links.busy:
+            self._later(self.world.chance.uniform(0.0, 0.05), self._report_stopped)
+
+    def _send_to(self, rank: int, lane: object, deliver: Callable[..., None], epoch: int) -> None:
+        if rank != self.rank:
+            self.world.network.carry((self.rank, rank), lane, deliver, epoch, self.rank)
+
+    def _report_stopped(self) -> None:
+        is_data = self._links is not None and self._links.plan.data == (self.rank, self.number)
+        self._tell(self.member.stopped(self.world.ledger.written if is_data else None))
+
+    # -- links ------------------------------------------------------------------------------------
+
+    def _carry(self, link: int, what: str, *args: Any, back: bool = False) -> None:
+        """Send something along ``link``, or ``back`` from its end to its beginning."""
+        assert self._links is not None
+        rank, number = self._links.plan.ends[link if back else link + 1]
+        peer = self.world.processes[number]
+        lane = (what == "room", self.number, number, link)
+        self.world.network.carry((self.rank, rank), lane, peer.get, what, *args)
+        if what == "take" and self.world.chance.random() < 0.03:
+            self.world.after(self.world.chance.uniform(0.2, 3.0), self._haunt, rank, args)
+
+    def _haunt(self, rank: int, args: tuple[Any, ...]) -> None:
+        """Deliver a copy of a frame to whoever has the rank now, if its epoch has ended."""
+        if args[0] < self.world.hub.epochs.epoch:
+            for process in self.world.processes.values():
+                if process.rank == rank:
+                    process.get("take", *args)
+
+    def get(self, what: str, *args: Any) -> None:
+        """Get something from a link."""
+        self._do(self._get, what, args)
+
+    def _get(self, what: str, args: tuple[Any, ...]) -> None:
+        if what == "open":
+            number, epoch, link = args
+            self._admit(epoch, self._accept, number, epoch, link)
+        elif what == "take":
+            epoch, link, frame = args
+            if self._links is not None and link == len(self._links.plan.stages):
+                self._collect(epoch, link, frame)  # the ledger knows which results are old
+            else:
+                self._admit(epoch, self._take, link, frame)
+        else:
+            epoch, link = args
+            self._admit(epoch, self._opened if what == "opened" else self._make_room, link)
+
+    def _admit(self, epoch: int, event: Callable[..., None], *args: Any) -> None:
+        admission = self.member.judge(epoch)
+        if admission is Admission.TAKE:
+            event(*args)
+        elif admission is Admission.KEEP:
+            self._early.append((epoch, event, args))
+
+    def _accept(self, number: int, epoch: int, link: int) -> None:
+        links = self._links
+        if links is not None and link in links.closed and links.plan.ends[link][1] == number:
+            links.closed.discard(link)
+            self._carry(link, "opened", epoch, link, back=True)
+            self._report_prepared()
+
+    def _opened(self, link: int) -> None:
+        if self._links is not None:
+            self._links.closed.discard(link)
+            self._report_prepared()
+
+    def _make_room(self, link: int) -> None:
+        if self._links is not None and link in self._links.room:
+            self._links.room[link] += 1
+            self._move()
+            self._feed()
+
+    def _take(self, link: int, frame: tuple[int, Any]) -> None:
+        links = self._links
+        if links is not None and link in links.inbox:
+            self._count(link)
+            links.inbox[link].append(frame)
+            self._move()
+
+    def _count(self, link: int) -> None:
+        assert self._links is not None
+        source = self._links.plan.ends[link][0]
+        if source != self.rank:
+            self._links.received[source] = self._links.received.get(source, 0) + 1
+
+    def _post(self, link: int, frame: tuple[int, Any]) -> None:
+        assert self._links is not None
+        self._links.room[link] -= 1
+        peer = self._links.plan.ends[link + 1][0]
+        if peer != self.rank:
+            self._links.sent[peer] = self._links.sent.get(peer, 0) + 1
+        self._carry(link, "take", self.member.epoch, link, frame)
+
+    # -- a stage ----------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        """Send a result if there is room for it; compute the next frame if there is one."""
+        links = self._links
+        if (
+            links is None
+            or links.stage is None
+            or not self.is_active
+            or self.member.step is MemberStep.STOPPING
+        ):
+            return
+        at = links.stage
+        if links.result is not None and links.room[at + 1] > 0:
+            result, links.result = links.result, None
+            self._post(at + 1, result)
+        if links.result is None and not links.busy and links.inbox[at]:
+            frame = links.inbox[at].popleft()
+            self._carry(at, "room", self.member.epoch, at, back=True)
+            links.busy = True
+            self._later(self.world.chance.uniform(0.02, 0.3), self._computed, self.member.epoch, frame)
+
+    def _computed(self, epoch: int, frame: tuple[int, Any]) -> None:
+        links = self._links
+        if links is None or epoch != self.member.epoch or links.stage is None:
+            return
+        links.busy = False
+        if self.member.step is MemberStep.STOPPING:
+            self._report_stopped()
+            return
+        number, done = frame
+        _, _, first, stop = links.plan.stages[links.stage]
+        links.result = (number, [*done, (first, stop)])
+        self._move()
+
+    # -- the data rank ----------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        links, ledger = self._links, self.world.ledger
+        if links is None or links.plan.data != (self.rank, self.number) or links.reading:
+            return
+        if self.member.step is not MemberStep.RUNNING or not links.room[0]:
+            return
+        number = ledger.next_number()
+        if number is not None:
+            links.reading = True
+            self._later(self.world.chance.uniform(0.0, 0.05), self._read, self.member.epoch, number)
+
+    def _read(self, epoch: int, number: int) -> None:
+        links, ledger, limits = self._links, self.world.ledger, self.world.limits
+        if links is None or epoch != self.member.epoch or self.member.step is not MemberStep.RUNNING:
+            return
+        links.reading = False
+        if number < limits.microbatches:
+            if number < len(self.world.rows):
+                raise ViolationError(f"microbatch {number} is fed again, though it is written")
+            entry = ledger.entry(number)
+            if entry is None:
+                if number in self.world.read:
+                    raise ViolationError(f"nobody knows any longer which items microbatch {number} has")
+                entry = self.world.read[number] = self.world.chance.getrandbits(30)
+            ledger.fed(number, entry)
+            self.world.note("feed", epoch, number)
+            self._post(0, (number, []))
+            self._feed()
+        else:
+            ledger.input_ended()
+            self._complete()
+
+    def _collect(self, epoch: int, link: int, frame: tuple[int, Any]) -> None:
+        links, world = self._links, self.world
+        if links is None or links.plan.data != (self.rank, self.number) or self.member.step not in _WORKING:
+            return
+        number, done = frame
+        self._count(link)
+        self._carry(link, "room", epoch, link, back=True)
+        if world.ledger.judge(epoch, number) is Arrival.WRITE:
+            world.note("write", epoch, number)
+            if number != len(world.rows):
+                raise ViolationError(f"row {number} is written after {len(world.rows)} rows")
+            if done != [(first, stop) for _, _, first, stop in links.plan.stages]:
+                raise ViolationError(f"row {number} was computed by {done}")
+            if world.ledger.wrote(number) != world.read[number]:
+                raise ViolationError(f"row {number} has the labels of others")
+            world.rows.append(number)
+            self._feed()
+            self._complete()
+
+    def _complete(self) -> None:
+        if self.world.ledger.complete and not self._has_completed:
+            self._has_completed = True
+            self.world.ambush_the_end()
+            self._tell(Complete())
