@@ -212,14 +212,12 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
     """Return the seconds of each stage, with layers, link handling and memory counted as by the scheduler."""
     cuts = call.layers + 1
     ends = np.arange(cuts)
-    seconds, memory = (
-        np.concatenate(([0.0], np.cumsum(each))) for each in (profile.time_s, profile.weights_of(model))
-    )
+    seconds = np.concatenate(([0.0], np.cumsum(profile.time_s)))
     buffered = (
         np.array([model.elements_in, *model.elements_out]) * call.microbatch_size * ELEMENT_BYTES[call.dtype]
     )
     needed = (
-        (memory[None, :] - memory[:, None])
+        _held_bytes(np.array(profile.weights_of(model)), model.shared_with)
         + call.buffers_in * buffered[:, None]
         + call.buffers_out * buffered[None, :]
         + _largest_within(_known(profile, "activations_MB") * BYTES_PER_MB)
@@ -229,6 +227,21 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
     layers_s = np.maximum(0.0, seconds[None, :] - seconds[:, None])
     taken = (ends[:, None] < ends[None, :]) & (needed <= kind.mem_bytes * (1 + 1e-9))
     return np.where(taken, receive[:, None] + layers_s + send[None, :], np.inf)
+
+
+def _held_bytes(weights: Seconds, shared_with: Sequence[int]) -> Seconds:
+    """Return the bytes of the weights of each stage ``[first, last)`` as an array ``[n + 1, n + 1]``.
+
+    A layer that shares its weights with an earlier one of the stage counts as far as it is larger.
+    """
+    layers = len(weights)
+    twins = np.array(shared_with or [0] * layers, dtype=int) - 1
+    shared = np.minimum(weights, weights[twins])
+    held = np.zeros((layers + 1, layers + 1))
+    for first in range(layers):
+        added = weights - np.where(twins >= first, shared, 0.0)
+        held[first, first + 1 :] = np.cumsum(added[first:])
+    return held
 
 
 def _known(profile: ModelProfile, key: str) -> Seconds:

@@ -81,6 +81,15 @@ class Model:
         """Longest sentence in tokens for text, or the number of tokens of every image."""
         return self.config.max_positions if self.takes_text else self.config.image.tokens
 
+    def shared_with(self, layer: int) -> int | None:
+        """Return the nearest layer before ``layer`` that has the same weights, or None; both from 0."""
+        block, part = divmod(layer, LAYERS_PER_BLOCK)
+        stored = self.family.stored_block
+        earlier = range(block - 1, -1, -1)
+        same = (each for each in earlier if stored(self.config, each) == stored(self.config, block))
+        found = next(same, None)
+        return None if found is None else found * LAYERS_PER_BLOCK + part
+
     def weights_path(self) -> Path:
         """Return the path of the default weights."""
         return self.default_weights

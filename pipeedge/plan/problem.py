@@ -43,6 +43,8 @@ class LayerSizes:
     """Bytes of one item of input; None if its elements determine them."""
     output_bytes: float | None = None
     """Bytes of one item of output; None if its elements determine them."""
+    shared_with: tuple[int, ...] = ()
+    """Nearest earlier layer, from 1, with the same weights as each layer, or 0; empty if none are shared."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class Problem:
             "input_bytes": self.layers.input_bytes,
             "output_bytes": self.layers.output_bytes,
             "weight_bytes": list(self.layers.weight_bytes),
+            **({"shared_with": list(self.layers.shared_with)} if self.layers.shared_with else {}),
             "buffers_in": self.buffers[0],
             "buffers_out": self.buffers[1],
             "types": [kind.to_json() for kind in self.kinds],
@@ -233,6 +236,7 @@ class Problem:
                 elements_in=float(body["elements_in"]),
                 elements_out=tuple(map(float, body["elements_out"])),
                 element_bytes=float(body["element_bytes"]),
+                shared_with=tuple(map(int, body.get("shared_with", ()))),
                 **optional,
             ),
             kinds=tuple(map(HostKind.from_json, body["types"])),

@@ -90,6 +90,23 @@ def load_models(path: _PathLike) -> dict[str, ModelSpec]:
     return {name: _read_model(entry) for name, entry in read_document(path).entries().items()}
 
 
+def _shared_layers(entry: Field, layers: int) -> tuple[int, ...]:
+    """Read which earlier layer each one shares its weights with: 0 for none, and no layer is named twice."""
+    field = entry.find("shared_with")
+    if field is None:
+        return ()
+    shared = tuple(value.whole_number() for value in field.items())
+    if len(shared) != layers:
+        field.fail(f"has {count(len(shared), 'value')} for {count(layers, 'layer')}")
+    for number, twin in enumerate(shared, start=1):
+        if twin and (twin >= number or twin in shared[: number - 1]):
+            field.fail(
+                f"layer {number} shares the weights of layer {twin}; name the nearest layer before it that "
+                "has them, or 0"
+            )
+    return shared
+
+
 def _read_model(entry: Field) -> ModelSpec:
     layers = entry.at("layers").whole_number()
     memory = [value.number() for value in entry.at("mem_MB").items()]
@@ -102,6 +119,7 @@ def _read_model(entry: Field) -> ModelSpec:
             "block of layers that "
             "repeats a whole number of times"
         )
+    shared = _shared_layers(entry, layers)
     tokens = entry.find("tokens")
     per_token: tuple[int, ...] = ()
     if tokens is not None:
@@ -113,12 +131,13 @@ def _read_model(entry: Field) -> ModelSpec:
         mem_bytes=tuple(value * BYTES_PER_MB for value in memory),
         elements_in=entry.at("parameters_in").whole_number(),
         elements_out=tuple(block * (layers // len(block))) if block else (),
+        shared_with=shared,
         tokens=None if tokens is None else tokens.whole_number(least=1),
         elements_in_per_token=0 if tokens is None else entry.at("parameters_in_per_token").whole_number(),
         elements_out_per_token=per_token,
         extra=_extra(
             entry,
-            {"layers", "mem_MB", "parameters_in", "parameters_out"}
+            {"layers", "mem_MB", "parameters_in", "parameters_out", "shared_with"}
             | (
                 {"tokens", "parameters_in_per_token", "parameters_out_per_token"}
                 if tokens is not None

@@ -57,6 +57,7 @@ def _model_entry(model: ModelSpec) -> dict[str, Any]:
         "mem_MB": [_tidy(value / BYTES_PER_MB) for value in model.mem_bytes],
         "parameters_in": model.elements_in,
         "parameters_out": list(model.elements_out),
+        **({"shared_with": list(model.shared_with)} if model.shared_with else {}),
         **_tokens_of(model),
         **model.extra,
     }

@@ -56,6 +56,8 @@ class ModelSpec:
     """Number of elements that each further token adds to ``elements_in``."""
     elements_out_per_token: tuple[int, ...] = ()
     """Number of elements that each further token adds after each layer; empty without ``tokens``."""
+    shared_with: tuple[int, ...] = ()
+    """Nearest earlier layer, from 1, with the same weights as each layer, or 0; empty if none are shared."""
 
     def __post_init__(self) -> None:
         _check_numbers("mem_bytes", self.mem_bytes)
@@ -65,6 +67,11 @@ class ModelSpec:
             raise SpecError(
                 f"elements_out_per_token has {len(self.elements_out_per_token)} layers, elements_out "
                 f"{len(self.elements_out)}: give both one value a layer"
+            )
+        if self.shared_with and len(self.shared_with) != len(self.mem_bytes):
+            raise SpecError(
+                f"shared_with has {len(self.shared_with)} layers, mem_bytes {len(self.mem_bytes)}: "
+                "give both one value a layer"
             )
         if len(self.mem_bytes) != len(self.elements_out):
             raise SpecError(

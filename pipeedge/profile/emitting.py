@@ -69,11 +69,13 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
                 f"layer {after.layer} has {_text(taken)}; profile all layers with the same -s"
             )
     first = layers[0]
+    shared = tuple(layer.shared_with or 0 for layer in layers)
     return ModelSpec(
         # models.yml counts weights in float32; the profile has their size in another type.
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
+        shared_with=shared if any(shared) else (),
         elements_in=elements(first.measured.shape_in),
         elements_out=tuple(elements(layer.measured.shape_out) for layer in layers),
         tokens=results.tokens if first.lengths else None,

@@ -122,6 +122,7 @@ class Job:
                     memory_bytes=sizes[index],
                     measured=self._measurement(index, longest, readings[longest]),
                     float32_bytes=full[index] if reduced else None,
+                    shared_with=None if (twin := self.model.shared_with(layer)) is None else twin + 1,
                     lengths=tuple(
                         LengthResult(tokens, self._measurement(index, tokens, readings[tokens]))
                         for tokens in shorter

@@ -101,14 +101,16 @@ def load_results(path: Path) -> ProfileResults:
 
 def _read_layer(entry: Field) -> LayerResult:
     lengths, float32 = entry.find("lengths"), entry.find("memory_float32")
-    known = {"layer", "memory", "memory_float32", "shape_in", "shape_out", "lengths", *_MEASURED_KEYS}
+    shared = entry.find("shared_with")
+    known = {"layer", "memory", "memory_float32", "shared_with", "shape_in", "shape_out", "lengths"}
     return LayerResult(
         layer=entry.at("layer").whole_number(least=1),
         memory_bytes=entry.at("memory").number() * BYTES_PER_MB,
         measured=_read_measurement(entry),
         float32_bytes=None if float32 is None else float32.number() * BYTES_PER_MB,
+        shared_with=None if shared is None else shared.whole_number(least=1),
         lengths=() if lengths is None else tuple(_read_length(length) for length in lengths.items()),
-        extra=_rest(entry, known),
+        extra=_rest(entry, known | set(_MEASURED_KEYS)),
     )
 
 
@@ -172,6 +174,8 @@ def _layer(result: LayerResult) -> dict[str, Any]:
     }
     if result.float32_bytes is not None:
         entry["memory_float32"] = result.float32_bytes / BYTES_PER_MB
+    if result.shared_with is not None:
+        entry["shared_with"] = result.shared_with
     if result.lengths:
         entry["lengths"] = [
             {"tokens": length.tokens, **_measurement(length.measured)} for length in result.lengths

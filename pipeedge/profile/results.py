@@ -86,6 +86,8 @@ class LayerResult:
     """Measurement with images, or with the longest sentences."""
     float32_bytes: float | None = None
     """Bytes of parameters and buffers in float32, as ``models.yml`` counts them, or None if measured so."""
+    shared_with: int | None = None
+    """Number of the nearest earlier layer with the same weights, or None if they are its own."""
     lengths: tuple[LengthResult, ...] = ()
     """Measurements with sentences of other lengths."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +96,10 @@ class LayerResult:
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise SpecError(f"layer {self.layer}: layers are counted from 1")
+        if self.shared_with is not None and not 1 <= self.shared_with < self.layer:
+            raise SpecError(
+                f"layer {self.layer}: shared_with is {self.shared_with}; it must be an earlier layer"
+            )
         self.measured.check(f"layer {self.layer}")
         for name in ("memory_bytes", "float32_bytes"):
             _check_number(f"layer {self.layer}: {name}", getattr(self, name))

@@ -1,5 +1,6 @@
 #include "problem_json.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <unordered_map>
@@ -145,6 +146,11 @@ NamedProblem read_problem(const std::string& text, const std::string& name) {
   const std::size_t layers = problem.model.mem_bytes.size();
   problem.model.elements_in = root.at("elements_in").number();
   problem.model.elements_out = root.at("elements_out").numbers();
+  if (const auto shared = root.find("shared_with")) {
+    for (const double layer : shared->whole_numbers()) {
+      problem.model.shared_with.push_back(static_cast<int>(std::min(layer, 1e9)) - 1);
+    }
+  }
   problem.batch_size = root.at("batch_size").number();
   problem.element_bytes = root.at("element_bytes").number();
   problem.input_bytes = number_or(root, "input_bytes", -1);
@@ -199,6 +205,11 @@ std::string problem_json(const NamedProblem& named) {
   if (problem.input_bytes >= 0) json.key("input_bytes").value(problem.input_bytes);
   if (problem.output_bytes >= 0) json.key("output_bytes").value(problem.output_bytes);
   json.key("weight_bytes").numbers(problem.model.mem_bytes);
+  if (!problem.model.shared_with.empty()) {
+    json.key("shared_with").open('[');
+    for (const int layer : problem.model.shared_with) json.value(layer + 1);
+    json.close(']');
+  }
   json.key("buffers_in").value(problem.buffers_in);
   json.key("buffers_out").value(problem.buffers_out);
   json.key("types").open('[');

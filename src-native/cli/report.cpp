@@ -199,8 +199,12 @@ std::string why_infeasible(const Problem& problem) {
   double weights = 0;
   for (int l = 0; l < problem.model.layers(); ++l) {
     double least = kInfinity;          // smallest size of the layer's weights on any host
+    const std::vector<int>& shared = problem.model.shared_with;
+    const int twin = shared.empty() ? Model::kUnshared : shared[static_cast<std::size_t>(l)];
     for (const Host& host : problem.hosts) {
-      least = std::min(least, weights_on(problem, type_of(problem, host))[static_cast<std::size_t>(l)]);
+      const std::vector<double>& sizes = weights_on(problem, type_of(problem, host));
+      const double held = twin == Model::kUnshared ? 0 : sizes[static_cast<std::size_t>(twin)];
+      least = std::min(least, std::max(0.0, sizes[static_cast<std::size_t>(l)] - held));
     }
     weights += least;
     const DeviceType* nearest = nullptr;  // type of the host that lacks the least memory

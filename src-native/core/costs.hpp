@@ -18,12 +18,15 @@ double send_seconds(const Problem& problem, int host, int cut);
 class GrowingStage {
  public:
   GrowingStage(const Problem& problem, const DeviceType& type, int first)
-      : type_(type), weights_(weights_on(problem, type)), first_(first), last_(first) {}
+      : type_(type), weights_(weights_on(problem, type)), shared_with_(problem.model.shared_with), first_(first),
+        last_(first) {}
 
   void add_layer() {
     const auto layer = static_cast<std::size_t>(last_++);
     layers_s_ += type_.time_s[layer];
-    weight_bytes_ += weights_[layer];
+    const int twin = shared_with_.empty() ? Model::kUnshared : shared_with_[layer];
+    const double held = twin < first_ ? 0 : weights_[static_cast<std::size_t>(twin)];
+    weight_bytes_ += std::max(0.0, weights_[layer] - held);
     if (!type_.activation_bytes.empty()) {
       activation_bytes_ = std::max(activation_bytes_, type_.activation_bytes[layer]);
     }
@@ -42,6 +45,7 @@ class GrowingStage {
  private:
   const DeviceType& type_;
   const std::vector<double>& weights_;
+  const std::vector<int>& shared_with_;
   int first_;
   int last_;
   double layers_s_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 namespace pipeedge {
 namespace {
@@ -53,6 +54,18 @@ void validate(const Problem& problem) {
   check_numbers(model.mem_bytes, "the model's memory");
   check_numbers(model.elements_out, "the model's elements_out");
   check_number(model.elements_in, "the model's elements_in");
+  if (!model.shared_with.empty()) {
+    check_count(model.shared_with.size(), layers, "the model's shared_with");
+    std::vector<char> named(layers, 0);
+    for (std::size_t l = 0; l < layers; ++l) {
+      const int twin = model.shared_with[l];
+      if (twin == Model::kUnshared) continue;
+      if (twin < 0 || twin >= static_cast<int>(l) || std::exchange(named[static_cast<std::size_t>(twin)], 1) != 0) {
+        fail("layer " + std::to_string(l + 1) + " shares the weights of layer " + std::to_string(twin + 1) +
+             "; name the nearest layer before it that has them");
+      }
+    }
+  }
   check_number(problem.batch_size, "the batch size");
   if (problem.batch_size <= 0) fail("the batch size must be positive");
   check_number(problem.element_bytes, "the bytes of an element");

@@ -18,8 +18,9 @@
 //
 // A stage fits when  sum of weights + the largest activation_bytes of its layers
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
-// is at most the type's mem_bytes. Buffers count uncompressed, because a link may increase its bits during
-// the run. A host runs one stage.
+// is at most the type's mem_bytes. A layer that shares its weights with an earlier one of the stage counts as
+// far as it is larger. Buffers count uncompressed, because a link may increase its bits during the run. A
+// host runs one stage.
 //
 // kThroughput minimises the cost; ties are broken by the fewest hosts, then a stage on the data host, then
 // the smallest latency. kLatency minimises the latency; ties are broken by the smallest cost, then the
@@ -45,6 +46,10 @@ struct Model {
   std::vector<double> mem_bytes;        // weights of each layer
   std::vector<double> elements_out;     // elements per item that leave each layer
   double elements_in = 0;               // elements per item that enter the first layer
+  // Empty, or for each layer the nearest earlier one with the same weights; kUnshared: none.
+  std::vector<int> shared_with;
+
+  static constexpr int kUnshared = -1;
 
   int layers() const { return static_cast<int>(mem_bytes.size()); }
 };

@@ -123,6 +123,12 @@ Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool link
     problem.model.elements_out.push_back(pick(0, 4));
     mem += problem.model.mem_bytes.back();
   }
+  if (pick(0, 2) == 0) {
+    std::vector<int> last_of_group(3, pipeedge::Model::kUnshared);  // nearest layer of each
+    for (int l = 0; l < layers; ++l) {
+      problem.model.shared_with.push_back(std::exchange(last_of_group[at(pick(0, 2))], l));
+    }
+  }
   const int types = pick(1, std::max(1, hosts));
   for (int t = 0; t < types; ++t) {
     pipeedge::DeviceType type;
@@ -180,6 +186,32 @@ void test_known_answers() {
   CHECK(solve(cut_off).stages.size() == 1);
   cut_off.model.elements_out[0] = 0;
   CHECK(solve(cut_off).bottleneck_s == 2);
+}
+
+// Layers 3 and 4 have the weights of 1 and 2, and layer 4 has 5 bytes besides.
+void test_shared_weights() {
+  Problem problem = plain(4, {{1, 1}});
+  problem.model.mem_bytes = {30, 20, 10, 25};
+  problem.model.shared_with = {-1, -1, 0, 1};
+  const auto held = [&](int first, int last) {
+    Problem part = problem;
+    std::vector<Stage> stages;
+    for (const auto& [from, to] : {std::pair{0, first}, {first, last}, {last, 4}}) {
+      if (from == to) continue;
+      stages.push_back({static_cast<int>(stages.size()), from, to});
+    }
+    part.hosts.assign(stages.size(), problem.hosts[0]);
+    const double buffers = part.buffers_in + part.buffers_out;  // every cut has one byte
+    return pipeedge::evaluate(part, stages)[first == 0 ? 0 : 1].mem_bytes - buffers;
+  };
+  CHECK_WITH(held(0, 4) == 30 + 20 + 5, held(0, 4));
+  CHECK_WITH(held(1, 4) == 20 + 10 + 5, held(1, 4));
+  CHECK_WITH(held(2, 4) == 10 + 25, held(2, 4));
+  CHECK_WITH(held(0, 3) == 30 + 20, held(0, 3));
+  problem.types[0].mem_bytes = 60;
+  CHECK(solve(problem).stages.size() == 1);
+  problem.model.shared_with.clear();
+  CHECK(solve(problem).status == Status::kInfeasible);
 }
 
 void test_infeasible() {
@@ -287,6 +319,9 @@ void test_validate() {
   rejects("'type0': time_s: 4 values", [](Problem& p) { p.types[0].time_s.push_back(1); });
   rejects("bandwidth is negative", [](Problem& p) { p.types[0].bw_bytes_per_s = -1; });
   rejects("'type0-1' has device type number 7", [](Problem& p) { p.hosts[1].type = 7; });
+  rejects("2 values for 3 layers", [](Problem& p) { p.model.shared_with = {-1, -1}; });
+  rejects("layer 2 shares the weights of layer 3", [](Problem& p) { p.model.shared_with = {-1, 2, -1}; });
+  rejects("layer 3 shares the weights of layer 1", [](Problem& p) { p.model.shared_with = {-1, 0, 0}; });
   rejects("data host is number 2", [](Problem& p) { p.data_host = 2; });
   rejects("batch size", [](Problem& p) { p.batch_size = 0; });
   rejects("buffers", [](Problem& p) { p.buffers_out = -1; });
@@ -336,6 +371,7 @@ void test_extreme_numbers() {
 
 int main() {
   test_known_answers();
+  test_shared_weights();
   test_infeasible();
   test_brute_force();
   test_automatic_bits();

@@ -53,6 +53,24 @@ ModelSpec model_from(const std::string& name, const View& view) {
   }
   spec.model.elements_out.reserve(count);
   for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);
+  if (const auto shared = view.find("shared_with")) {
+    // Counted from 1, and 0 for a layer with weights of its own.
+    for (const double layer : shared->whole_numbers()) {
+      spec.model.shared_with.push_back(static_cast<int>(std::min(layer, 1e9)) - 1);
+    }
+    if (spec.model.shared_with.size() != count) {
+      shared->fail("has " + plural(spec.model.shared_with.size(), "value") + " for " + layers_text(layers));
+    }
+    std::set<int> named;
+    for (std::size_t l = 0; l < count; ++l) {
+      const int twin = spec.model.shared_with[l];
+      if (twin == Model::kUnshared) continue;
+      if (twin >= static_cast<int>(l) || !named.insert(twin).second) {
+        shared->fail("layer " + std::to_string(l + 1) + " shares the weights of layer " + std::to_string(twin + 1) +
+                     "; name the nearest layer before it that has them, or 0");
+      }
+    }
+  }
   if (const auto tokens = view.find("tokens")) {
     spec.tokens = tokens->whole_number(1);
     spec.elements_in_per_token = view.at("parameters_in_per_token").whole_number();

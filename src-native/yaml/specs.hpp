@@ -1,7 +1,7 @@
 // The scheduler's YAML files as plain data, and the Problem that they describe together.
 //
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
-//                                  parameters_in_per_token, parameters_out_per_token
+//                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
 //                                  threads, kernels]   (optional from receive_s on); for text optionally

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
+from pipeedge.base.errors import SpecError
 from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.plan import spec_files
@@ -221,6 +222,34 @@ def test_the_bottleneck_can_be_a_link(cluster: Cluster) -> None:
     assert data["bottleneck"]["words"] == (
         f"the link from stage 0 on f0 to stage 1 on f1 takes {seconds:.3f} s"
     )
+
+
+def test_weights_that_layers_share_are_held_once(cluster: Cluster) -> None:
+    """The second half of the layers has the weights of the first, 3 MB, for which 4 MB are enough."""
+    with_types(cluster, mem_MB=4, bw_Mbps=0)
+    assert "no links with bandwidth join the hosts" in cluster.run("-i0", "-o0").error
+    cluster.write("models.yml", {"m": MODELS["m"] | {"shared_with": [0, 0, 1, 2]}})
+    assert yaml.safe_load(cluster.run("-i0", "-o0").out) == [{"f0": [1, 4]}]
+    problem = cluster.run("-i0", "-o0", "--format=problem").out
+    assert json.loads(problem)["shared_with"] == [0, 0, 1, 2]
+    again = run("--problem", "-", text=problem)
+    assert yaml.safe_load(again.out) == [{"f0": [1, 4]}]
+
+
+@pytest.mark.parametrize(
+    ("shared", "reason"),
+    [
+        ([0, 0, 1], "has 3 values for 4 layers"),
+        ([0, 2, 0, 0], "layer 2 shares the weights of layer 2; name the nearest layer before it"),
+        ([0, 1, 1, 0], "layer 3 shares the weights of layer 1; name the nearest layer before it"),
+        ([0, 0, 0.5, 0], "whole number"),
+    ],
+)
+def test_sharing_names_the_nearest_earlier_layer(cluster: Cluster, shared: list[float], reason: str) -> None:
+    cluster.write("models.yml", {"m": MODELS["m"] | {"shared_with": shared}})
+    assert reason in cluster.run().error
+    with pytest.raises(SpecError, match=reason):
+        spec_files.load_models(cluster.folder / "models.yml")
 
 
 def with_profile(cluster: Cluster, **changes: object) -> None:

@@ -124,6 +124,18 @@ def test_a_device_bids_the_sum_of_its_layers_for_stages_that_fit() -> None:
     assert math.isinf(bid.stage_s[0, 4]), "the case would show nothing otherwise"
 
 
+def test_weights_that_layers_share_are_counted_once() -> None:
+    """Layer 3 has the weights of layer 1, and layer 4 those of layer 2 and 200 bytes more."""
+    model = replace(MODEL, shared_with=(0, 0, 1, 2))
+    held = {(0, 4): 100 + 200 + 200 + 200, (0, 3): 100 + 200 + 200, (1, 4): 200 + 300 + 200, (2, 4): 700}
+    sizes = [4, 1, 2, 3, 4]
+    for (first, last), weights in held.items():
+        needed = weights + 16 * sizes[first] + 16 * sizes[last]
+        for memory, taken in ((needed, True), (needed - 1, False)):
+            bid = bid_of("pi", "kind", replace(KIND, mem_bytes=memory), {}, model, CALL)
+            assert math.isfinite(bid.stage_s[first, last]) == taken
+
+
 def test_a_bid_uses_the_requested_sentence_length() -> None:
     """Times follow a + b tokens + c tokens^2 through the two profiled lengths; sizes grow per token."""
     longer = LengthProfile(20, (2.0, 4.0, 6.0, 8.0))

@@ -20,7 +20,9 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
 from pipeedge.plan import spec_files
 from pipeedge.profile.data_work import measure_data_work
+from pipeedge.profile.emitting import model_spec
 from pipeedge.profile.handling import Wire
+from pipeedge.profile.job import Job
 from pipeedge.profile.measuring import (
     Pacing,
     activation_peaks,
@@ -30,8 +32,10 @@ from pipeedge.profile.measuring import (
     summaries,
     time_layers,
 )
+from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, ranges_text
+from pipeedge.request.config import ModelRequest
 from pipeedge.transport.frame import HEADER_BYTES
 
 MIB = 2**20
@@ -78,6 +82,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
                 memory_bytes=draw(amounts) * MIB,
                 measured=draw(measurements),
                 float32_bytes=draw(st.none() | amounts.map(lambda value: value * MIB)),
+                shared_with=draw(st.none() | st.integers(1, number - 1)) if number > 1 else None,
                 lengths=draw(lengths),
                 extra=draw(st.sampled_from([{}, {"note": "kept"}])),
             )
@@ -171,6 +176,16 @@ def test_memory_of_a_layer_is_that_of_a_stage_of_it_alone(model_dirs: dict[str, 
     alone = [model.weight_bytes(LayerRange(layer, layer + 1)) for layer in range(model.n_layers)]
     whole = model.build()
     assert [shard_bytes(whole, layer) for layer in range(model.n_layers)] == alone
+
+
+@pytest.mark.parametrize(
+    ("family", "shared"), [("albert", (0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8)), ("bert", ())]
+)
+def test_a_profile_says_which_layers_share_their_weights(
+    model_dirs: dict[str, Path], family: str, shared: tuple[int, ...]
+) -> None:
+    job = Job.of(MeasureRequest(model=ModelRequest(name=str(model_dirs[family]))))
+    assert model_spec(job.expected(), "here").shared_with == shared
 
 
 @pytest.mark.parametrize("family", ["vit", "deit", "bert", "mpnet", "albert"])

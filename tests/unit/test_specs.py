@@ -32,6 +32,12 @@ def model_specs(draw: st.DrawFn) -> ModelSpec:
     layers = draw(st.integers(0, 5))
     counts = st.integers(0, 10**9)
     tokens = draw(st.none() | st.integers(1, 512))
+    # Layers of one group have the same weights; each names the one before it.
+    groups = draw(st.none() | st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
+    shared = [
+        max((other + 1 for other in range(layer) if groups[other] == group), default=0)
+        for layer, group in enumerate(groups or ())
+    ]
     per_layer = st.lists(counts, min_size=layers, max_size=layers)
     return ModelSpec(
         tokens=tokens,
@@ -40,6 +46,7 @@ def model_specs(draw: st.DrawFn) -> ModelSpec:
         mem_bytes=tuple(draw(st.lists(amounts, min_size=layers, max_size=layers))),
         elements_in=draw(counts),
         elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
+        shared_with=tuple(shared),
         extra=draw(extras),
     )
 
