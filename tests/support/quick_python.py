@@ -111,9 +111,10 @@ def _attend(client: socket.socket, command: Path) -> None:
         os._exit(_status(lambda: _become(json.loads(request), command)))
 
     def pass_signals_on() -> None:
-        while number := client.recv(1):
-            os.kill(program, number[0])
-        os.kill(program, signal.SIGKILL)  # the client is gone
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            while number := client.recv(1):
+                os.kill(program, number[0])
+            os.kill(program, signal.SIGKILL)  # the client is gone
 
     threading.Thread(target=pass_signals_on, daemon=True).start()
     _, status = os.waitpid(program, 0)
