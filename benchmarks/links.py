@@ -1,10 +1,11 @@
-"""Compare a relay over PipeEdge's links with raw gloo: ``python benchmarks/links.py``.
+"""Compare relays over PipeEdge's links with raw gloo: ``python benchmarks/links.py``.
 
     rank 0 ──frames──> rank 1 (computes nothing) ──frames──> rank 0
 
-The relay runs the real loops of a stage. Raw gloo moves the same bytes in both directions, with two
-``isend`` and two ``irecv`` in flight on both ranks. Repetitions of the two alternate within one run, and
-medians are reported. Timing starts after ``WARM`` frames, when all memory has been touched.
+The relay runs the real loops of a stage, over each transport in turn. Raw gloo moves the same bytes in both
+directions, with two ``isend`` and two ``irecv`` in flight on both ranks. Repetitions of all alternate within
+one run; medians are reported, and the medians of the ratios within a repetition. Timing starts after ``WARM``
+frames, when all memory has been touched.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import socket
 import statistics
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,17 +28,27 @@ from rich.table import Table
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
+from pipeedge.request.config import TransportRequest
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous
-from pipeedge.transport.p2p import P2PTransport
+from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous, RendezvousService, Transport
+from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
 from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 
-SHAPES = {(8, 197, 768): 0.85, (1, 197, 768): 0.70, (1, 197, 192): 0.55}
-"""Shapes of float32 payloads, with the target relative to raw gloo."""
-ROUND_TRIP = ((1, 197, 768), 1.5)
+SHAPES = ((8, 197, 768), (1, 197, 768), (1, 197, 192))
+"""Shapes of float32 payloads."""
+GOALS = {"p2p": (0.85, 0.70, 0.55), "rpc": None, "tcp": (1.2, 1.2, 1.2), "tcp, TLS": (0.5, 0.5, 0.5)}
+"""Throughput of each transport relative to raw gloo that is asked for, by shape."""
+ROUND_TRIP = (1, 197, 768)
+ROUND_TRIP_GOALS = {"p2p": 1.5, "tcp": 1.0}
+"""Time of each transport relative to raw gloo that is asked for."""
 ADDR = "127.0.0.1"
-LIMIT_S = 300
+LIMIT_S = 600
 WARM = 8
+Rows: TypeAlias = list[tuple[float, dict[str, float]]]
+"""Figures of raw gloo and of each transport, by repetition."""
+Row: TypeAlias = tuple[str, str, str, str, str]
 
 
 def raw_throughput(rank: int, size: int, count: int) -> float:
@@ -87,9 +100,7 @@ def take(receiver: Receiver) -> None:
     packet.lease.release()
 
 
-def relay(
-    rank: int, transport: P2PTransport, specs: tuple[TensorSpec, ...], count: int, *, one: bool
-) -> float:
+def relay(rank: int, transport: Transport, specs: tuple[TensorSpec, ...], count: int, *, one: bool) -> float:
     """Measure a relay in bytes per second in each direction or, with ``one``, its round trip in seconds."""
     there, back = Link(0, 1, specs), Link(1, 0, specs)
     if rank == 1:
@@ -135,34 +146,82 @@ def relay(
     return sum(spec.bytes for spec in specs) * count / elapsed
 
 
-def measure(rank: int, port: int, repetitions: int, megabytes: int, results: Any) -> None:
-    """Run one rank of the benchmark."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def make(name: str, rank: int, membership: Membership) -> Transport:
+    """Return a transport, still closed."""
+    comm, _, secured = name.partition(", ")
+    return make_transport(TransportRequest(comm), rank, membership if secured else None)
+
+
+def serve(name: str, membership: Membership) -> tuple[RendezvousService, int]:
+    """Serve the rendezvous of a transport; return it and its port."""
+    comm, _, secured = name.partition(", ")
+    service = make_rendezvous(TransportRequest(comm), ADDR, membership if secured else None)
+    return service, service.serve((0, 1))
+
+
+def measure(
+    rank: int, port: int, ports: dict[str, int], membership: Membership, options: Options, results: Any
+) -> None:
+    """Run one rank of the benchmark.
+
+    Args:
+        rank: This rank.
+        port: Port of the store through which raw gloo connects.
+        ports: Ports of the rendezvous of the transports.
+        membership: Certificate for TLS.
+        options: What to measure.
+        results: Queue of the results: shape, raw gloo's figures, those of each transport; and round trips.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     join_group(connect_store(ADDR, port, timeout_s=60), index=rank, size=2)  # for raw gloo
-    transport = P2PTransport(rank)
-    transport.open(Rendezvous(ADDR, port, (0, 1), 60.0))
+    transports = {name: make(name, rank, membership) for name in ports}
+    for name, transport in transports.items():
+        transport.open(Rendezvous(ADDR, ports[name], (0, 1), 60.0))
     for shape in SHAPES:
         specs = (TensorSpec(shape, torch.float32),)
         size = specs[0].bytes
-        count = max(20, megabytes * 1_000_000 // size)
+        count = max(20, options.megabytes * 1_000_000 // size)
         raw_throughput(rank, size, 10)
-        relay(rank, transport, specs, 10, one=False)
-        rows = []
-        for _ in range(repetitions):
-            rows.append((raw_throughput(rank, size, count), relay(rank, transport, specs, count, one=False)))
-        trips = []
-        if shape == ROUND_TRIP[0]:
-            for _ in range(repetitions):
-                trips.append((raw_round_trip(rank, size, 200), relay(rank, transport, specs, 200, one=True)))
+        for transport in transports.values():
+            relay(rank, transport, specs, 10, one=False)
+        rows, trips = [], []
+        for _ in range(options.repetitions):
+            raw = raw_throughput(rank, size, count)
+            ours = {n: relay(rank, one, specs, count, one=False) for n, one in transports.items()}
+            rows.append((raw, ours))
+        for _ in range(options.repetitions if shape == ROUND_TRIP else 0):
+            raw = raw_round_trip(rank, size, 200)
+            ours = {n: relay(rank, one, specs, 200, one=True) for n, one in transports.items()}
+            trips.append((raw, ours))
         if rank == 0:
             results.put((shape, rows, trips))
-    transport.close()
+    for transport in transports.values():
+        transport.close()
 
 
 def free_of_contention() -> str:
     """Describe how busy the machine was before the benchmark, for the record."""
     return f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, host {socket.gethostname()}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    repetitions: int
+    megabytes: int
+    """Megabytes to move in a repetition."""
+
+
+def report(name: str, rows: Rows, show: Callable[[float], str], asked: Mapping[str, str]) -> Iterator[Row]:
+    """Yield rows of the table: raw gloo, and each transport with its ratio."""
+    raw = statistics.median(theirs for theirs, _ in rows)
+    yield name, "raw gloo", show(raw), "", ""
+    for transport in rows[0][1]:
+        ours = statistics.median(mine[transport] for _, mine in rows)
+        ratio = statistics.median(mine[transport] / theirs for theirs, mine in rows)
+        yield "", transport, show(ours), f"{ratio:.2f}", asked.get(transport, "")
 
 
 def main() -> None:
@@ -176,42 +235,41 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=int, default=300, metavar="MB", help="megabytes to move in a repetition (300)"
     )
+    parser.add_argument(
+        "--transports", nargs="+", choices=GOALS, default=[*GOALS], help="transports to compare (all)"
+    )
     arguments = parser.parse_args()
     console = Console()
     console.print(free_of_contention(), highlight=False)
     store, port = serve_store(ADDR)
+    membership = Membership.from_text(make_key(), "benchmark")
+    served = {name: serve(name, membership) for name in arguments.transports}
+    ports = {name: port for name, (_, port) in served.items()}
+    options = Options(arguments.repetitions, arguments.megabytes)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     ranks = [
-        context.Process(
-            target=measure, args=(rank, port, arguments.repetitions, arguments.megabytes, results)
-        )
+        context.Process(target=measure, args=(rank, port, ports, membership, options, results))
         for rank in range(2)
     ]
     for process in ranks:
         process.start()
-    table = Table("frame", "raw", "ours", "ratio", "asked")
-    for _ in SHAPES:
+    table = Table("frame", "transport", "", "of raw gloo", "asked")
+    for place in range(len(SHAPES)):
         shape, rows, trips = results.get(timeout=LIMIT_S)
         name = "x".join(map(str, shape))
-        raw, ours = (statistics.median(column) for column in zip(*rows, strict=True))
-        ratio = statistics.median(mine / theirs for theirs, mine in rows)
-        table.add_row(
-            name, f"{raw / 1e6:.0f} MB/s", f"{ours / 1e6:.0f} MB/s", f"{ratio:.2f}", f">= {SHAPES[shape]}"
-        )
+        asked = {transport: f">= {goals[place]}" for transport, goals in GOALS.items() if goals}
+        for row in report(name, rows, lambda rate: f"{rate / 1e6:.0f} MB/s", asked):
+            table.add_row(*row)
+        asked = {transport: f"<= {goal}" for transport, goal in ROUND_TRIP_GOALS.items()}
         if trips:
-            raw, ours = (statistics.median(column) for column in zip(*trips, strict=True))
-            ratio = statistics.median(mine / theirs for theirs, mine in trips)
-            table.add_row(
-                f"{name} round trip",
-                f"{raw * 1e3:.2f} ms",
-                f"{ours * 1e3:.2f} ms",
-                f"{ratio:.2f}",
-                f"<= {ROUND_TRIP[1]}",
-            )
+            for row in report(f"{name} round trip", trips, lambda time: f"{time * 1e3:.2f} ms", asked):
+                table.add_row(*row)
     for process in ranks:
         process.join()
     console.print(table)
+    for service, _ in served.values():
+        service.close()
     del store
 
 

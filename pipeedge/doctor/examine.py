@@ -93,7 +93,7 @@ class _Examination:
         self._neighbors_file: Path | None = command.neighbors_file
         self._probe = probe
         self._notes = FindingLog(self._rank, say)
-        self._meeting = MeetingPoint()
+        self._meeting = MeetingPoint(command.request.transport, command.request.world)
         self._files: SchedulerFiles | None = None  # on rank 0, once it has reviewed all ranks
 
     def run(self) -> int:
@@ -213,7 +213,7 @@ class _Examination:
         findings += [finding for finding in _as_sent(self._notes.findings) if finding not in findings]
         measured = None
         if pairs and exit_status(findings) == 0:
-            measured = LinkRound(tuple(pairs), members, self._meeting.serve(self._world.addr))
+            measured = LinkRound(tuple(pairs), members, self._meeting.serve(members))
         return Announcement(
             _ExaminationPlan(tuple(findings), measured), participants=tuple(range(self._world.size))
         )

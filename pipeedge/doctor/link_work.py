@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -12,8 +12,11 @@ from pipeedge.base.errors import one_line
 from pipeedge.base.fields import Count, Line, Port
 from pipeedge.control.member import Member
 from pipeedge.plan.link_speed import Estimate, estimate_link
-from pipeedge.request.config import WorldRequest
+from pipeedge.request.config import TransportRequest, WorldRequest
 from pipeedge.transport.interfaces import use_interface
+
+if TYPE_CHECKING:
+    from pipeedge.transport.base import RendezvousService, Transport
 
 __all__ = ["LinkRound", "MeasuredLinks", "MeetingPoint", "measure_links"]
 
@@ -28,22 +31,35 @@ _MAX_ERROR = 400
 
 
 class MeetingPoint:
-    """The rendezvous store of the links, served on rank 0 until all have met."""
+    """The rendezvous of the links, served on rank 0 until all have met; and the transport to measure them.
 
-    def __init__(self) -> None:
+    Links are measured over TCP if the run uses that, else over gloo, which has the same wire as RPC.
+    """
+
+    def __init__(self, request: TransportRequest, world: WorldRequest) -> None:
         """Serve nothing yet."""
-        self._store: Any = None
+        self._request = request if request.comm == "tcp" else TransportRequest()
+        self._world = world
+        self._service: RendezvousService | None = None
 
-    def serve(self, addr: str) -> int:
-        """Serve a store at ``addr``; return its port."""
-        from pipeedge.transport.rendezvous import serve_store
+    def serve(self, members: Sequence[int]) -> int:
+        """Serve the rendezvous of ``members``; return its port."""
+        from pipeedge.transport.choice import make_rendezvous
 
-        self._store, port = serve_store(addr)
-        return port
+        self._service = make_rendezvous(self._request, self._world.addr)
+        return self._service.serve(members)
+
+    def transport(self) -> Transport:
+        """Return the transport of this rank, still closed."""
+        from pipeedge.transport.choice import make_transport
+
+        return make_transport(self._request, self._world.rank)
 
     def close(self) -> None:
-        """Serve the store no longer, if this rank did."""
-        self._store = None
+        """Serve the rendezvous no longer, if this rank did."""
+        if self._service is not None:
+            self._service.close()
+            self._service = None
 
 
 class LinkRound(Struct, frozen=True):
@@ -54,7 +70,7 @@ class LinkRound(Struct, frozen=True):
     members: tuple[Count, ...]
     """Ranks at the ends of the links."""
     store_port: Port
-    """Port of the rendezvous store on rank 0."""
+    """Port of the rendezvous on rank 0."""
 
 
 class MeasuredLinks(Struct, frozen=True):
@@ -75,7 +91,7 @@ def measure_links(
         links: links of the plan, of which this rank is a member.
         world: the ranks.
         interface: interface of the links.
-        meeting: closed when all ranks have met.
+        meeting: where all ranks meet; closed when they have.
         member: ends the measurements with the session.
 
     Returns:
@@ -91,7 +107,7 @@ def measure_links(
 
     def work() -> None:
         try:
-            _exchange(links, world, meeting, connected, estimates)
+            _exchange(links, world, interface or "", meeting, connected, estimates)
         except Exception as error:  # told to all, by the thread that waits for this one
             errors.append(one_line(error)[:_MAX_ERROR])
         finally:
@@ -115,6 +131,7 @@ def measure_links(
 def _exchange(
     links: LinkRound,
     world: WorldRequest,
+    interface: str,
     meeting: MeetingPoint,
     connected: threading.Event,
     estimates: dict[int, Estimate],
@@ -122,10 +139,9 @@ def _exchange(
     """Connect, then measure or answer link by link; figures go to ``estimates`` as they come."""
     from pipeedge.doctor.links import PASSES, LinkMeter, answer_link
     from pipeedge.transport.base import Rendezvous
-    from pipeedge.transport.p2p import P2PTransport
 
-    transport = P2PTransport(world.rank)
-    transport.open(Rendezvous(world.addr, links.store_port, links.members, world.timeout_s))
+    transport = meeting.transport()
+    transport.open(Rendezvous(world.addr, links.store_port, links.members, world.timeout_s, interface))
     meeting.close()  # all have met
     connected.set()
     meters = {number: LinkMeter(*pair) for number, pair in enumerate(links.pairs)}

@@ -38,7 +38,7 @@ __all__ = [
     "WorldRequest",
 ]
 
-COMMS = ("p2p", "rpc")
+COMMS = ("p2p", "rpc", "tcp")
 DEFAULT_WORKER_THREADS = 4
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
@@ -118,8 +118,10 @@ class TransportRequest:
     )
 
     def __post_init__(self) -> None:
-        if self.worker_threads is not None and self.comm == "p2p":
-            raise RequestError("-w/--worker-threads needs -c rpc, because p2p links have no such threads")
+        if self.worker_threads is not None and self.comm != "rpc":
+            raise RequestError(
+                f"-w/--worker-threads needs -c rpc, because {self.comm} links have no such threads"
+            )
         check_options(self)
 
 

@@ -17,8 +17,7 @@ from pipeedge.models import Model
 from pipeedge.observe.live import Display
 from pipeedge.request.config import RunRequest
 from pipeedge.run.worker import Activity
-from pipeedge.transport.base import Transport
-from pipeedge.transport.rendezvous import RendezvousServer
+from pipeedge.transport.base import RendezvousService, Transport
 
 __all__ = ["PATIENCE_S", "DisplayFeed", "RankContext", "aborted_on_failure"]
 
@@ -59,7 +58,7 @@ class RankContext:
     warn: Callable[[str], None]
     """Takes a line for the user that ends nothing; called from any thread."""
     transport: Transport
-    rendezvous: RendezvousServer
+    rendezvous: RendezvousService
     """Rendezvous of the links, served by rank 0."""
     activity: Activity = field(default_factory=Activity)
     crew: Crew = field(default_factory=Crew)

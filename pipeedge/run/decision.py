@@ -76,6 +76,6 @@ def decide(context: RankContext, facts: Mapping[int, Mapping[str, Any]]) -> Anno
         record_rows=known.record_rows,
     )
     if len(plan.participants) > 1:
-        plan = dataclasses.replace(plan, store_port=context.rendezvous.serve())
+        plan = dataclasses.replace(plan, store_port=context.rendezvous.serve(plan.participants))
     names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
     return Announcement(plan, plan.participants, names, plan.data_rank)

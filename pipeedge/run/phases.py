@@ -1,16 +1,16 @@
 """The phases of a rank's run, each a function from values to values, in the order in which they happen.
 
-    prepare ──> agree ──> connect ──> load_stage ──> assemble ──> stream ──> close_links
-     Prepared    Plan       links      LoadedStage     Parts       results
+    prepare ──> agree ──> connect ──> load_stage ──> open_parts ──> stream ──> close_links
+     Prepared    Plan      the group   LoadedStage    Parts, links   results
 
-``run.pipeline`` joins them; ``run.parts`` has ``assemble``, and ``run.outcome`` what follows.
+``run.pipeline`` joins them; ``run.outcome`` has what follows.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
+from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
@@ -29,7 +30,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.data_part import DataFiles, DataPart, open_data_files
 from pipeedge.run.decision import RunSession, decide, find_facts
-from pipeedge.run.parts import Parts
+from pipeedge.run.parts import Parts, assemble
 from pipeedge.run.stage import Stage, resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
@@ -42,6 +43,7 @@ __all__ = [
     "connect",
     "leave",
     "load_stage",
+    "open_parts",
     "prepare",
     "stream",
 ]
@@ -121,7 +123,7 @@ def leave(context: RankContext, session: RunSession) -> None:
 
 
 def connect(context: RankContext, plan: Plan, interface: str) -> None:
-    """Open the links among all that have a part in the plan, unless this rank is alone.
+    """Join the group of all that have a part in the plan, unless this rank is alone.
 
     Raises:
         PeerError: The links do not open.
@@ -133,17 +135,26 @@ def connect(context: RankContext, plan: Plan, interface: str) -> None:
     exposed = transport.exposure(interface_addresses().get(interface, ()))
     if exposed is not None:
         context.warn(exposed)
-    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s)
+    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s, interface)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
+    _wait_for_links(context, plan, interface, lambda: transport.open(rendezvous))
+    context.stop_serving_rendezvous()
+
+
+def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: Callable[[], None]) -> None:
+    """Call ``connect``, which waits for other ranks.
+
+    Raises:
+        PeerError: The links do not open.
+    """
     peers = ", ".join(str(rank) for rank in plan.participants if rank != context.rank)
     with context.activity.busy("connecting to its peers"):
         context.wait_in_thread(
             "connect",
-            lambda: transport.open(rendezvous),
+            connect,
             f"the links of rank {context.rank} to {peers} over {interface} do not open: is there a "
             "firewall between them, or another interface to choose with -s?",
         )
-    context.stop_serving_rendezvous()
 
 
 def load_stage(context: RankContext, plan: Plan, device: torch.device) -> LoadedStage | None:
@@ -172,6 +183,25 @@ def load_stage(context: RankContext, plan: Plan, device: torch.device) -> Loaded
     table = plan.pixel_table if number == 0 else None
     pixels = None if table is None else PixelTable.from_text(table)
     return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels))
+
+
+def open_parts(
+    context: RankContext, plan: Plan, member: Member, prepared: Prepared, stage: LoadedStage | None
+) -> Parts:
+    """Make the parts of this rank and connect their links.
+
+    Raises:
+        PeerError: The links do not open.
+    """
+    made: list[Parts] = []
+
+    def make() -> None:
+        made.append(
+            assemble(context, member, plan, stage=stage, files=prepared.files, exporter=prepared.exporter)
+        )
+
+    _wait_for_links(context, plan, prepared.interface, make)
+    return made[0]
 
 
 def stream(context: RankContext, plan: Plan, parts: Parts) -> None:

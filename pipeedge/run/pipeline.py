@@ -36,10 +36,8 @@ from pipeedge.request.config import RunRequest
 from pipeedge.run.context import RankContext, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.outcome import finish
-from pipeedge.run.parts import assemble
-from pipeedge.run.phases import agree, connect, leave, load_stage, prepare, stream
-from pipeedge.transport.choice import make_transport
-from pipeedge.transport.rendezvous import RendezvousServer
+from pipeedge.run.phases import agree, connect, leave, load_stage, open_parts, prepare, stream
+from pipeedge.transport.choice import make_rendezvous, make_transport
 
 __all__ = ["run", "show_schedule"]
 
@@ -88,7 +86,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
         if request.schedule.partition is not None:
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     transport = make_transport(request.transport, request.world.rank)
-    rendezvous = RendezvousServer(request.world.addr)
+    rendezvous = make_rendezvous(request.transport, request.world.addr)
     context = RankContext(request, model, console, warn, transport, rendezvous)
     callbacks = Callbacks(
         status=context.activity.status,
@@ -110,9 +108,7 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
             return None
         connect(context, plan, prepared.interface)
         stage = load_stage(context, plan, prepared.device)
-        parts = assemble(
-            context, session.member, plan, stage=stage, files=prepared.files, exporter=prepared.exporter
-        )
+        parts = open_parts(context, plan, session.member, prepared, stage)
         session.start()
         startup_s = time.time() - psutil.Process().create_time()
         stream(context, plan, parts)

@@ -81,7 +81,7 @@ class Activity:
                 self._awaiting.remove(peer)
 
     def sent(self, peer: int) -> None:
-        """Count a microbatch, or the end mark, that was handed to the link to ``peer``."""
+        """Count a microbatch, or the end mark, that is handed to the link to ``peer``."""
         with self._lock:
             self._sent[peer] = self._sent.get(peer, 0) + 1
 
@@ -206,11 +206,13 @@ class Outgoing:
     def send(self, packet: Packet) -> int:
         """Put ``packet`` on the link and return its bytes there; blocks while the link is full."""
         started = self._clock()
+        if self._peer is not None:
+            # Before it is posted: a dead link that lost the notice of room blocks here, and must be noticed.
+            self._activity.sent(self._peer)
         shipment = self._sender.post(packet)
         self._sent += 1
         if self._peer is None:
             return 0
-        self._activity.sent(self._peer)
         self.bytes.add(shipment.bytes)
         if self._receipts:
             self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))

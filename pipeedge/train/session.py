@@ -143,7 +143,7 @@ def _agree(
             layers = divide_layers(setup.request, setup.network, setup.order)
         workers = tuple(range(setup.order.workers))
         return Announcement(
-            TrainingPlan(layers, rendezvous.serve()),
+            TrainingPlan(layers, rendezvous.serve(workers)),
             participants=workers,
             names={worker: worker_name(setup.order, worker, layers) for worker in workers},
             data_rank=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ __all__ = [
     "Receipt",
     "Receiver",
     "Rendezvous",
+    "RendezvousService",
     "Reserved",
     "Sender",
     "Shipment",
@@ -171,7 +172,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a group meet to open their links; the same on every member."""
+    """Where the members of a group meet to open their links; the same on all, but for ``interface``."""
 
     addr: str
     """Address at which the rendezvous is served."""
@@ -181,6 +182,24 @@ class Rendezvous:
     """Ranks of the group, in the same order on every member."""
     timeout_s: float
     """Seconds to wait for the rendezvous to answer."""
+    interface: str = ""
+    """Network interface of this member's links; empty for the one that leads to ``addr``."""
+    epoch: int = 0
+    """Number of the plan that the links belong to. Over TCP, links of another one are refused."""
+
+
+class RendezvousService(Protocol):
+    """The rendezvous of a group, on the rank that serves it."""
+
+    def serve(self, members: Iterable[int]) -> int:
+        """Serve the ``members`` of a group, and return the port.
+
+        Raises:
+            RequestError: The address does not belong to this machine.
+        """
+
+    def close(self) -> None:
+        """Stop serving; do nothing if not served."""
 
 
 class Transport(Protocol):
@@ -193,17 +212,20 @@ class Transport(Protocol):
     thread at any time. A run, or an epoch of one, is one such cycle. Ends of links belong to the group they
     were made for: they end with it, and a transport that is opened again needs new ones.
 
-                               loopback         p2p (gloo)            rpc (TensorPipe)
-        in one process         any number       any number            one at a time
-        rendezvous is served   never            until all are open    until all are closed
-        abort wakes            every wait       every wait on a       every wait on a link; ``open`` and
-                                                link; not ``open``    ``close`` cannot be woken
-                                                before all are there
-        peers of an aborted    are not told     lose their links      have frames refused
-        transport                               to it
-        close waits for        nobody           nobody                all members; nobody after ``abort``
-        open again             anything         any members           same place among as many members, as
-                                                                      often on each (torch numbers groups)
+                             loopback       tcp             p2p (gloo)            rpc (TensorPipe)
+        in one process       any number     any number      any number            one at a time
+        rendezvous is        never          until all are   until all are open    until all are closed
+        served                              open
+        abort wakes          every wait     every wait,     every wait on a       every wait on a link;
+                                            ``open`` too    link; not ``open``    ``open`` and ``close``
+                                                            before all are there  cannot be woken
+        peers of an          are not told   lose their      lose their links      have frames refused
+        aborted transport                   links to it     to it
+        close waits for      nobody         nobody          nobody                all members; nobody after
+                                                                                  ``abort``
+        open again           anything       any members     any members           same place among as many
+                                                                                  members, as often on each
+                                                                                  (torch numbers groups)
 
     Who cannot be woken is left behind in a daemon thread (``base.crew``), which is why ``open`` and ``close``
     are called in one.

@@ -35,6 +35,7 @@ __all__ = [
     "Frame",
     "FrameBuffer",
     "FrameError",
+    "FrameHeader",
     "Kind",
     "frame_capacity",
     "read_frame",
@@ -135,13 +136,30 @@ class FrameBuffer:
         """
         return self._layout(specs).views
 
-    def read(self) -> Frame:
+    @property
+    def view(self) -> memoryview:
+        """The memory, for sockets."""
+        return self._bytes
+
+    def header(self) -> FrameHeader:
+        """Return the header, which is received before the rest of the frame.
+
+        Raises:
+            FrameError: It is not the header of a frame that fits the memory.
+        """
+        return _check_header(bytes(self._bytes[:HEADER_BYTES]), self.memory.numel())
+
+    def read(self, header: FrameHeader | None = None) -> Frame:
         """Return the frame that was received. Its tensors are views of the memory.
+
+        Args:
+            header: What ``header`` has returned for this frame, if it was called.
 
         Raises:
             FrameError: The memory does not contain a complete, consistent frame.
         """
-        header = _check_header(bytes(self._bytes[:HEADER_BYTES]), self.memory.numel())
+        if header is None:
+            header = self.header()
         if self._read is None or self._read[:2] != (header.descriptors, header.length):
             self._read = header.descriptors, header.length, _tensors(header, self.memory)
         return Frame(header.kind, header.number, header.items, self._read[2], header.length)
@@ -220,7 +238,7 @@ def _header(kind: Kind, number: int, items: int, layout: _Layout) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Header:
+class FrameHeader:
     """A header that is consistent and within the capacity."""
 
     kind: Kind
@@ -230,7 +248,7 @@ class _Header:
     descriptors: bytes
 
 
-def _check_header(header: bytes, capacity: int) -> _Header:
+def _check_header(header: bytes, capacity: int) -> FrameHeader:
     if capacity < HEADER_BYTES:
         raise FrameError(f"a frame needs at least {HEADER_BYTES} bytes, but {capacity} were received")
     magic, version, kind, count, number, length, items, crc = _PRELUDE.unpack_from(header)
@@ -248,10 +266,10 @@ def _check_header(header: bytes, capacity: int) -> _Header:
         raise FrameError(f"the frame has the unknown kind {kind}")
     if not HEADER_BYTES <= length <= capacity:
         raise FrameError(f"the frame claims {length} bytes, but the agreed capacity is {capacity}")
-    return _Header(Kind(kind), number, length, items, descriptors)
+    return FrameHeader(Kind(kind), number, length, items, descriptors)
 
 
-def _tensors(header: _Header, buffer: torch.Tensor) -> Payload:
+def _tensors(header: FrameHeader, buffer: torch.Tensor) -> Payload:
     payload = []
     expected = HEADER_BYTES
     fields = _DESCRIPTOR.iter_unpack(header.descriptors)

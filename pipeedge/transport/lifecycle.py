@@ -40,6 +40,11 @@ class Lifecycle:
         with self._lock:
             return self._state
 
+    @property
+    def aborted(self) -> bool:
+        """Whether the transport was aborted, and is to be closed."""
+        return self.state is TransportState.ABORTED
+
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Open the transport in the body. If the body fails, the transport is closed again.

@@ -38,10 +38,11 @@ from typing import Any
 import torch
 
 from pipeedge.base.errors import PeerFailedError
-from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved
 from pipeedge.transport.channel import Channel
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
+from pipeedge.transport.leases import Draft, Lease
 
 __all__ = ["P2PReceiver", "P2PSender", "P2PShipment", "ReceiptingReceiver", "brief"]
 
@@ -102,41 +103,6 @@ class P2PShipment:
 class _AwaitedReceipt:
     work: Any
     memory: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A received frame that a packet occupies until it is released."""
-
-    buffer: FrameBuffer
-    frame: Frame
-    free: deque[FrameBuffer]
-
-    def release(self) -> None:
-        """Make the memory available to receives again. Deques are thread-safe."""
-        self.free.append(self.buffer)
-
-    def holds(self, packet: Packet) -> bool:
-        """Return whether ``packet`` consists of exactly the tensors of the frame."""
-        return (
-            packet.number == self.frame.number
-            and packet.items == self.frame.items
-            and len(packet.payload) == len(self.frame.payload)
-            and all(mine is its for mine, its in zip(packet.payload, self.frame.payload, strict=True))
-        )
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A frame whose payload is still being computed."""
-
-    buffer: FrameBuffer
-    payload: Payload
-    free: deque[FrameBuffer]
-
-    def release(self) -> None:
-        """Do nothing: the frame will not be sent."""
-        self.free.append(self.buffer)
 
 
 class P2PSender:

@@ -8,6 +8,7 @@ formed with a barrier at its end, after which nobody does. RPC, however, asks it
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed
@@ -63,8 +64,8 @@ class RendezvousServer:
         self._addr = addr
         self._store: Any = None
 
-    def serve(self) -> int:
-        """Serve the store, and return its port.
+    def serve(self, members: Iterable[int]) -> int:
+        """Serve the store, in which any members find one another, and return its port.
 
         Raises:
             RequestError: ``addr`` does not belong to this machine.

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
-from transport_cycles import SPECS, cycle, in_thread, open_all
+from transport_cycles import SPECS, cycle, gloo_rendezvous, in_thread, open_all
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
 from pipeedge.request.config import TransportRequest
-from pipeedge.transport.base import Link, Rendezvous, Transport
-from pipeedge.transport.choice import make_transport
+from pipeedge.transport.base import Link, Rendezvous, RendezvousService, Transport
+from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.lifecycle import Lifecycle, TransportState
 from pipeedge.transport.loopback import LoopbackTransport
 from pipeedge.transport.p2p import P2PTransport
 from pipeedge.transport.rendezvous import RendezvousServer
 from pipeedge.transport.rpc import RpcTransport
+from pipeedge.transport.tcp import TcpTransport
+from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
 
 CYCLES = 10
 LIMIT_S = 30.0
@@ -39,20 +43,47 @@ def two_over_gloo() -> tuple[Transport, Transport]:
     return P2PTransport(3), P2PTransport(5)
 
 
-@pytest.mark.parametrize("make", [one_in_memory, two_over_gloo])
-def test_transport_is_opened_and_closed_ten_times(make: Callable[[], tuple[Transport, Transport]]) -> None:
-    assert cycle(make, LINK, CYCLES) == CYCLES
+def two_over_tcp() -> tuple[Transport, Transport]:
+    """Return two members of a group over plain sockets."""
+    return TcpTransport(3), TcpTransport(5)
 
 
+def tcp_rendezvous() -> RendezvousService:
+    """Return the rendezvous of members over plain sockets."""
+    return TcpRendezvousServer("127.0.0.1")
+
+
+Make = Callable[[], tuple[Transport, Transport]]
+Serve = Callable[[], RendezvousService]
+NETWORKED = [(two_over_gloo, gloo_rendezvous), (two_over_tcp, tcp_rendezvous)]
+
+
+@pytest.mark.parametrize(("make", "rendezvous"), [(one_in_memory, gloo_rendezvous), *NETWORKED])
+def test_transport_is_opened_and_closed_ten_times(make: Make, rendezvous: Serve) -> None:
+    assert cycle(make, LINK, CYCLES, rendezvous) == CYCLES
+
+
+def test_a_hundred_cycles_over_tcp_leave_nothing_behind() -> None:
+    """Neither threads nor sockets; other tests of this process may end some meanwhile."""
+    process = psutil.Process()
+    cycle(two_over_tcp, LINK, 3, tcp_rendezvous)
+    threads, files = threading.active_count(), process.num_fds()
+    assert cycle(two_over_tcp, LINK, 100, tcp_rendezvous) == 100
+    assert threading.active_count() <= threads
+    assert process.num_fds() <= files
+
+
+@pytest.mark.parametrize(("make", "rendezvous"), NETWORKED)
 @pytest.mark.parametrize("receipts", [False, True])
-def test_links_of_gloo_are_woken_with_and_without_receipts(receipts: bool) -> None:
-    assert cycle(two_over_gloo, Link(3, 5, SPECS, receipts), 3) == 3
+def test_links_are_woken_with_and_without_receipts(receipts: bool, make: Make, rendezvous: Serve) -> None:
+    assert cycle(make, Link(3, 5, SPECS, receipts), 3, rendezvous) == 3
 
 
-def test_two_groups_of_gloo_are_open_side_by_side() -> None:
+@pytest.mark.parametrize(("make", "rendezvous"), NETWORKED)
+def test_two_groups_are_open_side_by_side(make: Make, rendezvous: Serve) -> None:
     """As when a new plan is prepared while the old one still runs."""
-    older, newer = two_over_gloo(), two_over_gloo()
-    servers = [RendezvousServer("127.0.0.1") for _ in range(2)]
+    older, newer = make(), make()
+    servers = [rendezvous() for _ in range(2)]
     open_all(older, servers[0], (3, 5))
     open_all(newer, servers[1], (5, 3))
     for sending, receiving in (older, newer):
@@ -62,6 +93,8 @@ def test_two_groups_of_gloo_are_open_side_by_side() -> None:
         finished.result(LIMIT_S)
     for transport in (*older, *newer):
         transport.close()
+    for server in servers:
+        server.close()
 
 
 # --- states -----------------------------------------------------------------------------------------
@@ -96,7 +129,9 @@ def test_open_that_is_aborted_raises_and_waits_to_be_closed() -> None:
     assert lifecycle.close() is TransportState.ABORTED
 
 
-@pytest.mark.parametrize("transport", [LoopbackTransport(), P2PTransport(3), RpcTransport(3, 1)])
+@pytest.mark.parametrize(
+    "transport", [LoopbackTransport(), P2PTransport(3), RpcTransport(3, 1), TcpTransport(3)]
+)
 def test_links_need_an_open_transport(transport: Transport) -> None:
     for end in (transport.sender, transport.receiver):
         with pytest.raises(PipeEdgeError, match="the transport is closed: open it before its links"):
@@ -113,23 +148,30 @@ def test_transport_is_not_opened_twice() -> None:
         transport.open(rendezvous)
 
 
-def test_open_without_a_rendezvous_fails_and_can_be_repeated() -> None:
-    transport = P2PTransport(3)
-    server = RendezvousServer("127.0.0.1")
-    port = server.serve()
+@pytest.mark.parametrize(
+    ("transport", "rendezvous"), [(P2PTransport(3), gloo_rendezvous), (TcpTransport(3), tcp_rendezvous)]
+)
+def test_open_without_a_rendezvous_fails_and_can_be_repeated(transport: Transport, rendezvous: Serve) -> None:
+    server = rendezvous()
+    port = server.serve((3,))
     server.close()
     with pytest.raises(PeerFailedError, match=r"no rendezvous at 127\.0\.0\.1"):
         transport.open(Rendezvous("127.0.0.1", port, (3,), 1.0))
     open_all([transport], server, (3,))
     transport.close()
+    server.close()
 
 
 def test_option_chooses_the_transport() -> None:
-    p2p, rpc = (make_transport(TransportRequest(comm), 0) for comm in ("p2p", "rpc"))
+    p2p, rpc, tcp = (make_transport(TransportRequest(comm), 0) for comm in ("p2p", "rpc", "tcp"))
     assert (p2p.keeps_rendezvous, p2p.closes_together) == (False, False)
     assert (rpc.keeps_rendezvous, rpc.closes_together) == (True, True)
     assert isinstance(p2p, P2PTransport)
+    assert (tcp.keeps_rendezvous, tcp.closes_together) == (False, False)
     assert isinstance(rpc, RpcTransport)
+    assert isinstance(tcp, TcpTransport)
+    assert isinstance(make_rendezvous(TransportRequest("tcp"), "127.0.0.1"), TcpRendezvousServer)
+    assert isinstance(make_rendezvous(TransportRequest("rpc"), "127.0.0.1"), RendezvousServer)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +182,6 @@ def test_only_rpc_beyond_loopback_gives_a_warning(addresses: list[str], warned: 
     line = RpcTransport(0, 1).exposure(addresses)
     assert (line is None) == (warned is None)
     assert line is None or f"-c rpc listens at {warned}:" in line
+    assert TcpTransport(0).exposure(addresses) is None
     assert P2PTransport(0).exposure(addresses) is None
     assert LoopbackTransport().exposure(addresses) is None

@@ -14,7 +14,7 @@ from processes import run_world
 DIGITS = ("-m", "vit-digits", "-b", 96, "-u", 4)
 
 
-@pytest.mark.parametrize("comm", ["p2p", "rpc"])
+@pytest.mark.parametrize("comm", ["p2p", "rpc", "tcp"])
 def test_adaptive_ranks_deliver_all_results(comm: str, tmp_path: Path) -> None:
     """No link reaches the target, so the fewest bits are used from the first measurement on."""
     options = ("-c", comm, "-pt", "1,6,7,11,12,16", "-q", "0,16,8", "--report", tmp_path / "r.json")

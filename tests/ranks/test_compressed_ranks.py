@@ -61,6 +61,10 @@ def over_rpc(directory: Path) -> None:
     over("rpc", directory)
 
 
+def over_tcp(directory: Path) -> None:
+    over("tcp", directory)
+
+
 def over(comm: str, directory: Path) -> None:
     ended = run_world(directory, 3, *COMMON, *SPLIT, "-c", comm)
     assert {end.status for end in ended.values()} == {0}, ended
@@ -68,7 +72,7 @@ def over(comm: str, directory: Path) -> None:
     assert [stage["quant_bits"] for stage in report["schedule"]] == [8, 4, 16]
     first, middle, last = report["stages"]
     raw = specs_bytes(DIGITS.payload_specs(5, 8))
-    assert raw == 8 * 4 * 2 * DIGITS.config.hidden * DIGITS.config.image.tokens
+    assert raw == 8 * 4 * 2 * DIGITS.config.hidden * DIGITS.config.image_tokens
     assert first["bytes_out_mean"] < 0.35 * raw
     assert middle["bytes_out_mean"] < 0.65 * first["bytes_out_mean"]
     assert min(first["encode_s_mean"], middle["encode_s_mean"], last["encode_s_mean"]) > 0
@@ -114,7 +118,7 @@ def a_list_too_long_for_what_was_scheduled(directory: Path) -> None:
     assert len(ended[1].err.strip().splitlines()) == 1
 
 
-WORLDS = (over_p2p, over_rpc, automatic, nan_in_the_middle, a_list_too_long_for_what_was_scheduled)
+WORLDS = (over_p2p, over_rpc, over_tcp, automatic, nan_in_the_middle, a_list_too_long_for_what_was_scheduled)
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +136,11 @@ def test_real_ranks(
     played[world].result(timeout=2 * DEADLINE_S)
 
 
-def test_both_transports_give_the_same_bits(
+def test_all_transports_give_the_same_bits(
     played: dict[Callable[[Path], None], Future[None]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for world in (over_p2p, over_rpc):
+    for world in (over_p2p, over_rpc, over_tcp):
         played[world].result(timeout=2 * DEADLINE_S)
     base = tmp_path_factory.getbasetemp()
-    results = [np.load(base / f"over_{comm}0" / "o.npz")["outputs"].tobytes() for comm in ("p2p", "rpc")]
-    assert results[0] == results[1]
+    folders = [base / f"over_{comm}0" for comm in ("p2p", "rpc", "tcp")]
+    assert len({np.load(folder / "o.npz")["outputs"].tobytes() for folder in folders}) == 1

@@ -216,15 +216,15 @@ def others_name(ended: dict[int, Ended], culprit: int, *, says: str) -> None:
         assert re.search(rf"rank {culprit}\b.*{says}", line), f"rank {rank} said: {line}"
 
 
-@scenarios(first=0, middle=1, last=2)
-def a_rank_is_killed_in_full_swing(directory: Path, inputs: Inputs, variant: int) -> None:
-    data_rank = (variant + 1) % 3
-    with World(directory, 3, *ENDLESS, "-D", data_rank) as world:
+@scenarios(first=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), middle_over_tcp=(1, "tcp"))
+def a_rank_is_killed_in_full_swing(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
+    culprit, comm = variant
+    with World(directory, 3, *ENDLESS, "-D", (culprit + 1) % 3, "-c", comm) as world:
         world.start().until_rows()
-        world.signal(variant, signal.SIGKILL)
+        world.signal(culprit, signal.SIGKILL)
         ended = world.wait(within=KILL_S)
-    assert ended[variant].status == -signal.SIGKILL
-    others_name(ended, variant, says=rf"\(stage {variant}, layers .* is gone")
+    assert ended[culprit].status == -signal.SIGKILL
+    others_name(ended, culprit, says=rf"\(stage {culprit}, layers .* is gone")
     nothing_is_left(directory)
 
 
@@ -303,15 +303,16 @@ def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tup
     assert not (directory / "rows.csv").exists()
 
 
-@scenarios(hub=0, middle=1, last=2)
-def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: int) -> None:
-    timeout = 6
-    with World(directory, 3, *ENDLESS, "--timeout", timeout, "-D", (variant + 2) % 3) as world:
+@scenarios(hub=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), last_over_tcp=(2, "tcp"))
+def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
+    timeout, (culprit, comm) = 6, variant
+    options = (*ENDLESS, "--timeout", timeout, "-D", (culprit + 2) % 3, "-c", comm)
+    with World(directory, 3, *options) as world:
         world.start().until_rows()
-        world.signal(variant, signal.SIGSTOP)
-        others = [rank for rank in range(3) if rank != variant]
+        world.signal(culprit, signal.SIGSTOP)
+        others = [rank for rank in range(3) if rank != culprit]
         ended = world.wait(*others, within=KILL_S)
-    others_name(ended, variant, says=rf"\(stage {variant}, .*has been silent for")
+    others_name(ended, culprit, says=rf"\(stage {culprit}, .*has been silent for")
     nothing_is_left(directory)
 
 
@@ -466,29 +467,30 @@ def ranks_apart(name: str, directory: Path, *options: object) -> Iterator[tuple[
         yield net, stack.enter_context(World(directory, 3, *common, space=net.space))
 
 
-@scenarios(of_a_member=2, of_the_hub=0)
-def a_cable_is_cut(directory: Path, inputs: Inputs, variant: int) -> None:
-    with ranks_apart(f"pc{variant}", directory, "-D", 1) as (net, world):
+@scenarios(of_a_member=(2, "p2p"), of_the_hub=(0, "p2p"), of_a_member_over_tcp=(2, "tcp"))
+def a_cable_is_cut(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
+    lonely, comm = variant
+    with ranks_apart(f"pc{lonely}{comm[0]}", directory, "-D", 1, "-c", comm) as (net, world):
         world.start().until_rows()
-        net.cut(variant)
+        net.cut(lonely)
         ended = world.wait(within=KILL_S)
-    silent = rf"\(stage {variant}, .*has been silent for"
-    if variant == 0:
+    silent = rf"\(stage {lonely}, .*has been silent for"
+    if lonely == 0:
         others_name(ended, 0, says=silent)
         assert ended[0].status == 4
     else:
-        others = {rank: end for rank, end in ended.items() if rank != variant}
-        others_name(others, variant, says=silent)
+        others = {rank: end for rank, end in ended.items() if rank != lonely}
+        others_name(others, lonely, says=silent)
         # The one that is cut off knows only that it hears nothing.
-        assert ended[variant].status == 4
-        assert "rank 0 (stage 0, " in ended[variant].line
+        assert ended[lonely].status == 4
+        assert "rank 0 (stage 0, " in ended[lonely].line
     nothing_is_left(directory)
 
 
-@scenario
-def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
+@scenarios(over_p2p="p2p", over_tcp="tcp")
+def one_link_of_several_is_cut(directory: Path, inputs: Inputs, variant: str) -> None:
     """Both ends still reach the hub, so neither is silent, and the link is named."""
-    with ranks_apart("pl", directory) as (net, world):
+    with ranks_apart(f"pl{variant[0]}", directory, "-c", variant) as (net, world):
         world.start().until_rows()
         net.black_hole(1, 2)
         net.black_hole(2, 1)
@@ -501,10 +503,10 @@ def one_link_of_several_is_cut(directory: Path, inputs: Inputs) -> None:
     nothing_is_left(directory)
 
 
-@scenario
-def links_that_never_open_are_named(directory: Path, inputs: Inputs) -> None:
+@scenarios(over_p2p="p2p", over_tcp="tcp")
+def links_that_never_open_are_named(directory: Path, inputs: Inputs, variant: str) -> None:
     """A firewall separates two ranks that both reach rank 0."""
-    with ranks_apart("pf", directory) as (net, world):
+    with ranks_apart(f"pf{variant[0]}", directory, "-c", variant) as (net, world):
         net.black_hole(1, 2)
         net.black_hole(2, 1)
         ended = world.start().wait(within=KILL_S)

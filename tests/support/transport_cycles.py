@@ -11,7 +11,16 @@ import torch
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous, Sender, Shipment, Transport
+from pipeedge.transport.base import (
+    Link,
+    Packet,
+    Receiver,
+    Rendezvous,
+    RendezvousService,
+    Sender,
+    Shipment,
+    Transport,
+)
 from pipeedge.transport.rendezvous import RendezvousServer
 
 LIMIT_S = 30.0
@@ -34,9 +43,9 @@ def in_thread(work: Callable[[], object]) -> Future[object]:
     return future
 
 
-def open_all(transports: Sequence[Transport], server: RendezvousServer, members: tuple[int, ...]) -> None:
+def open_all(transports: Sequence[Transport], server: RendezvousService, members: tuple[int, ...]) -> None:
     """Open all transports at once; each waits for the others."""
-    rendezvous = Rendezvous("127.0.0.1", server.serve(), members, LIMIT_S)
+    rendezvous = Rendezvous("127.0.0.1", server.serve(members), members, LIMIT_S)
     for opened in [in_thread(lambda one=one: one.open(rendezvous)) for one in dict.fromkeys(transports)]:
         opened.result(LIMIT_S)
 
@@ -93,18 +102,29 @@ def _abort_while_waiting(wait: Callable[[], object], *transports: Transport) -> 
     assert isinstance(waiting.exception(LIMIT_S), Closed | PeerError)
 
 
-def cycle(make: Callable[[], tuple[Transport, Transport]], link: Link, times: int) -> int:
+def gloo_rendezvous() -> RendezvousServer:
+    """Return the rendezvous of gloo and RPC, on this machine."""
+    return RendezvousServer("127.0.0.1")
+
+
+def cycle(
+    make: Callable[[], tuple[Transport, Transport]],
+    link: Link,
+    times: int,
+    rendezvous: Callable[[], RendezvousService] = gloo_rendezvous,
+) -> int:
     """Open, use and close the same transports ``times`` times, and return how often that went well.
 
     Args:
         make: Returns the transports of the sending and the receiving rank, which may be the same.
         link: The link between them.
         times: Number of cycles; they carry packets, are aborted, and are aborted again in turn.
+        rendezvous: Returns a new rendezvous for these transports.
     """
     sending, receiving = make()
     uses = (carry, wake_receiver, wake_sender)
     for number in range(times):
-        server = RendezvousServer("127.0.0.1")
+        server = rendezvous()
         open_all((sending, receiving), server, tuple(dict.fromkeys((link.source, link.destination))))
         uses[number % len(uses)](sending, receiving, link)
         for closed in [in_thread(one.close) for one in dict.fromkeys((sending, receiving))]:

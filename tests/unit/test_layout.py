@@ -24,8 +24,9 @@ models     activations dtypes linear int8 kernels progress weights.reading weigh
            families.vit families.deit families.catalogue
            weights.locating weights.fill weights.writing model known registry weights.download
 compress   policies clamping adaptation codec wire link
-transport  base channel frame lifecycle interfaces membership new_key loopback rendezvous p2p_links p2p
-           unlocking_store rpc_links rpc choice
+transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
+           p2p unlocking_store rpc_links rpc wires reception tcp_hello tcp_rendezvous tcp_sending
+           tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages epoch_messages epochs epoch_member ledger roster attendance
            telemetry rules wire connection hub dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
@@ -121,6 +122,7 @@ PURE = (
     "simulate.cluster",
     "plan.simulation",
     "transport.frame",
+    "transport.tcp_hello",
     "observe.timeline",
     "observe.trace",
 )

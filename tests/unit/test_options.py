@@ -139,7 +139,7 @@ WRONG = [
     ("0 2 -H a,", "not a list of names"),
     ("0 2 -sm m.yml", "all three of"),
     ("0 2 -sm m.yml -sd d.yml", "all three of"),
-    ("0 2 -c tcp", "invalid choice: 'tcp'"),
+    ("0 2 -c udp", "invalid choice: 'udp'"),
     ("0 2 -w 4", "-w/--worker-threads needs -c rpc"),
     ("0 2 -c rpc -w 0", "-w/--worker-threads 0"),
     ("0 2 --dataset-name MNIST", "invalid choice"),

@@ -1,0 +1,322 @@
+"""The group of a TCP transport: where its members listen, and the connections of its links.
+
+sender(link) ──dial, LinkHello──> reception of the other rank ──answer──> arrivals ──> receiver(link)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+
+from pipeedge.base.crew import Closed
+from pipeedge.base.errors import PeerFailedError, RequestError
+from pipeedge.transport.base import Link, Rendezvous
+from pipeedge.transport.frame import FrameError, frame_capacity
+from pipeedge.transport.interfaces import interface_addresses, listen
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.reception import Reception
+from pipeedge.transport.tcp_hello import (
+    ANSWER_BYTES,
+    LINK_HELLO_BYTES,
+    Answer,
+    GroupRoster,
+    HelloError,
+    Join,
+    LinkHello,
+    Place,
+    Purpose,
+    pack_answer,
+    read_answer,
+)
+from pipeedge.transport.tcp_receiving import TcpReceiver
+from pipeedge.transport.tcp_rendezvous import enter_rendezvous, join
+from pipeedge.transport.tcp_sending import TcpSender
+from pipeedge.transport.wires import Connections, TcpWire, dial, tune
+
+__all__ = ["TcpGroup"]
+
+_RETRY_S = 0.1
+_AHEAD = 2
+"""Number of links between two ranks that may be dialed before the receiving rank asks for them."""
+
+
+class _Arrivals:
+    """Accepted connections until the receiving end of their link asks for them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[int, int, Purpose], tuple[LinkHello, socket.socket]] = {}
+        self._asked: Counter[int] = Counter()
+        self._taken: set[tuple[int, int, Purpose]] = set()
+        self._cut = False
+
+    def expect(self, source: int) -> int:
+        """Return the number of the next link from ``source``, which is asked for by this."""
+        with self._changed:
+            serial = self._asked[source]
+            self._asked[source] += 1
+            return serial
+
+    def awaits(self, hello: LinkHello) -> bool:
+        """Return whether a connection for ``hello`` may be put: its link has none, and comes soon."""
+        with self._changed:
+            key = hello.source, hello.serial, hello.purpose
+            return key not in self._taken and hello.serial < self._asked[hello.source] + _AHEAD
+
+    def put(self, hello: LinkHello, sock: socket.socket) -> None:
+        """Keep ``sock`` for the link that ``hello`` introduces."""
+        key = hello.source, hello.serial, hello.purpose
+        with self._changed:
+            if self._cut or key in self._taken:
+                sock.close()
+                return
+            former = self._waiting.pop(key, None)  # the answer to it was lost, so its rank has dialed again
+            if former is not None:
+                former[1].close()
+            self._waiting[key] = hello, sock
+            self._changed.notify_all()
+
+    def take(self, source: int, serial: int, purpose: Purpose) -> tuple[LinkHello, socket.socket]:
+        """Wait for a connection, and return it with its introduction.
+
+        Raises:
+            Closed: ``cut`` was called.
+        """
+        key = source, serial, purpose
+        with self._changed:
+            self._changed.wait_for(lambda: self._cut or key in self._waiting)
+            if self._cut:
+                raise Closed
+            self._taken.add(key)
+            return self._waiting.pop(key)
+
+    def cut(self) -> None:
+        """Close the connections that nobody has asked for, and wake all waiting threads."""
+        with self._changed:
+            self._cut = True
+            for _, sock in self._waiting.values():
+                sock.close()
+            self._waiting = {}
+            self._changed.notify_all()
+
+
+class TcpGroup:
+    """A transport from ``open`` to ``close``.
+
+    Args:
+        rank: This rank.
+        rendezvous: Where the members meet.
+        membership: Certificates of the members, or None.
+    """
+
+    def __init__(self, rank: int, rendezvous: Rendezvous, membership: Membership | None) -> None:
+        self._rank = rank
+        self._rendezvous = rendezvous
+        self._client = None if membership is None else membership.client_context()
+        self._server = None if membership is None else membership.server_context()
+        self._connections = Connections()
+        self._arrivals = _Arrivals()
+        self._reception: Reception | None = None
+        self._roster: GroupRoster | None = None
+        self._dialed: Counter[int] = Counter()
+        self._senders: list[TcpSender] = []
+        self._receivers: list[TcpReceiver] = []
+
+    def open(self) -> None:
+        """Listen for links, and hear where the other members do."""
+        sock = enter_rendezvous(self._rendezvous, self._connections, self._client)
+        try:
+            address = _own_address(self._rendezvous.interface, sock.getsockname()[0].split("%")[0])
+            listener = listen(address, 0)
+            place = Place(address, int(listener.getsockname()[1]))
+            self._reception = Reception(
+                listener, context=self._server, hello_bytes=LINK_HELLO_BYTES, admit=self._admit
+            )
+        except BaseException:
+            self._connections.close(sock)
+            raise
+        self._roster = join(sock, Join(self._rank, place), self._rendezvous, self._connections, self._client)
+        self._reception.reconsider()
+
+    def sender(self, link: Link) -> TcpSender:
+        """Dial the receiving rank, which may take a moment."""
+        serial = self._dialed[link.destination]
+        self._dialed[link.destination] += 1
+        frames, replies = (self._dial(link, serial, purpose) for purpose in Purpose)
+        sender = TcpSender(link, frames, replies, self._connections)
+        self._senders.append(sender)
+        return sender
+
+    def receiver(self, link: Link) -> TcpReceiver:
+        """Expect the connections of the sending rank."""
+        serial = self._arrivals.expect(link.source)
+
+        def accept() -> tuple[TcpWire, TcpWire]:
+            frames, replies = (self._accepted(link, serial, purpose) for purpose in Purpose)
+            return frames, replies
+
+        receiver = TcpReceiver(link, accept, self._connections)
+        self._receivers.append(receiver)
+        return receiver
+
+    def cut(self) -> None:
+        """Wake all threads that wait for connections or on them."""
+        self._connections.cut()
+        self._arrivals.cut()
+        for receiver in list(self._receivers):
+            receiver.close()
+
+    def close(self) -> None:
+        """Close all connections, which must be cut, and end all threads."""
+        if self._reception is not None:
+            self._reception.close()
+        self._arrivals.cut()
+        for sender in self._senders:
+            sender.close()
+        for receiver in self._receivers:
+            receiver.end()
+
+    def _dial(self, link: Link, serial: int, purpose: Purpose) -> TcpWire:
+        """Connect to the receiving rank and introduce the link; dial again if strangers displaced it."""
+        roster, rendezvous, peer = self._roster, self._rendezvous, link.destination
+        if roster is None or peer not in roster.places:
+            raise PeerFailedError(f"rank {peer} is not a member of this group", peer=peer)
+        hello = LinkHello(
+            roster.token,
+            rendezvous.epoch,
+            purpose,
+            link.source,
+            peer,
+            serial,
+            frame_capacity(link.specs),
+        )
+        place, deadline = roster.places[peer], time.monotonic() + rendezvous.timeout_s
+        while True:
+            try:
+                return self._introduce(place, hello, deadline)
+            except ssl.SSLError as error:
+                raise PeerFailedError(
+                    f"rank {peer} at {place.address} does not accept this rank's key: "
+                    f"{(error.reason or str(error)).lower().replace('_', ' ')}",
+                    peer=peer,
+                ) from error
+            except OSError as error:
+                if self._connections.are_cut:
+                    raise Closed from error
+                if not isinstance(error, ConnectionResetError | BrokenPipeError) or (
+                    time.monotonic() + _RETRY_S > deadline
+                ):
+                    raise PeerFailedError(
+                        f"the link to rank {peer} at {place.address} does not open "
+                        f"({error.strerror or error}): is there a firewall, or another interface to choose "
+                        "with -s?",
+                        peer=peer,
+                    ) from error
+            self._connections.pause(_RETRY_S)
+
+    def _introduce(self, place: Place, hello: LinkHello, deadline: float) -> TcpWire:
+        """Dial once. Raises an OSError if the connection is lost before the answer."""
+        sock = dial(
+            (place.address, place.port),
+            self._connections,
+            context=self._client,
+            deadline=deadline,
+            timeout_s=self._rendezvous.timeout_s,
+        )
+        try:
+            sock.sendall(hello.pack())
+            answer = b""
+            while len(answer) < ANSWER_BYTES:
+                sock.settimeout(max(0.01, deadline - time.monotonic()))
+                part = sock.recv(ANSWER_BYTES - len(answer))
+                if not part:
+                    raise ConnectionResetError("closed by the other end")
+                answer += part
+            if read_answer(answer) is not Answer.ACCEPTED:
+                raise PeerFailedError(
+                    f"rank {hello.destination} refused the link from rank {hello.source}: "
+                    f"{read_answer(answer).name.lower().replace('_', ' ')}",
+                    peer=hello.destination,
+                )
+            return TcpWire(sock, self._connections)
+        except BaseException:
+            self._connections.close(sock)
+            raise
+
+    def _admit(self, sock: socket.socket, message: bytes) -> bool:
+        """Answer a connection that has introduced itself; called by the thread of the reception."""
+        if self._roster is None:
+            return False
+        try:
+            hello = LinkHello.unpack(message)
+        except HelloError:
+            sock.close()
+            return True
+        answer = self._answer(hello)
+        try:
+            tune(sock, self._rendezvous.timeout_s)
+            sock.send(pack_answer(answer))
+        except OSError:
+            sock.close()
+            return True
+        if answer is Answer.ACCEPTED:
+            self._arrivals.put(hello, sock)  # from here on another thread may use it
+        else:
+            sock.close()
+        return True
+
+    def _answer(self, hello: LinkHello) -> Answer:
+        roster = self._roster
+        if roster is None or hello.token != roster.token or hello.epoch != self._rendezvous.epoch:
+            return Answer.OTHER_GROUP
+        if hello.destination != self._rank or hello.source not in roster.places:
+            return Answer.OTHER_RANK
+        return Answer.ACCEPTED if self._arrivals.awaits(hello) else Answer.OTHER_LINK
+
+    def _accepted(self, link: Link, serial: int, purpose: Purpose) -> TcpWire:
+        """Wait until the sending rank has dialed.
+
+        Raises:
+            FrameError: It sends frames of another size.
+            Closed: The connections were cut.
+        """
+        hello, sock = self._arrivals.take(link.source, serial, purpose)
+        try:
+            self._connections.add(sock)
+            if hello.capacity != frame_capacity(link.specs):
+                raise FrameError(
+                    f"its frames have up to {hello.capacity} bytes, not the agreed "
+                    f"{frame_capacity(link.specs)}"
+                )
+        except BaseException:
+            self._connections.close(sock)
+            raise
+        return TcpWire(sock, self._connections)
+
+
+def _own_address(interface: str, towards_rendezvous: str) -> str:
+    """Return the address at which to listen.
+
+    Args:
+        interface: Interface to use, or an empty string for any.
+        towards_rendezvous: Address of this machine on its way to the rendezvous, which is taken if it belongs
+            to the interface.
+
+    Raises:
+        RequestError: The interface has no address that others could use.
+    """
+    if not interface:
+        return towards_rendezvous
+    known = interface_addresses().get(interface, ())
+    if towards_rendezvous in known:
+        return towards_rendezvous
+    # The scope of a link-local address means nothing to others.
+    usable = [address for address in known if not ipaddress.ip_address(address).is_link_local]
+    alike = [address for address in usable if (":" in address) == (":" in towards_rendezvous)]
+    if not usable:
+        raise RequestError(f"-s/--socket-ifname {interface}: the interface has no address for links")
+    return (alike or usable)[0]

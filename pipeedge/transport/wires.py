@@ -1,0 +1,227 @@
+"""Connections of ``-c tcp``: dialing, options, and one end of a connection, clear or under TLS.
+
+Each end belongs to one thread at a time, as an ``ssl`` object must; only ``cut`` is for any thread. Data
+flows one way on a connection, so nobody ever reads and writes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from pipeedge.base.crew import Closed
+
+__all__ = ["Connections", "TcpWire", "dial", "family_of", "tune"]
+
+_RECORD_BYTES = 16 << 10
+"""Largest part that TLS encrypts at once."""
+_PROBES = 3
+"""Number of unanswered probes after which an idle connection is lost."""
+_LONGEST_INTERVAL_S = 32767
+"""Largest interval between probes that Linux takes, in seconds."""
+
+
+class TcpWire:
+    """One end of a connection on which data flows one way."""
+
+    def __init__(self, sock: socket.socket, connections: Connections) -> None:
+        sock.settimeout(None)
+        self._socket = sock
+        self._connections = connections
+        self._secured = isinstance(sock, ssl.SSLSocket)
+        self._waits = True
+
+    def send(self, data: memoryview | bytes) -> None:
+        """Send all of ``data``.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        self._socket.sendall(data)
+
+    def receive(self, memory: memoryview) -> None:
+        """Fill ``memory``.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        flags = 0 if self._secured else socket.MSG_WAITALL
+        while memory:
+            count = self._socket.recv_into(memory, len(memory), flags)
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
+            memory = memory[count:]
+
+    def receive_some(self, limit: int) -> bytes:
+        """Wait for data, and return up to ``limit`` bytes of it.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        data = self._socket.recv(limit)
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
+        return data
+
+    def send_at_once(self, data: memoryview) -> int:
+        """Send as much of ``data`` as can be sent without waiting; return its length.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        if self._secured:
+            return self._encrypt_at_once(data)
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+
+    def wait_writable(self) -> None:
+        """Wait until more can be sent, or the connection is lost."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        poll.poll()
+
+    def close(self) -> None:
+        """Close the connection. No thread may use it any more."""
+        self._connections.discard(self._socket)
+        self._socket.close()
+
+    def _encrypt_at_once(self, data: memoryview) -> int:
+        """Send as many records as the kernel takes. The next call must go on where this one has stopped."""
+        sent = 0
+        if self._waits:
+            self._socket.setblocking(False)
+            self._waits = False
+        try:
+            while sent < len(data):
+                sent += self._socket.send(data[sent : sent + _RECORD_BYTES])
+        except ssl.SSLWantWriteError:
+            pass
+        return sent
+
+
+class Connections:
+    """The sockets of a group, all of which another thread can cut."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._cut = threading.Event()
+
+    @property
+    def are_cut(self) -> bool:
+        """Whether ``cut`` was called."""
+        return self._cut.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            Closed: The connections were cut.
+        """
+        if self._cut.wait(seconds):
+            raise Closed
+
+    def add(self, sock: socket.socket) -> None:
+        """Include ``sock`` in what is cut.
+
+        Raises:
+            Closed: The connections were cut already.
+        """
+        with self._lock:
+            if self._cut.is_set():
+                raise Closed
+            self._sockets.add(sock)
+
+    def discard(self, sock: socket.socket) -> None:
+        """Leave ``sock`` out of what is cut. Must precede its close."""
+        with self._lock:
+            self._sockets.discard(sock)
+
+    def close(self, sock: socket.socket) -> None:
+        """Close ``sock``, which no thread may use any more."""
+        self.discard(sock)
+        sock.close()
+
+    def cut(self) -> None:
+        """Wake all threads that wait on connections, now or later, by an OSError."""
+        with self._lock:
+            self._cut.set()
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):  # it was not connected yet, or is lost already
+                    # Not the method of SSLSocket, after which it would read what is encrypted as it is.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the address family of an IP address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def tune(sock: socket.socket, timeout_s: float) -> None:
+    """Set the options of a connection.
+
+    A host that does not acknowledge for ``timeout_s`` is lost, also while nothing is sent. A slow stage is
+    not, because the receiving end reads whatever it has granted credit for.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    interval_s = min(_LONGEST_INTERVAL_S, max(1, int(timeout_s / (_PROBES + 1))))
+    # macOS has not all of these options; it keeps its defaults.
+    for name, value in (
+        ("TCP_KEEPIDLE", interval_s),
+        ("TCP_KEEPINTVL", interval_s),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", max(1000, int(timeout_s * 1000))),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def dial(
+    address: tuple[str, int],
+    connections: Connections,
+    *,
+    context: ssl.SSLContext | None,
+    deadline: float,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> socket.socket:
+    """Connect to ``address``. Waits on the socket end at ``deadline``, by ``clock``.
+
+    Raises:
+        OSError: Nobody listens there, the time is over, or the handshake failed.
+        Closed: ``connections`` were cut.
+    """
+    host, port = address
+    family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind)
+    try:
+        connections.add(sock)
+        sock.settimeout(max(0.01, deadline - clock()))
+        sock.connect(where)
+        if sock.getsockname() == sock.getpeername():
+            # Nobody listens: TCP chose this port for itself and connected it to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+        tune(sock, timeout_s)
+        if context is None:
+            return sock
+        secured = context.wrap_socket(sock, do_handshake_on_connect=False)
+        connections.discard(sock)
+        sock = secured
+        connections.add(sock)
+        sock.settimeout(max(0.01, deadline - clock()))
+        secured.do_handshake()
+    except BaseException as error:
+        connections.close(sock)
+        if isinstance(error, OSError) and connections.are_cut:
+            raise Closed from error
+        raise
+    return sock

@@ -1,0 +1,405 @@
+"""Test links over TCP on the loopback: what peers and strangers do to them, and what they may cost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transport_cycles import LIMIT_S, SPECS, in_thread, open_all, receive_all, send
+
+from pipeedge.base.crew import Closed
+from pipeedge.base.errors import DeadlineError, PeerFailedError
+from pipeedge.base.payload import TensorSpec
+from pipeedge.transport.base import Link, Packet, Rendezvous
+from pipeedge.transport.frame import HEADER_BYTES, FrameError, Kind, write_frame
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
+from pipeedge.transport.reception import MAX_CALLERS
+from pipeedge.transport.tcp import TcpTransport
+from pipeedge.transport.tcp_hello import (
+    ANSWER_BYTES,
+    LINK_HELLO_BYTES,
+    Join,
+    LinkHello,
+    Place,
+    Purpose,
+    read_answer,
+)
+from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
+from pipeedge.transport.tcp_sending import WINDOW
+from pipeedge.transport.wires import Connections, dial
+
+LINK = Link(3, 5, SPECS)
+BIG = Link(3, 5, (TensorSpec((4 << 20,), torch.uint8),))
+"""A link whose frames do not fit into the kernel's buffers."""
+ADDR = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def key() -> Membership:
+    """A key of these tests."""
+    return Membership.from_text(make_key(), "a key for tests")
+
+
+@pytest.fixture(params=["clear", "TLS"])
+def pair(request: pytest.FixtureRequest, key: Membership) -> Iterator[tuple[TcpTransport, TcpTransport]]:
+    """Two open transports, of ranks 3 and 5."""
+    membership = key if request.param == "TLS" else None
+    transports = TcpTransport(3, membership), TcpTransport(5, membership)
+    server = TcpRendezvousServer(ADDR, membership)
+    open_all(transports, server, (3, 5))
+    server.close()
+    yield transports
+    for transport in transports:
+        transport.close()
+    assert not {thread.name for thread in threading.enumerate()} & {"reception", "reading", "sending"}
+
+
+Pair = tuple[TcpTransport, TcpTransport]
+
+
+# --- packets ----------------------------------------------------------------------------------------
+
+
+def test_frames_larger_than_the_kernels_buffers_arrive_in_order(pair: Pair) -> None:
+    sender, receiver = pair[0].sender(BIG), pair[1].receiver(BIG)
+
+    def feed() -> None:
+        for number in range(12):
+            sender.post(Packet(number, 1, (torch.full((4 << 20,), number, dtype=torch.uint8),)))
+        sender.finish()
+
+    fed = in_thread(feed)
+    for number in range(12):
+        packet = receiver.receive()
+        assert packet is not None
+        assert packet.number == number
+        assert torch.equal(packet.payload[0], torch.full((4 << 20,), number, dtype=torch.uint8))
+        packet.lease.release()
+    assert receiver.receive() is None
+    fed.result(LIMIT_S)
+
+
+def test_a_packet_is_forwarded_from_the_memory_that_received_it(pair: Pair) -> None:
+    back = Link(5, 3, SPECS)
+    to, at = pair[0].sender(LINK), pair[1].receiver(LINK)
+    away, home = pair[1].sender(back), pair[0].receiver(back)
+    used = set()
+    for number in range(20):
+        to.post(Packet(number, 2, (torch.full((2, 3), float(number)),)))
+        packet = at.receive()
+        assert packet is not None
+        used.add(packet.payload[0].data_ptr())
+        away.post(packet)
+        returned = home.receive()
+        assert returned is not None
+        assert returned.payload[0].tolist() == [[float(number)] * 3] * 2
+        returned.lease.release()
+    assert len(used) <= WINDOW + 1  # each is given back when it has been sent
+
+
+def test_a_reserved_payload_is_sent_from_where_it_was_computed(pair: Pair) -> None:
+    sender, receiver = pair[0].sender(LINK), pair[1].receiver(LINK)
+    for number in range(5):
+        reserved = sender.reserve(SPECS)
+        reserved.payload[0].fill_(number)
+        sender.post(Packet(number, 2, reserved.payload, reserved.lease))
+        packet = receiver.receive()
+        assert packet is not None
+        assert packet.payload[0].tolist() == [[float(number)] * 3] * 2
+        packet.lease.release()
+
+
+def test_a_sender_is_never_further_ahead_than_its_window(pair: Pair) -> None:
+    sender, receiver = pair[0].sender(LINK), pair[1].receiver(LINK)
+    posted = threading.Semaphore(0)
+
+    def feed() -> None:
+        for number in range(3 * WINDOW):
+            sender.post(Packet(number, 2, (torch.ones(2, 3),)))
+            posted.release()
+
+    fed = in_thread(feed)
+    for _ in range(WINDOW):
+        assert posted.acquire(timeout=LIMIT_S)
+    for number in range(2 * WINDOW):
+        assert not posted.acquire(timeout=0.01)  # the receiver has taken none that is not answered by one
+        packet = receiver.receive()
+        assert packet is not None
+        assert packet.number == number
+        assert posted.acquire(timeout=LIMIT_S)
+    assert fed.result(LIMIT_S) is None
+
+
+def test_links_between_the_same_ranks_can_follow_one_another(pair: Pair) -> None:
+    for _ in range(5):
+        sender, receiver = pair[0].sender(LINK), pair[1].receiver(LINK)
+        fed = in_thread(lambda sender=sender: (send(sender, 3), sender.finish()))
+        assert receive_all(receiver) == [0.0, 1.0, 2.0]
+        fed.result(LIMIT_S)
+
+
+def test_a_receipt_covers_the_time_on_the_link_and_not_the_wait_for_the_stage(pair: Pair) -> None:
+    link = Link(3, 5, SPECS, receipts=True)
+    receiver, sender = pair[1].receiver(link), pair[0].sender(link)
+    running = in_thread(receiver.run)
+    shipments = send(sender, WINDOW)  # nobody receives, but all arrive
+    assert all(shipment.receipt().apart_s >= 0 for shipment in shipments)
+    fed = in_thread(sender.finish)
+    assert receive_all(receiver) == [float(number) for number in range(WINDOW)]
+    fed.result(LIMIT_S)
+    running.result(LIMIT_S)
+
+
+# --- peers that fail --------------------------------------------------------------------------------
+
+
+def test_a_peer_that_leaves_is_named_to_whoever_waits_for_it(pair: Pair) -> None:
+    sender, receiver = pair[0].sender(LINK), pair[1].receiver(LINK)
+    waiting = in_thread(receiver.receive)
+    pair[0].abort()
+    error = waiting.exception(LIMIT_S)
+    assert isinstance(error, PeerFailedError)
+    assert str(error).startswith("the connection to rank 3 was lost while receiving: ")
+    assert error.peer == 3
+    with pytest.raises(Closed):
+        send(sender, 1)
+
+
+def test_a_sender_whose_peer_has_left_names_it(pair: Pair) -> None:
+    receiver, sender = pair[1].receiver(LINK), pair[0].sender(LINK)
+    waiting = in_thread(lambda: send(sender, 2 * WINDOW))
+    assert receiver.receive() is not None
+    pair[1].abort()
+    error = waiting.exception(LIMIT_S)
+    assert isinstance(error, PeerFailedError)
+    assert error.peer == 5
+
+
+def test_a_rank_that_is_gone_is_named_when_its_link_is_opened(pair: Pair) -> None:
+    pair[1].close()
+    with pytest.raises(PeerFailedError, match=r"the link to rank 5 at 127\.0\.0\.1 does not open") as caught:
+        pair[0].sender(LINK)
+    assert caught.value.peer == 5
+
+
+def test_ends_that_differ_on_the_size_of_frames_are_told(pair: Pair) -> None:
+    pair[0].sender(LINK)
+    with pytest.raises(FrameError, match=r"from rank 3: its frames have up to \d+ bytes, not the agreed"):
+        pair[1].receiver(BIG).receive()
+
+
+@pytest.mark.parametrize("epochs", [(0, 1), (7, 0)])
+def test_a_link_of_another_epoch_is_refused(epochs: tuple[int, int]) -> None:
+    transports, server = (TcpTransport(3), TcpTransport(5)), TcpRendezvousServer(ADDR)
+    port = server.serve((3, 5))
+    opened = [
+        in_thread(lambda one=one, epoch=epoch: one.open(Rendezvous(ADDR, port, (3, 5), LIMIT_S, epoch=epoch)))
+        for one, epoch in zip(transports, epochs, strict=True)
+    ]
+    for each in opened:
+        each.result(LIMIT_S)
+    with pytest.raises(PeerFailedError, match="rank 5 refused the link from rank 3: other group"):
+        transports[0].sender(LINK)
+    for transport in transports:
+        transport.close()
+    server.close()
+
+
+# --- opening ----------------------------------------------------------------------------------------
+
+
+def test_open_is_woken_before_all_members_are_there() -> None:
+    server, transport = TcpRendezvousServer(ADDR), TcpTransport(3)
+    rendezvous = Rendezvous(ADDR, server.serve((3, 5)), (3, 5), LIMIT_S)
+    opening = in_thread(lambda: transport.open(rendezvous))
+    threading.Event().wait(0.05)  # probably it waits by now; what follows holds even if not
+    while not opening.done():
+        transport.abort()
+    assert isinstance(opening.exception(LIMIT_S), Closed)
+    server.close()
+
+
+def test_open_ends_when_a_member_never_comes() -> None:
+    server, transport = TcpRendezvousServer(ADDR), TcpTransport(3)
+    rendezvous = Rendezvous(ADDR, server.serve((3, 5)), (3, 5), 0.1)
+    with pytest.raises(DeadlineError, match=r"not all members came to the rendezvous at 127\.0\.0\.1:\d+"):
+        transport.open(rendezvous)
+    server.close()
+
+
+def test_open_ends_when_the_rendezvous_does() -> None:
+    server, transport = TcpRendezvousServer(ADDR), TcpTransport(3)
+    rendezvous = Rendezvous(ADDR, server.serve((3, 5)), (3, 5), LIMIT_S)
+    opening = in_thread(lambda: transport.open(rendezvous))
+    threading.Event().wait(0.05)
+    server.close()
+    with pytest.raises(PeerFailedError, match="no rendezvous at"):
+        opening.result(LIMIT_S)
+
+
+# --- strangers --------------------------------------------------------------------------------------
+
+
+def listening_port(transport: TcpTransport) -> int:
+    """Return the port at which ``transport`` listens for links."""
+    group = transport._group
+    assert group is not None
+    assert group._roster is not None
+    return group._roster.places[transport._rank].port
+
+
+def hello_for(transport: TcpTransport, **changes: object) -> LinkHello:
+    """Return a hello of rank 3 for its first link to rank 5, with ``changes``."""
+    group = transport._group
+    assert group is not None
+    assert group._roster is not None
+    fields: dict[str, object] = {
+        "token": group._roster.token,
+        "epoch": 0,
+        "purpose": Purpose.FRAMES,
+        "source": 3,
+        "destination": 5,
+        "serial": 0,
+        "capacity": 1,
+    }
+    return LinkHello(**(fields | changes))  # type: ignore[arg-type]
+
+
+def introduced(pair: Pair, hello: LinkHello) -> socket.socket:
+    """Return a connection to the second rank that has said ``hello``, as a member."""
+    membership = pair[0]._membership
+    context = None if membership is None else membership.client_context()
+    deadline = time.monotonic() + LIMIT_S
+    where = ADDR, listening_port(pair[1])
+    sock = dial(where, Connections(), context=context, deadline=deadline, timeout_s=LIMIT_S)
+    sock.sendall(hello.pack())
+    return sock
+
+
+STRANGERS: dict[str, bytes] = {
+    "web browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4,
+    "TLS": bytes.fromhex("16030100f8010000f40303") + bytes(200),
+    "zeros": bytes(LINK_HELLO_BYTES),
+    "right magic": b"PELK" + bytes(LINK_HELLO_BYTES - 4),
+    "a member of no group": LinkHello(bytes(16), 0, Purpose.FRAMES, 3, 5, 0, 1).pack(),
+    "a joining member": Join(3, Place("10.0.0.1", 1)).pack().ljust(LINK_HELLO_BYTES, b"\0"),
+}
+
+
+@pytest.mark.parametrize("says", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_dismissed_at_once_and_links_open_all_the_same(says: bytes, pair: Pair) -> None:
+    with socket.create_connection((ADDR, listening_port(pair[1])), timeout=LIMIT_S) as stranger:
+        stranger.sendall(says)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1 << 10):
+                pass
+    works(pair)
+
+
+def works(pair: Pair) -> None:
+    """Carry packets over a new link."""
+    sender, receiver = pair[0].sender(LINK), pair[1].receiver(LINK)
+    fed = in_thread(lambda: (send(sender, 3), sender.finish()))
+    assert receive_all(receiver) == [0.0, 1.0, 2.0]
+    fed.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("at", ["rendezvous", "links"])
+def test_a_thousand_silent_strangers_do_not_keep_members_apart(at: str) -> None:
+    transports, server = (TcpTransport(3), TcpTransport(5)), TcpRendezvousServer(ADDR)
+    port = server.serve((3, 5))
+    with contextlib.ExitStack() as strangers:
+
+        def crowd(where: int) -> None:
+            for _ in range(1000):
+                strangers.enter_context(socket.create_connection((ADDR, where), timeout=LIMIT_S))
+
+        if at == "rendezvous":
+            crowd(port)
+        rendezvous = Rendezvous(ADDR, port, (3, 5), LIMIT_S)
+        for opened in [in_thread(lambda one=one: one.open(rendezvous)) for one in transports]:
+            opened.result(LIMIT_S)
+        server.close()
+        if at == "links":
+            crowd(listening_port(transports[1]))
+            reception = transports[1]._group._reception  # type: ignore[union-attr]
+            assert len(reception._callers) <= MAX_CALLERS  # type: ignore[union-attr]
+        works(transports)
+    for transport in transports:
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"destination": 4}, "OTHER_RANK"),
+        ({"source": 7}, "OTHER_RANK"),
+        ({"serial": 9}, "OTHER_LINK"),
+        ({"epoch": 1}, "OTHER_GROUP"),
+        ({"token": bytes(16)}, "OTHER_GROUP"),
+        ({}, "ACCEPTED"),
+    ],
+)
+def test_a_link_that_does_not_lead_here_is_refused(
+    changes: dict[str, object], answer: str, pair: Pair
+) -> None:
+    with introduced(pair, hello_for(pair[1], **changes)) as sock:
+        assert read_answer(sock.recv(ANSWER_BYTES)).name == answer
+
+
+# --- frames of a peer that is not itself -------------------------------------------------------------
+
+
+def forged(pair: Pair, data: bytes) -> BaseException | None:
+    """Return the error of a receiver whose peer connects and sends ``data``."""
+    receiver = pair[1].receiver(LINK)
+    with contextlib.ExitStack() as stack:
+        frames, _ = (
+            stack.enter_context(introduced(pair, hello_for(pair[1], purpose=purpose, capacity=640)))
+            for purpose in Purpose
+        )
+        frames.recv(ANSWER_BYTES)
+        frames.sendall(data)
+        socket.socket.shutdown(frames, socket.SHUT_WR)
+        return in_thread(lambda: [receiver.receive() for _ in range(9)]).exception(LIMIT_S)
+
+
+def frame(number: int) -> bytes:
+    buffer = torch.zeros(4096, dtype=torch.uint8)
+    length = write_frame(buffer, kind=Kind.MICROBATCH, number=number, items=2, payload=(torch.ones(2, 3),))
+    return bytes(buffer[:length].numpy())
+
+
+def longer(claimed: int) -> bytes:
+    """Return a frame whose header claims a length, with a checksum that matches."""
+    prelude = struct.pack("<4sHBBQQII", b"PEDG", 1, 1, 0, 0, claimed, 2, 0)
+    crc = zlib.crc32(b"", zlib.crc32(prelude))
+    return (prelude[:-4] + struct.pack("<I", crc)).ljust(HEADER_BYTES, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "the connection to rank 3 was lost while receiving"),
+        (frame(0)[:100], "the connection to rank 3 was lost while receiving"),
+        (frame(0)[:-1], "the connection to rank 3 was lost while receiving"),
+        (frame(1), "from rank 3: received microbatch 1, expected 0"),
+        (frame(0) * 2, "from rank 3: received microbatch 0, expected 1"),
+        (b"GET / HTTP/1.1\r\n".ljust(HEADER_BYTES), "from rank 3: received data is not a frame"),
+        (longer(1 << 62), "from rank 3: the frame claims 4611686018427387904 bytes"),
+        (longer(641), "from rank 3: the frame claims 641 bytes, but the agreed capacity is 640"),
+    ],
+)
+def test_a_forged_frame_is_refused_without_memory_for_it(data: bytes, says: str, pair: Pair) -> None:
+    error = forged(pair, data)
+    assert isinstance(error, PeerFailedError)
+    assert str(error).startswith(says)
+    assert error.peer == 3
