@@ -26,7 +26,7 @@ TORCH_INDEX ?=
 bin := $(VENV)/bin
 python := $(bin)/python
 ready := $(VENV)/.pipeedge-ready
-native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core codec yaml cli bindings,src-native/$(part)/*.[ch]pp) src-native/codec/kernels.inc)
+native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core codec linear8 attention parallel yaml cli bindings,src-native/$(part)/*.[ch]pp) $(wildcard src-native/*/*.inc))
 python_sources := pipeedge tests tools benchmarks $(wildcard *.py) scripts/pin-dependencies
 
 help:

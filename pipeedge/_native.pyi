@@ -224,3 +224,122 @@ def squared_error(
 
 def codec_variants() -> list[str]:
     """Return the instruction sets that the codec is compiled for and this processor has, best first."""
+
+# --- linear8: linear layers with 8-bit weights, defined in src-native/linear8/linear8.hpp ---
+
+_Bfloat16 = npt.NDArray[np.uint16]
+_Norm = tuple[_Bfloat16, _Bfloat16, float]
+_Activation = Literal["none", "gelu", "gelu_tanh"]
+
+def linear8_variants() -> list[str]:
+    """Return the instruction sets that the layers are compiled for and this processor has, best first.
+
+    The last is ``portable``, which quantises and finishes but has no product.
+    """
+
+def linear8_packed_bytes(outputs: int, inputs: int) -> int:
+    """Return the bytes of the packed weights of a layer."""
+
+def linear8_pack(*, weights: npt.NDArray[np.int8], packed: npt.NDArray[np.int8]) -> None:
+    """Write ``weights`` [outputs, inputs] to ``packed``, in the order that ``linear8_apply`` reads."""
+
+def linear8_apply(
+    *,
+    x: _Bfloat16,
+    norm: _Norm | None,
+    packed: npt.NDArray[np.int8],
+    scales: npt.NDArray[np.float32],
+    bias: _Bfloat16 | None,
+    activation: _Activation,
+    residual: _Bfloat16 | None,
+    out: _Bfloat16,
+    threads: int,
+    variant: str | None = None,
+) -> None:
+    """Apply a LayerNorm, a linear layer and its activation, and add a residual.
+
+    Args:
+        x: the bits of bfloat16, [M, K].
+        norm: weight, bias and epsilon of a LayerNorm of the rows of ``x``, if there is one.
+        packed: weights written by ``linear8_pack``.
+        scales: scales of the weights, [N].
+        bias: [N].
+        activation: function applied before the residual is added.
+        residual: [M, N].
+        out: output, [M, N].
+        threads: largest number of threads; few rows use fewer.
+        variant: one of ``linear8_variants``; None for the best. All give the same bits.
+
+    Raises:
+        ValueError: arrays that do not fit each other, a variant without product.
+    """
+
+def linear8_quantise(
+    *,
+    x: _Bfloat16,
+    norm: _Norm | None,
+    codes: npt.NDArray[np.uint8],
+    row_scales: npt.NDArray[np.float32],
+    threads: int,
+    variant: str | None = None,
+) -> None:
+    """Quantise the rows of ``x`` [M, K], or their LayerNorm, as ``linear8_apply`` does.
+
+    Args:
+        x: the bits of bfloat16, [M, K].
+        norm: weight, bias and epsilon of a LayerNorm, if there is one.
+        codes: output [M, K], with 128 for zero.
+        row_scales: output [M]; NaN for rows with NaN or infinity.
+        threads: largest number of threads.
+        variant: one of ``linear8_variants``; None for the best.
+
+    Raises:
+        ValueError: arrays that do not fit each other.
+    """
+
+def linear8_finish(
+    *,
+    sums: npt.NDArray[np.int32],
+    row_scales: npt.NDArray[np.float32],
+    scales: npt.NDArray[np.float32],
+    bias: _Bfloat16 | None,
+    activation: _Activation,
+    residual: _Bfloat16 | None,
+    out: _Bfloat16,
+    threads: int,
+    variant: str | None = None,
+) -> None:
+    """Compute what ``linear8_apply`` does from the sums of products [M, N] and the scales of the rows.
+
+    Raises:
+        ValueError: arrays that do not fit each other.
+    """
+
+# --- attention: defined in src-native/attention/attention.hpp ---
+
+ATTENTION_HEAD_MULTIPLE: int
+"""The sizes of heads are multiples of this."""
+
+def attention_types() -> list[Literal["float32", "bfloat16"]]:
+    """Return the number types for which this processor has the instructions."""
+
+def attend(
+    *,
+    qkv: npt.NDArray[np.float32] | _Bfloat16,
+    heads: int,
+    bias: npt.NDArray[np.float32] | None,
+    out: npt.NDArray[np.float32] | _Bfloat16,
+    threads: int,
+) -> None:
+    """Compute multi-head attention.
+
+    Args:
+        qkv: queries, keys and values side by side, [N, T, 3D]; float32, or the bits of bfloat16.
+        heads: number of heads, whose size is a multiple of ``ATTENTION_HEAD_MULTIPLE``.
+        bias: bias added to the scores of each key, [N, T].
+        out: output, [N, T, D].
+        threads: largest number of threads.
+
+    Raises:
+        ValueError: arrays that do not fit each other, or a number type that this processor lacks.
+    """

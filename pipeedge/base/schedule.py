@@ -39,7 +39,7 @@ LINK_BITS = (0, *BIT_WIDTHS)
 LINK_BITS_RULE = "a link carries 2 to 8 or 16 bits per value, or 0 for no compression"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """Number types in which a stage can hold its weights and compute (see ``pipeedge.models.dtypes``)."""
-KERNELS = ("auto", "onednn", "torch", "emulated")
+KERNELS = ("auto", "native", "onednn", "torch", "emulated")
 """Names of the kernels that can compute the linear layers of a stage (see ``pipeedge.models.kernels``)."""
 
 

@@ -1,6 +1,7 @@
 """The kernels that compute the linear layers of blocks: those a machine has, and the rule that chooses.
 
     name       float32, bfloat16, float16                     int8
+    native     -                                              PipeEdge's own, weights packed; needs AVX2
     onednn     oneDNN, weights packed while they are loaded,  oneDNN, weights packed; needs AVX512-VNNI
                activation and residual within the product
     torch      torch.nn.functional.linear: MKL or oneDNN on   torch._int_mm
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import processor_vendor
 from pipeedge.models.dtypes import dtype_name, has_avx512
-from pipeedge.models.int8 import int8_kernels
+from pipeedge.models.int8_kernels import int8_kernels
 
 __all__ = ["available", "choose", "preferred"]
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../codec/codec.hpp"
+#include "arrays.hpp"
 #include "module.hpp"
 
 namespace py = pybind11;
@@ -21,20 +22,8 @@ namespace codec = pipeedge::codec;
 
 namespace {
 
-void require_contiguous(const py::array& array, const char* name) {
-  if (!(array.flags() & py::array::c_style)) throw py::value_error(std::string(name) + " is not contiguous");
-}
-
-template <typename T>
-void require(const py::array& array, const char* name, const char* type, std::size_t size, bool written) {
-  if (!py::isinstance<py::array_t<T>>(array)) throw py::value_error(std::string(name) + " is not " + type);
-  require_contiguous(array, name);
-  if (static_cast<std::size_t>(array.size()) != size) {
-    throw py::value_error(std::string(name) + " has " + std::to_string(array.size()) + " values, not " +
-                          std::to_string(size));
-  }
-  if (written && !array.writeable()) throw py::value_error(std::string(name) + " is read-only");
-}
+using pipeedge::bindings::require;
+using pipeedge::bindings::require_contiguous;
 
 codec::Element element_of(const py::array& values) {
   if (py::isinstance<py::array_t<float>>(values)) return codec::Element::kFloat32;

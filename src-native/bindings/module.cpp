@@ -5,4 +5,6 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "PipeEdge's compiled core";
   bind_scheduler(module);
   bind_codec(module);
+  bind_linear8(module);
+  bind_attention(module);
 }

@@ -18,8 +18,8 @@ PICTURE = """
 base       wording crew machine payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
-models     activations dtypes linear int8 kernels progress weights.reading weights.hub weights.random_weights
-           architecture hub_config weights.names family attention shard
+models     activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
+           weights.hub weights.random_weights architecture hub_config weights.names family attention shard
            families.bert families.roberta families.distilbert families.mpnet families.albert
            families.vit families.deit families.catalogue
            weights.locating weights.fill weights.writing model known registry weights.download

@@ -1,0 +1,35 @@
+// One head of heads.inc, compiled for each number type.
+#pragma once
+
+#include "attention.hpp"
+
+namespace pipeedge::attention {
+
+/// Memory that a head needs, aligned to 64 bytes.
+struct HeadMemory {
+  char* keys;     // packed_bytes
+  char* values;   // packed_bytes
+  float* biases;  // padded tokens
+  float* scores;  // kHeadRows * padded tokens
+};
+
+/// Queries that are processed at once.
+constexpr std::size_t kHeadRows = 12;
+constexpr std::size_t kVectorLanes = 16;
+
+/// Tokens, rounded up to whole vectors.
+constexpr std::size_t padded_tokens(std::size_t tokens) {
+  return (tokens + kVectorLanes - 1) / kVectorLanes * kVectorLanes;
+}
+
+/// Bytes of the packed keys, and of the packed values.
+constexpr std::size_t packed_bytes(const Problem& problem) {
+  return padded_tokens(problem.tokens) * problem.head_size * sizeof(float);
+}
+
+#ifdef PIPEEDGE_ATTENTION_X86
+void attend_head_float32(const Problem& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
+void attend_head_bfloat16(const Problem& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
+#endif
+
+}  // namespace pipeedge::attention

@@ -1,0 +1,153 @@
+#include "linear8.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../parallel/in_threads.hpp"
+#include "variants.hpp"
+
+namespace pipeedge::linear8 {
+
+namespace {
+
+using parallel::in_threads;
+using parallel::Range;
+using parallel::Scratch;
+
+/// Most rows that are quantised before they are multiplied: their codes stay in the second-level cache.
+constexpr std::size_t kPanelRows = 84;
+std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
+
+std::size_t bytes_of_panel(std::size_t inputs) {
+  return kColumns * sizeof(std::int32_t) + parts_of(inputs, kQuad) * kQuad * kColumns;
+}
+
+/// Memory of one thread.
+struct Memory {
+  Scratch<float> row, scales;
+  Scratch<std::uint8_t> row_codes, codes;
+  Scratch<std::int32_t> sums;
+
+  static Memory& of_thread() {
+    thread_local Memory memory;
+    return memory;
+  }
+};
+
+/// Quantises the rows of one tile to codes [quads][rows][4]. Codes behind the last input have weights of zero.
+void quantise_tile(const Variant& variant, const Half* x, std::size_t rows, std::size_t inputs, const Norm& norm,
+                   std::uint8_t* codes, float* row_scales) {
+  Memory& memory = Memory::of_thread();
+  const std::size_t quads = parts_of(inputs, kQuad);
+  float* buffer = memory.row.room(inputs);
+  std::uint8_t* row_codes = memory.row_codes.room(quads * kQuad);
+  for (std::size_t r = 0; r < rows; ++r) {
+    row_scales[r] = variant.quantise(x + r * inputs, inputs, norm, buffer, row_codes);
+    for (std::size_t q = 0; q < quads; ++q) std::memcpy(codes + (q * rows + r) * kQuad, row_codes + q * kQuad, kQuad);
+  }
+}
+
+/// Applies the layer to the rows of one panel.
+void apply_panel(const Variant& variant, const Half* x, const Range& rows, std::size_t inputs, const Norm& norm,
+                 const std::int8_t* packed, const Finish& finish) {
+  Memory& memory = Memory::of_thread();
+  const std::size_t quads = parts_of(inputs, kQuad);
+  const std::size_t count = rows.end - rows.begin;
+  const std::size_t tiles = parts_of(count, variant.tile_rows);
+  std::uint8_t* codes = memory.codes.room(count * quads * kQuad);
+  float* scales = memory.scales.room(count);
+  std::int32_t* sums = memory.sums.room(variant.tile_rows * kColumns);
+  for (std::size_t t = 0; t < tiles; ++t) {
+    const Range tile(count, tiles, t);
+    quantise_tile(variant, x + (rows.begin + tile.begin) * inputs, tile.end - tile.begin, inputs, norm,
+                  codes + tile.begin * quads * kQuad, scales + tile.begin);
+  }
+  for (std::size_t column = 0; column < finish.outputs; column += kColumns, packed += bytes_of_panel(inputs)) {
+    const std::size_t columns = std::min(kColumns, finish.outputs - column);
+    for (std::size_t t = 0; t < tiles; ++t) {
+      const Range tile(count, tiles, t);
+      const std::size_t tile_rows = tile.end - tile.begin;
+      variant.multiply(codes + tile.begin * quads * kQuad, tile_rows, packed, quads, sums);
+      variant.finish(finish, sums, kColumns, scales + tile.begin, rows.begin + tile.begin, tile_rows, column, columns);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<const Variant*> variants() {
+  std::vector<const Variant*> found;
+#ifdef PIPEEDGE_LINEAR8_X86
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+    found.push_back(&kAvx512Vnni);
+  }
+  if (__builtin_cpu_supports("avx2")) found.push_back(&kAvx2);
+#endif
+  found.push_back(&kPortable);
+  return found;
+}
+
+const Variant& best_variant() {
+  static const Variant& best = *variants().front();
+  return best;
+}
+
+std::size_t packed_bytes(std::size_t outputs, std::size_t inputs) {
+  return parts_of(outputs, kColumns) * bytes_of_panel(inputs);
+}
+
+void pack(const std::int8_t* weights, std::size_t outputs, std::size_t inputs, std::int8_t* packed) {
+  std::memset(packed, 0, packed_bytes(outputs, inputs));
+  for (std::size_t n = 0; n < outputs; ++n) {
+    std::int8_t* panel = packed + n / kColumns * bytes_of_panel(inputs);
+    std::int8_t* to = panel + kColumns * sizeof(std::int32_t) + n % kColumns * kQuad;
+    std::int64_t sum = 0;
+    for (std::size_t k = 0; k < inputs; ++k) {
+      to[k / kQuad * kColumns * kQuad + k % kQuad] = weights[n * inputs + k];
+      sum += weights[n * inputs + k];
+    }
+    const auto start = static_cast<std::int32_t>(-kZero * sum);
+    std::memcpy(panel + n % kColumns * sizeof start, &start, sizeof start);
+  }
+}
+
+void quantise(const Variant& variant, const Half* x, std::size_t rows, std::size_t inputs, const Norm& norm,
+              std::uint8_t* codes, float* row_scales, std::size_t threads) {
+  in_threads(rows, inputs, threads, [&](const Range& range) {
+    float* buffer = Memory::of_thread().row.room(inputs);
+    for (std::size_t r = range.begin; r < range.end; ++r) {
+      row_scales[r] = variant.quantise(x + r * inputs, inputs, norm, buffer, codes + r * inputs);
+    }
+  });
+}
+
+void finish(const Variant& variant, const Finish& finish, const std::int32_t* sums, const float* row_scales,
+            std::size_t rows, std::size_t threads) {
+  in_threads(rows, finish.outputs, threads, [&](const Range& range) {
+    for (std::size_t r = range.begin; r < range.end; ++r) {
+      for (std::size_t column = 0; column < finish.outputs; column += kColumns) {
+        const std::size_t columns = std::min(kColumns, finish.outputs - column);
+        variant.finish(finish, sums + r * finish.outputs + column, finish.outputs, row_scales + r, r, 1, column,
+                       columns);
+      }
+    }
+  });
+}
+
+void apply(const Variant& variant, const Half* x, std::size_t rows, std::size_t inputs, const Norm& norm,
+           const std::int8_t* packed, const Finish& finish, std::size_t threads) {
+  in_threads(rows, inputs * finish.outputs, threads, [&](const Range& range) {
+    const std::size_t count = range.end - range.begin;
+    const std::size_t panels = parts_of(count, kPanelRows);
+    for (std::size_t p = 0; p < panels; ++p) {
+      Range panel(count, panels, p);
+      panel.begin += range.begin;
+      panel.end += range.begin;
+      apply_panel(variant, x, panel, inputs, norm, packed, finish);
+    }
+  });
+}
+
+}  // namespace pipeedge::linear8
