@@ -14,9 +14,9 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.files import STANDARD_INPUT, InputRequest, OutputRequest
 from pipeedge.request.scheduling import ScheduleRequest
 
-__all__ = ["check_run_outputs", "input_paths", "model_paths"]
+__all__ = ["COMPANIONS", "check_run_outputs", "input_paths", "model_paths"]
 
-_COMPANIONS = frozenset(
+COMPANIONS = frozenset(
     {
         "added_tokens.json",
         "config.json",
@@ -84,7 +84,7 @@ def model_paths(model: Model, weights: Path | None) -> Iterator[InputPath]:
 
 
 def _is_companion(name: str) -> bool:
-    return name in _COMPANIONS or name.endswith((".safetensors", ".safetensors.index.json"))
+    return name in COMPANIONS or name.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def input_paths(request: InputRequest) -> Iterator[InputPath]:

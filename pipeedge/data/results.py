@@ -1,13 +1,15 @@
 """Results of a run: one row for every input item, in input order, and the accuracy.
 
-Rows are written to a temporary file beside the target as they arrive, so memory does not grow with the input.
-The file gets its name after the last row. A run that fails leaves nothing under that name.
+Rows go to the unfinished output (``unfinished.py``) as they arrive, so memory does not grow with the input.
+The file is made of them after the last one. A run that fails leaves nothing under its name, but a later run
+can go on from the unfinished output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,9 @@ import torch
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.files import check_writable, temporary_beside
-from pipeedge.data.row_formats import FORMATS, TOKEN_FORMATS, NoRows, ResultItems, RowFormat
+from pipeedge.base.wording import printable
+from pipeedge.data.row_formats import FORMATS, TOKEN_FORMATS, ResultItems
+from pipeedge.data.unfinished import Found, UnfinishedOutput
 
 __all__ = ["Accuracy", "ResultItems", "ResultModel", "ResultWriter", "check_output_path"]
 
@@ -88,36 +92,81 @@ def check_output_path(path: Path, model: ResultModel) -> None:
 class ResultWriter:
     """Writer of the results of a run; a context manager.
 
-    Leaving the context normally completes the file; leaving it by an exception removes the file. Without
-    ``path`` only the order and the number of the results are checked.
+    Leaving the context normally completes the file. Leaving it by an exception keeps the rows in the
+    unfinished output. Without ``path`` only the order and the number of the results are checked.
+
+    Args:
+        path: Path of the file, or None.
+        model: Model whose results they are.
+        expected_items: Number of items that there must be in the end, or None if that is not known.
+        depends_on: Fingerprints of what the rows depend on, by what a message calls them.
+        found: What an earlier run has left and this one goes on from, or None to begin with the first item.
 
     Raises:
         RequestError: On creation, before anything runs, if ``path`` cannot take results of ``model``.
     """
 
-    def __init__(self, path: Path | None, model: ResultModel, expected_items: int | None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        model: ResultModel,
+        expected_items: int | None,
+        depends_on: Mapping[str, str] | None = None,
+        found: Found | None = None,
+    ) -> None:
         if path is not None:
             check_output_path(path, model)
             path = path.resolve()  # follow a link, so that the link itself is not replaced
         self._path = path
-        self._model = model
-        self._formats = TOKEN_FORMATS if model.output_kind == "tokens" else FORMATS
+        formats = TOKEN_FORMATS if model.output_kind == "tokens" else FORMATS
+        self._format = None if path is None else formats[path.suffix.lower()](model.labels)
         self._expected_items = expected_items
-        self._temporary: Path | None = None
-        self._rows: RowFormat = NoRows()
+        self._depends_on = dict(depends_on or {})
+        self._found = found
+        self._unfinished: UnfinishedOutput | None = None
         self._next_microbatch = 0
         self._items = 0
+        if found is not None:
+            self._check(found)
 
     @property
     def items(self) -> int:
-        """Number of items written so far."""
+        """Number of items written so far by this run."""
         return self._items
+
+    @property
+    def unfinished(self) -> Path | None:
+        """Path of the rows that a later run can go on from, or None if there are none."""
+        part = self._unfinished
+        return None if part is None or part.is_empty or not part.path.exists() else part.path
+
+    def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
+        """Add fingerprints that are known later than the others, but before the first row.
+
+        Raises:
+            RequestError: The rows that are there already are of another kind.
+        """
+        self._depends_on |= depends_on
+        if self._found is not None:
+            self._check(self._found)
+
+    def _check(self, found: Found) -> None:
+        """Compare the fingerprints that are known so far with those of the rows that are there."""
+        for what, value in self._depends_on.items():
+            before = found.depends_on.get(what)
+            if before != value:
+                raise RequestError(
+                    f"--resume: {printable(found.path)} was written with another value of {what} "
+                    f"({before or 'unknown'}, now {value}); leave out --resume to begin with the first item"
+                )
 
     def __enter__(self) -> ResultWriter:
         if self._path is not None:
-            self._temporary = temporary_beside(self._path)
             with self._naming_the_file():
-                self._rows = self._formats[self._path.suffix.lower()](self._temporary, self._model.labels)
+                if self._found is not None:
+                    self._unfinished = UnfinishedOutput.go_on(self._found)
+                else:
+                    self._unfinished = UnfinishedOutput.begin(self._path, self._depends_on)
         return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: ResultItems) -> None:
@@ -134,8 +183,11 @@ class ResultWriter:
                 f"microbatch {microbatch_number} has {len(microbatch.sources)} items, "
                 f"but {len(outputs)} results"
             )
-        with self._naming_the_file():
-            self._rows.write(outputs, microbatch)
+        if self._unfinished is not None and self._format is not None:
+            with self._naming_the_file():
+                rows = self._format.describe(outputs, microbatch)
+                payload = self._format.encode(outputs, microbatch, is_first=self._unfinished.is_empty)
+                self._unfinished.append(rows, payload)
         self._next_microbatch += 1
         self._items += len(outputs)
 
@@ -149,19 +201,26 @@ class ResultWriter:
             if kind is None:
                 self._complete()
         finally:
-            with suppress(OSError):  # a full disk fails again when buffers are flushed
-                self._rows.close()
-            if self._temporary is not None:
-                self._temporary.unlink(missing_ok=True)  # missing if it was renamed
+            if self._unfinished is not None:
+                self._unfinished.close()
 
     def _complete(self) -> None:
         if self._expected_items is not None and self._items != self._expected_items:
             raise PipeEdgeError(f"{self._items} results for {self._expected_items} items")
-        with self._naming_the_file():
-            self._rows.finish()
-            self._rows.close()
-            if self._temporary is not None and self._path is not None:
-                self._temporary.replace(self._path)
+        if self._path is None or self._unfinished is None or self._format is None:
+            return
+        temporary = temporary_beside(self._path)
+        try:
+            with self._naming_the_file():
+                with temporary.open("xb") as target:
+                    self._format.assemble(self._unfinished, target)
+                    # After a power failure, a file under the new name must have its contents.
+                    target.flush()
+                    os.fsync(target.fileno())
+                temporary.replace(self._path)
+        finally:
+            temporary.unlink(missing_ok=True)  # missing if it was renamed
+        self._unfinished.remove()
 
     @contextmanager
     def _naming_the_file(self) -> Iterator[None]:

@@ -14,24 +14,24 @@ A model that classifies every token has a list for each item instead, in the ord
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-import shutil
-import tempfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from pipeedge.base.errors import PipeEdgeError
+from pipeedge.data.unfinished import Rows, UnfinishedOutput
 
-__all__ = ["FORMATS", "TOKEN_FORMATS", "NoRows", "ResultItems", "RowFormat"]
+__all__ = ["FORMATS", "TOKEN_FORMATS", "ResultItems", "RowFormat"]
 
 TOP_CLASSES = 5
 UNKNOWN_LABEL = -1
@@ -100,95 +100,76 @@ def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[ResultRow]:
 
 
 class RowFormat(ABC):
-    """A format of result files; an instance writes one file."""
+    """A format of result files; an instance makes one file.
+
+    Args:
+        labels: Names of the classes, or None if not known.
+    """
+
+    def __init__(self, labels: Sequence[str] | None) -> None:
+        self._labels = labels
 
     @abstractmethod
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append the rows of ``outputs`` [items, ...]."""
+    def encode(self, outputs: torch.Tensor, items: ResultItems, *, is_first: bool) -> bytes:
+        """Return the rows of ``outputs`` [items, ...]; ``is_first`` if no rows precede them."""
 
-    @abstractmethod
-    def finish(self) -> None:
-        """Complete the file."""
+    def describe(self, outputs: torch.Tensor, items: ResultItems) -> Rows:
+        """Return what must be known of the rows of ``outputs`` when the file is assembled."""
+        del outputs
+        labels = tuple(UNKNOWN_LABEL if label is None else label for label in items.labels)
+        return Rows(tuple(items.numbers), labels)
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file, complete or not."""
-
-
-class NoRows(RowFormat):
-    """A format for runs without a result file."""
-
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+    def assemble(self, unfinished: UnfinishedOutput, target: BinaryIO) -> None:
+        """Write the complete file."""
+        for payload in unfinished.payloads():
+            target.write(payload)
 
 
 class CsvRows(RowFormat):
     """A header and a line for each item; models with few classes have fewer columns."""
 
-    def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
-        self._stream: TextIO = path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.writer(self._stream, lineterminator="\n")
-        self._labels = labels
-        self._has_header = False
-
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append a line for each item."""
+    def encode(self, outputs: torch.Tensor, items: ResultItems, *, is_first: bool) -> bytes:
+        """Return a line for each item, the first of them after the header."""
+        stream = io.StringIO(newline="")
+        writer = csv.writer(stream, lineterminator="\n")
         for row in top_rows(outputs, items):
-            if not self._has_header:
+            if is_first:
                 places = range(1, len(row.classes) + 1)
                 best = [f"{column}_{place}" for place in places for column in ("class", "name", "score")]
                 named = ["item", "source", "label", *(("text",) if row.text is not None else ())]
-                self._writer.writerow([*named, *best])
-                self._has_header = True
+                writer.writerow([*named, *best])
+                is_first = False
             cells: list[object] = [row.number, row.source, "" if row.label is None else row.label]
             if row.text is not None:
                 cells.append(row.text)
             for number, score in zip(row.classes, row.scores, strict=True):
                 cells += [number, class_name(self._labels, number) or "", f"{score:.6g}"]
-            self._writer.writerow(cells)
-
-    def finish(self) -> None:
-        """Do nothing: every line is written already."""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+            writer.writerow(cells)
+        return stream.getvalue().encode()
 
 
 class JsonRows(RowFormat):
     """One JSON object per line. Unknown values are left out; a score of NaN or infinity is null."""
 
-    def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
-        self._stream: TextIO = path.open("w", encoding="utf-8", newline="\n")
-        self._labels = labels
+    def encode(self, outputs: torch.Tensor, items: ResultItems, *, is_first: bool) -> bytes:
+        """Return a line for each item."""
+        del is_first  # all lines are alike
+        return "".join(self._lines(outputs, items)).encode()
 
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append a line for each item."""
+    def _lines(self, outputs: torch.Tensor, items: ResultItems) -> Iterator[str]:
         for row in top_rows(outputs, items):
             best = zip(row.classes, row.scores, strict=True)
             content = {"top": [self._entry(number, score) for number, score in best]}
-            self._write_line(row.number, row.source, row.label, row.text, content)
+            yield self._line(row.number, row.source, row.label, row.text, content)
 
-    def finish(self) -> None:
-        """Do nothing: every line is written already."""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-    def _write_line(
-        self, item: int, source: str, label: int | None, text: str | None, content: Mapping[str, object]
-    ) -> None:
+    @staticmethod
+    def _line(
+        item: int, source: str, label: int | None, text: str | None, content: Mapping[str, object]
+    ) -> str:
         known = {"label": label, "text": text}
         given = {key: value for key, value in known.items() if value is not None}
         document = {"item": item, "source": source, **given, **content}
-        self._stream.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
     def _entry(self, number: int, score: float) -> dict[str, object]:
         name = class_name(self._labels, number)
@@ -197,63 +178,56 @@ class JsonRows(RowFormat):
 
 
 class ArrayRows(RowFormat):
-    """The raw outputs as an array.
+    """The raw outputs as an array, which begins with its shape, so the number of items must be known."""
 
-    An array begins with its shape, and the number of items is known only at the end. The values are therefore
-    kept in an unnamed file until then.
-    """
-
-    def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
-        del labels  # an array of outputs has no room for class names
-        self._target: BinaryIO = path.open("wb")
-        self._values = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 (closed by close)
+    def __init__(self, labels: Sequence[str] | None) -> None:
+        super().__init__(labels)
         self._shape: tuple[int, ...] | None = None
-        self._rows = 0
-        self._labels: list[int] = []
-        self._numbers: list[int] = []
 
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append the outputs of each item."""
-        self._append(outputs)
-        self._note(items)
+    def encode(self, outputs: torch.Tensor, items: ResultItems, *, is_first: bool) -> bytes:
+        """Return the outputs of each item."""
+        del is_first  # all values are alike
+        values = self._values(outputs, items).detach().to("cpu", torch.float32).contiguous().numpy()
+        return values.astype("<f4", copy=False).tobytes()
 
-    def _append(self, outputs: torch.Tensor) -> None:
-        """Append rows of values, which all have one shape."""
-        shape = tuple(outputs.shape[1:])
+    def describe(self, outputs: torch.Tensor, items: ResultItems) -> Rows:
+        """Return the description of the rows with their number and shape.
+
+        Raises:
+            PipeEdgeError: The shape is not that of the rows before.
+        """
+        values = self._values(outputs, items)
+        shape = tuple(values.shape[1:])
         if self._shape not in (None, shape):
             raise PipeEdgeError(f"outputs of {shape} values an item follow outputs of {self._shape}")
         self._shape = shape
-        self._rows += len(outputs)
-        values = outputs.detach().to("cpu", torch.float32).contiguous().numpy()
-        self._values.write(values.astype("<f4", copy=False).data)
+        return structs.replace(super().describe(outputs, items), count=len(values), shape=shape)
 
-    def _note(self, items: ResultItems) -> None:
-        """Append what is written of the items beside their values."""
-        self._labels += [UNKNOWN_LABEL if label is None else label for label in items.labels]
-        self._numbers += items.numbers
+    def _values(self, outputs: torch.Tensor, items: ResultItems) -> torch.Tensor:
+        """Return the values to write, [rows, ...]."""
+        del items
+        return outputs
 
-    def finish(self) -> None:
-        """Write the shape and the values to the file."""
-        self._values.seek(0)
-        with zipfile.ZipFile(self._target, "w", zipfile.ZIP_STORED) as archive:
+    def assemble(self, unfinished: UnfinishedOutput, target: BinaryIO) -> None:
+        """Write the shape and the values, and the arrays beside them."""
+        described = list(unfinished.rows())
+        shape = (sum(rows.count for rows in described), *described[0].shape) if described else (0,)
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
             member = zipfile.ZipInfo("outputs.npy", ZIP_EPOCH)
             with archive.open(member, "w", force_zip64=True) as stream:
-                header = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, *(self._shape or ()))}
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(stream, header)
-                shutil.copyfileobj(self._values, stream, 1 << 20)
-            for name, values in self._companions().items():
+                for payload in unfinished.payloads():
+                    stream.write(payload)
+            for name, values in self._companions(described).items():
                 self._add(archive, name, values)
 
-    def _companions(self) -> dict[str, list[int]]:
+    def _companions(self, described: Sequence[Rows]) -> dict[str, list[int]]:
         """Return the arrays beside the values, by name."""
-        labels = {"labels": self._labels} if any(label != UNKNOWN_LABEL for label in self._labels) else {}
-        skipped = self._numbers != list(range(len(self._numbers)))
-        return {**labels, **({"items": self._numbers} if skipped else {})}
-
-    def close(self) -> None:
-        """Close both files."""
-        self._target.close()
-        self._values.close()
+        labels = [label for rows in described for label in rows.labels]
+        numbers = [number for rows in described for number in rows.numbers]
+        known = {"labels": labels} if any(label != UNKNOWN_LABEL for label in labels) else {}
+        return {**known, **({"items": numbers} if numbers != list(range(len(numbers))) else {})}
 
     @staticmethod
     def _add(archive: zipfile.ZipFile, name: str, values: list[int]) -> None:
@@ -264,13 +238,13 @@ class ArrayRows(RowFormat):
 class TokenJsonRows(JsonRows):
     """One JSON object per line, with the best class of each token that is not padding."""
 
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append a line for each item of ``outputs`` [items, tokens, classes]."""
+    def _lines(self, outputs: torch.Tensor, items: ResultItems) -> Iterator[str]:
+        """Yield a line for each item of ``outputs`` [items, tokens, classes]."""
         scores, classes = outputs.double().softmax(dim=2).max(dim=2)
         for row, length in enumerate(token_counts(outputs, items)):
             best = zip(classes[row, :length].tolist(), scores[row, :length].tolist(), strict=True)
             text = None if items.texts is None else items.texts[row]
-            self._write_line(
+            yield self._line(
                 items.numbers[row],
                 items.sources[row],
                 items.labels[row],
@@ -282,20 +256,19 @@ class TokenJsonRows(JsonRows):
 class TokenArrayRows(ArrayRows):
     """The raw outputs of all tokens in one array, item after item, without padding."""
 
-    def __init__(self, path: Path, labels: Sequence[str] | None) -> None:
-        super().__init__(path, labels)
-        self._counts: list[int] = []
+    def describe(self, outputs: torch.Tensor, items: ResultItems) -> Rows:
+        """Return the description of the rows with the number of tokens of each item."""
+        tokens = tuple(token_counts(outputs, items))
+        return structs.replace(super().describe(outputs, items), tokens=tokens)
 
-    def write(self, outputs: torch.Tensor, items: ResultItems) -> None:
-        """Append the tokens of each item of ``outputs`` [items, tokens, classes]."""
+    def _values(self, outputs: torch.Tensor, items: ResultItems) -> torch.Tensor:
+        """Return the values of the tokens of ``outputs`` [items, tokens, classes] that are not padding."""
         counts = token_counts(outputs, items)
-        for row, length in enumerate(counts):
-            self._append(outputs[row, :length])
-        self._counts += counts
-        self._note(items)
+        return torch.cat([outputs[row, :length] for row, length in enumerate(counts)])
 
-    def _companions(self) -> dict[str, list[int]]:
-        return {"tokens": self._counts, **super()._companions()}
+    def _companions(self, described: Sequence[Rows]) -> dict[str, list[int]]:
+        counts = [count for rows in described for count in rows.tokens]
+        return {"tokens": counts, **super()._companions(described)}
 
 
 def token_counts(outputs: torch.Tensor, items: ResultItems) -> list[int]:
@@ -303,10 +276,10 @@ def token_counts(outputs: torch.Tensor, items: ResultItems) -> list[int]:
     return [outputs.shape[1]] * len(outputs) if items.tokens is None else list(items.tokens)
 
 
-FORMATS: Mapping[str, Callable[[Path, Sequence[str] | None], RowFormat]] = MappingProxyType(
+FORMATS: Mapping[str, type[RowFormat]] = MappingProxyType(
     {".csv": CsvRows, ".jsonl": JsonRows, ".npz": ArrayRows}
 )
-TOKEN_FORMATS: Mapping[str, Callable[[Path, Sequence[str] | None], RowFormat]] = MappingProxyType(
+TOKEN_FORMATS: Mapping[str, type[RowFormat]] = MappingProxyType(
     {".jsonl": TokenJsonRows, ".npz": TokenArrayRows}
 )
 """Formats of results that have a class for each token."""

@@ -268,11 +268,23 @@ class Group:
 class InputSource:
     """The input of a run, as microbatches.
 
-    ``order`` lists the indices of the items to run; None runs all of them in order.
+    Args:
+        items: The items.
+        order: Indices of the items to run; None runs all of them in order.
+        skip_bad: Whether items that cannot be read are skipped.
+        position: Position in the whole input of the first item, if others come before it.
     """
 
-    def __init__(self, items: Items, *, order: Sequence[int] | None = None, skip_bad: bool = False) -> None:
+    def __init__(
+        self,
+        items: Items,
+        *,
+        order: Sequence[int] | None = None,
+        skip_bad: bool = False,
+        position: int = 0,
+    ) -> None:
         self._items = items
+        self._position = position
         self._order: Sequence[int] = range(len(items)) if order is None else order
         self._skip_bad = skip_bad
         self._skipped: list[SkippedItem] = []
@@ -330,6 +342,22 @@ class InputSource:
         """Return a source of the first ``count`` items, which reads them again."""
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
+    def rest(self, position: int) -> InputSource:
+        """Return a source of the items from ``position`` on; they keep their positions in the input."""
+        return InputSource(
+            self._items, order=self._order[position:], skip_bad=self._skip_bad, position=position
+        )
+
+    @property
+    def items(self) -> Items:
+        """Items among which ``order`` chooses."""
+        return self._items
+
+    @property
+    def order(self) -> Sequence[int]:
+        """Indices of the items to run."""
+        return self._order
+
     def microbatches(self, microbatch_size: int) -> Iterator[Microbatch]:
         """Yield the ``groups`` as the model takes them, each in separate memory."""
         return map(self._in_own_memory, self.groups(microbatch_size))
@@ -341,7 +369,7 @@ class InputSource:
         return replace(batch, payload=tuple(self.pixels.look_up(tensor) for tensor in batch.payload))
 
     def attempt(self, number: int) -> Reading:
-        """Read the item at position ``number``; return an error for ``groups`` to judge."""
+        """Read item ``number`` of this source, from 0; return an error for ``groups`` to judge."""
         try:
             return self._items.read(self._order[number])
         except InputError as error:
@@ -378,7 +406,8 @@ class InputSource:
             raise InputError(f"none of the {count(len(self), 'item')} can be read; the first: {first.reason}")
 
     def _readable_items(self, readings: Iterable[Reading]) -> Iterator[tuple[int, Item]]:
-        for number, (index, reading) in enumerate(zip(self._order, readings, strict=True)):
+        numbered = enumerate(zip(self._order, readings, strict=True), start=self._position)
+        for number, (index, reading) in numbered:
             if isinstance(reading, Item):
                 yield number, reading
             elif self._skip_bad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeedge.base.errors import InputError
+from pipeedge.base.errors import InputError, RequestError
 from pipeedge.request.declared import PORT, Check, ObeyedBy, at_least, check_options, option
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import DEFAULT_WINDOW_SIZE
@@ -181,6 +181,12 @@ class OutputRequest:
         obeyed_by=ObeyedBy.DATA_RANK,
         help="predictions, one row per item: .csv, .jsonl or .npz",
     )
+    resume: bool = option(
+        False,
+        "--resume",
+        obeyed_by=ObeyedBy.DATA_RANK,
+        help="go on from the rows that a run with the same --output, which ended early, has left",
+    )
     report: Path | None = option(
         None,
         "--report",
@@ -222,6 +228,10 @@ class OutputRequest:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.resume and self.results is None:
+            raise RequestError("--resume needs --output FILE, which an earlier run was to write")
+        if self.resume and self.check_items:
+            raise RequestError("--resume cannot be combined with --check, whose items may be written already")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ SECTIONS = (
     Section(
         "output (on the data rank)",
         (
-            *options_of(OutputRequest, "results", "report", "trace", "check_items"),
+            *options_of(OutputRequest, "results", "resume", "report", "trace", "check_items"),
             option_of(OutputRequest, "quiet"),
         ),
         chapter="[data.md](data.md#results), [reports.md](reports.md), [observing.md](observing.md)",

@@ -20,7 +20,7 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.data import InputSource, ReadAhead, open_run_input, read_threads
 from pipeedge.data.protected_files import check_run_outputs
-from pipeedge.data.results import ResultWriter
+from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.observe.lanes import COLLECT, FEED, Lane, LinkLane
@@ -32,6 +32,7 @@ from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, out
 from pipeedge.request.config import RunRequest
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Activity, Outgoing
 
@@ -48,6 +49,8 @@ class DataFiles:
     """Number of the first items whose outputs are compared with float32."""
     replaced: frozenset[Path]
     """Outputs that existed before the run."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about what an earlier run has left."""
 
 
 def open_data_files(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataFiles:
@@ -70,11 +73,19 @@ def open_data_files(request: RunRequest, model: Model, metrics: Sequence[OutputF
     if output.check_items:
         with _naming("--check computes in float32"):
             model.check_weights(request.model.weights)
-    writer = ResultWriter(output.results, model, None)
+    if output.results is not None:
+        check_output_path(output.results, model)
     source = open_run_input(request, model)
     if output.check_items:
         source.check_distinct(output.check_items, "--check")
-    return DataFiles(source, writer, output.check_items, replaced)
+    if output.results is None:
+        return DataFiles(source, ResultWriter(None, model, None), output.check_items, replaced)
+    found, note = find_rows(output.results, resume=output.resume)
+    depends_on = request_dependencies(request, model, source)
+    writer = ResultWriter(output.results, model, None, depends_on, found)
+    if found is not None:
+        source = source.rest(found.position)
+    return DataFiles(source, writer, output.check_items, replaced, () if note is None else (note,))
 
 
 @contextmanager

@@ -19,8 +19,10 @@ import torch
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.wording import printable
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
+from pipeedge.data.results import ResultWriter
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
@@ -31,6 +33,7 @@ from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.data_part import DataFiles, DataPart, open_data_files
 from pipeedge.run.decision import RunSession, decide, find_facts
 from pipeedge.run.parts import Parts, assemble
+from pipeedge.run.resuming import plan_dependencies
 from pipeedge.run.stage import Stage, resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
@@ -83,6 +86,8 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
         if context.rank == request.schedule.data_rank:
             metrics = metrics_files(request.metrics.directory, context.rank)
             files = open_data_files(request, context.model, metrics)
+            for note in files.notes:
+                context.warn(note)
         prepared = Prepared(device, interface, exporter, files, find_facts(context, files))
         to_close = stack.pop_all()
     with to_close:
@@ -103,9 +108,12 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     """Tell rank 0 the facts of this rank, and return the plan that it makes of all of them.
 
     Raises:
-        PipeEdgeError: There is no plan; the same line on every rank.
+        PipeEdgeError: There is no plan; the same line on every rank. Or the rows that an earlier run has left
+            are of another plan.
     """
     plan = session.agree(prepared.facts, functools.partial(decide, context))
+    if prepared.files is not None:
+        prepared.files.writer.add_dependencies(plan_dependencies(plan))
     member, crew = session.member, context.crew
     if context.rank in plan.participants:
         member.set_hub_name(plan.name(0) or "without a part in the pipeline")
@@ -211,11 +219,23 @@ def stream(context: RankContext, plan: Plan, parts: Parts) -> None:
         PipeEdgeError: This rank or another failed.
     """
     writer = parts.data.files.writer if parts.data is not None else ExitStack()
-    with parts.monitor, _progress_shown(context, plan, parts.data), writer:
-        parts.ends.start()
-        for part in reversed(parts.all):
-            part.start(context.crew)
-        context.crew.wait()
+    try:
+        with parts.monitor, _progress_shown(context, plan, parts.data), writer:
+            parts.ends.start()
+            for part in reversed(parts.all):
+                part.start(context.crew)
+            context.crew.wait()
+    except BaseException:
+        if parts.data is not None and not context.request.output.quiet:
+            _show_unfinished(context, parts.data.files.writer)
+        raise
+
+
+def _show_unfinished(context: RankContext, writer: ResultWriter) -> None:
+    """Print where the rows are that are written already."""
+    if writer.unfinished is not None:
+        line = f"unfinished  {printable(writer.unfinished)}; a run with --resume goes on from there"
+        context.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

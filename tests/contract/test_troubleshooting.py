@@ -71,7 +71,9 @@ from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input
+from pipeedge.data.results import ResultWriter
 from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.data.unfinished import Rows, UnfinishedOutput, find_unfinished
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.doctor.notes import FindingLog
 from pipeedge.doctor.probe import Probe
@@ -280,6 +282,10 @@ RUNTIME = {
     ),
     "--report a.txt: a report is FILE.json, for programs, or FILE.html, for people": (
         "0 1 -m vit-digits --report a.txt"
+    ),
+    "--resume needs --output FILE, which an earlier run was to write": "0 1 -m vit-digits --resume",
+    "--resume cannot be combined with --check, whose items may be written already": (
+        "0 1 -m vit-digits --resume --output r.csv --check 3"
     ),
     "--output t.npz: would replace what --input reads; name another file": (
         "0 1 -m vit-digits --input t.npz --output t.npz"
@@ -1224,6 +1230,32 @@ def a_port_of_another_rank(patch: Patch) -> str:
     client = pytest.importorskip("prometheus_client")
     patch.setattr(client, "start_http_server", raising(OSError(errno.EADDRINUSE, "Address already in use")))
     return refused(lambda: Exporter("127.0.0.1", 9000, 0))
+
+
+@says(
+    "--resume: … was written with another value of the input (…, now …); leave out --resume to begin with "
+    "the first item"
+)
+def the_input_has_changed(patch: Patch) -> str:
+    output = Path("resumed.csv")
+    writing = UnfinishedOutput.begin(output, {"the input": "3f0a"})
+    writing.append(Rows((0,), (-1,)), b"a row")
+    writing.close()
+    return refused(lambda: ResultWriter(output, DIGITS, None, {"the input": "77b1"}, find_unfinished(output)))
+
+
+@says("….part: another run is writing it; wait for it, or name another --output")
+def two_runs_write_the_same_output(patch: Patch) -> str:
+    writing = UnfinishedOutput.begin(Path("shared.csv"), {})
+    said = refused(lambda: UnfinishedOutput.begin(Path("shared.csv"), {}))
+    writing.close()
+    return said
+
+
+@says("….part: is not an unfinished output, which goes by this name; rename it")
+def a_file_has_the_name_of_an_unfinished_output(patch: Patch) -> str:
+    Path("mine.csv.part").write_text("mine")
+    return start("0 1 -m vit-digits --output mine.csv")
 
 
 @says("standard output cannot be written: no space left on device", "… it is closed")

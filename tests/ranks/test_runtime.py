@@ -248,11 +248,28 @@ def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
         ended = world.wait(within=KILL_S)
     others_name(ended, 2, says=r"\(data rank.*is gone")
     assert not (directory / "rows.csv").exists()
-    # It could not clean up; the next run that writes there does.
-    assert list(directory.glob(".rows.csv.*.part"))
-    run_world(directory, 1, *DIGITS, "-b", 8, "--output", "rows.csv")
+    # Its rows are left; the next run that writes there says so and replaces them.
+    assert (directory / "rows.csv.part").is_file()
+    again = run_world(directory, 1, *DIGITS, "-b", 8, "--output", "rows.csv")[0]
+    assert re.search(r"rows.csv.part has the rows of .* items from a run that did not end well", again.line)
     assert (directory / "rows.csv").is_file()
-    assert not list(directory.glob(".*.part"))
+    assert not list(directory.glob("*.part"))
+
+
+@scenarios(the_data_rank=0, a_stage=1)
+def a_killed_run_goes_on_with_resume(directory: Path, inputs: Inputs, variant: int) -> None:
+    options = (*DIGITS, "-pt", "1,8,9,16", "-u", 1, "-b", 2000, "--output")
+    succeeded(run_world(directory, 2, *options, "whole.jsonl"))
+    with World(directory, 2, *options, "rows.jsonl") as world:
+        world.start().until_rows()
+        world.signal(variant, signal.SIGKILL)
+        world.wait(within=KILL_S)
+    assert not (directory / "rows.jsonl").exists()
+    ended = run_world(directory, 2, *options, "rows.jsonl", "--resume")
+    assert [end.status for end in ended.values()] == [0, 0]
+    assert re.search(r"--resume: the rows of [\d,]+ items are taken from rows.jsonl.part", ended[0].line)
+    assert (directory / "rows.jsonl").read_bytes() == (directory / "whole.jsonl").read_bytes()
+    assert not list(directory.glob("*.part"))
 
 
 @scenarios(the_hub=(0, False), a_stage=(1, False), with_a_report=(1, True))

@@ -299,7 +299,7 @@ class World(Programs):
     def until_rows(self) -> None:
         """Wait until the data rank has written results: the pipeline is in full swing."""
         self.until(
-            lambda: any(path.stat().st_size > 4096 for path in self.directory.glob(".*.part")), "results come"
+            lambda: any(path.stat().st_size > 4096 for path in self.directory.glob("*.part")), "results come"
         )
 
 

