@@ -1,0 +1,220 @@
+"""The schedule for the ranks that are left when one is lost. Pure.
+
+    -pt 1,8,9,16,17,24        rank 0 [1-8]    rank 1 [9-16]    rank 2 [17-24]    rank 3 spare
+    without rank 1            rank 0 [1-8]    rank 3 [9-16]    rank 2 [17-24]
+    and without rank 3        rank 0 [1-8]                     rank 2 [9-24]
+
+``smallest_change`` serves schedules that the user gave: the fewest ranks with a stage get other layers, and
+the fewest bytes are loaded. ``keep_layers`` serves schedules that the scheduler made for the hosts that are
+left: hosts that are interchangeable are exchanged until the fewest bytes are loaded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.wording import figure
+
+__all__ = ["Survivor", "keep_layers", "smallest_change"]
+
+_MB = 1 << 20
+_MOST_EXCHANGED = 10
+"""Largest number of interchangeable hosts whose best assignment is searched for."""
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A rank that is left."""
+
+    rank: int
+    room_bytes: float
+    """Memory for weights in bytes; infinite if that is unknown."""
+    host: str | None = None
+    holds: LayerRange | None = None
+    """Layers that it has loaded, or None."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Layers of one rank in a new schedule."""
+
+    rank: int
+    layers: LayerRange
+
+
+class _Weights:
+    """Bytes of ranges of layers."""
+
+    def __init__(self, layer_bytes: Sequence[float]) -> None:
+        self._until = tuple(accumulate(layer_bytes, initial=0.0))
+        self.layers = len(layer_bytes)
+
+    def bytes(self, start: int, stop: int) -> float:
+        """Return the bytes of the layers ``[start, stop)``; 0 for none."""
+        return self._until[stop] - self._until[start] if start < stop else 0.0
+
+    def to_load(self, layers: LayerRange, holds: LayerRange | None) -> float:
+        """Return the bytes of ``layers`` that a rank with ``holds`` does not have."""
+        whole = self.bytes(layers.start, layers.stop)
+        if holds is None:
+            return whole
+        return whole - self.bytes(max(layers.start, holds.start), min(layers.stop, holds.stop))
+
+
+def smallest_change(
+    schedule: Schedule, survivors: Sequence[Survivor], layer_bytes: Sequence[float]
+) -> Schedule | str:
+    """Return the schedule that changes least when ranks are lost, or the reason why there is none.
+
+    What counts is, in this order: ranks with a stage that get other layers, bytes to load, number of stages.
+    The ranks that keep a stage keep their order, unless nothing fits in any other way.
+
+    Args:
+        schedule: Schedule before the loss.
+        survivors: Ranks that are left, with and without a stage.
+        layer_bytes: Bytes of the weights of each layer.
+    """
+    weights, here = _Weights(layer_bytes), {one.rank: one for one in survivors}
+    stages = [stage for stage in schedule.stages if stage.rank in here]
+    spares = [one for one in survivors if schedule.stage_of(one.rank) is None]
+    found, reached = _search(weights, [(here[stage.rank], stage.layers) for stage in stages], spares)
+    if found is None:
+        found, further = _search(weights, [], survivors)
+        reached = max(reached, further)
+    if found is None:
+        return _explain(weights, survivors, reached)
+    return _on_ranks(schedule, found, here)
+
+
+def _search(
+    weights: _Weights, kept: Sequence[tuple[Survivor, LayerRange]], spares: Sequence[Survivor]
+) -> tuple[list[_Piece] | None, int]:
+    """Find the pieces with the least cost, best first.
+
+    Args:
+        weights: Bytes of the layers.
+        kept: Ranks with a stage and its layers, in order.
+        spares: Ranks that may come anywhere.
+
+    Returns:
+        The pieces, or None if nothing fits; the number of layers that could be placed.
+    """
+    # A state is the next layer to place, the next kept rank, and the spares that are left.
+    order = count()
+    everybody = frozenset(range(len(spares)))
+    heap: list[tuple[tuple[int, float, int], int, tuple[int, int, frozenset[int]], tuple[_Piece, ...]]] = [
+        ((0, 0.0, 0), next(order), (0, 0, everybody), ())
+    ]
+    done: set[tuple[int, int, frozenset[int]]] = set()
+    reached = 0
+    while heap:
+        (changed, loaded, stages), _, state, pieces = heapq.heappop(heap)
+        if state in done:
+            continue
+        done.add(state)
+        position, index, left = state
+        reached = max(reached, position)
+        if position == weights.layers and index == len(kept):
+            return list(pieces), reached
+        choices: list[tuple[Survivor, LayerRange | None, int, frozenset[int]]] = []
+        if index < len(kept):
+            # A rank that has nothing to do any longer has changed too.
+            skipped = ((changed + 1, loaded, stages), next(order), (position, index + 1, left), pieces)
+            heapq.heappush(heap, skipped)
+            choices.append((*kept[index], index + 1, left))
+        choices += [(spares[number], None, index, left - {number}) for number in left]
+        for survivor, before, after, others in choices:
+            for layers in _ranges(weights, survivor, position):
+                cost = (
+                    changed + (before is not None and layers != before),
+                    loaded + weights.to_load(layers, survivor.holds),
+                    stages + 1,
+                )
+                piece = _Piece(survivor.rank, layers)
+                heapq.heappush(heap, (cost, next(order), (layers.stop, after, others), (*pieces, piece)))
+    return None, reached
+
+
+def _ranges(weights: _Weights, survivor: Survivor, start: int) -> Iterator[LayerRange]:
+    """Yield the ranges from ``start`` that a rank has room for."""
+    for stop in range(start + 1, weights.layers + 1):
+        if weights.bytes(start, stop) > survivor.room_bytes:
+            return
+        yield LayerRange(start, stop)
+
+
+def _on_ranks(schedule: Schedule, pieces: Sequence[_Piece], here: Mapping[int, Survivor]) -> Schedule:
+    """Return the pieces as stages, with the number type and bits of the stages that had their last layers."""
+    stages = []
+    for piece in pieces:
+        before = next(stage for stage in schedule.stages if piece.layers.stop <= stage.layers.stop)
+        stages.append(replace(before, layers=piece.layers, rank=piece.rank, host=here[piece.rank].host))
+    return Schedule(tuple(stages))
+
+
+def _explain(weights: _Weights, survivors: Sequence[Survivor], reached: int) -> str:
+    """Return why the layers do not fit."""
+    if not survivors:
+        return "no rank is left"
+    largest = max(survivors, key=lambda one: one.room_bytes)
+    next_bytes = weights.bytes(reached, reached + 1)
+    needs = f"layer {reached + 1} needs {figure(next_bytes / _MB)} MB"
+    if next_bytes > largest.room_bytes:
+        return (
+            f"{needs}, and no rank that is left has more than {figure(largest.room_bytes / _MB)} MB "
+            f"(rank {largest.rank})"
+        )
+    room = sum(one.room_bytes for one in survivors)
+    return (
+        f"the layers need {figure(weights.bytes(0, weights.layers) / _MB)} MB, and the ranks that are left "
+        f"have {figure(room / _MB)} MB, which suffices up to layer {reached}"
+    )
+
+
+def keep_layers(
+    schedule: Schedule, groups: Sequence[Sequence[Survivor]], layer_bytes: Sequence[float]
+) -> Schedule:
+    """Return the schedule with interchangeable hosts exchanged, so that they load the fewest bytes.
+
+    Among equals, as many hosts as possible stay where the schedule has them.
+
+    Args:
+        schedule: The optimum for the hosts that are left.
+        groups: Ranks of one kind of host and with the same links each, with or without a stage; none of them
+            the data host, whose own work counts.
+        layer_bytes: Bytes of the weights of each layer.
+    """
+    weights, stages = _Weights(layer_bytes), list(schedule.stages)
+    for group in groups:
+        ranks = {one.rank for one in group}
+        places = [number for number, stage in enumerate(stages) if stage.rank in ranks]
+        if len(group) > _MOST_EXCHANGED:
+            continue
+        chosen = _assign(weights, [stages[number] for number in places], group)
+        for number, survivor in zip(places, chosen, strict=True):
+            stages[number] = replace(stages[number], rank=survivor.rank, host=survivor.host)
+    return Schedule(tuple(stages))
+
+
+def _assign(weights: _Weights, stages: Sequence[StagePlan], group: Sequence[Survivor]) -> list[Survivor]:
+    """Return the rank for each stage, such that the fewest bytes are loaded, then the fewest ranks move."""
+    best: dict[int, tuple[tuple[float, int], list[Survivor]]] = {0: ((0.0, 0), [])}
+    for stage in stages:
+        further: dict[int, tuple[tuple[float, int], list[Survivor]]] = {}
+        for used, ((loaded, moved), chosen) in best.items():
+            for number, survivor in enumerate(group):
+                if used >> number & 1:
+                    continue
+                cost = (
+                    loaded + weights.to_load(stage.layers, survivor.holds),
+                    moved + (survivor.rank != stage.rank),
+                )
+                key = used | 1 << number
+                if key not in further or cost < further[key][0]:
+                    further[key] = (cost, [*chosen, survivor])
+        best = further
+    return min(best.values(), key=lambda one: one[0])[1]
