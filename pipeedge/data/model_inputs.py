@@ -50,6 +50,10 @@ class ModelInputs(Protocol):
         """Whether the model takes sentences, rather than images."""
 
     @property
+    def full_length(self) -> bool:
+        """Whether every sentence is padded to the longest length, because the result depends on it."""
+
+    @property
     def image_defaults(self) -> ImageDefaults:
         """How images become its input where no file describes it."""
 

@@ -147,6 +147,8 @@ class Tokenizer:
             shorter = self._encode([texts[number] for number in too_long], limit)
             for number, one in zip(too_long, shorter, strict=True):
                 encoded[number] = one
+        if self.model.full_length:
+            encoded = [self._lengthened(one, limit) for one in encoded]
         self._check(encoded, sentences)
         return TokenItems(
             tuple(one.ids for one in encoded),
@@ -156,6 +158,11 @@ class Tokenizer:
             tuple("\t".join(sentence.texts) for sentence in sentences),
             tuple(one.types for one in encoded) if any(one.types for one in encoded) else (),
         )
+
+    def _lengthened(self, one: Encoded, limit: int) -> Encoded:
+        """Return ``one`` padded to ``limit`` tokens, which count as tokens: the mask is true for them."""
+        padding = array("i", [self.backend.pad_token_id or 0]) * (limit - len(one.ids))
+        return Encoded(one.ids + padding, one.types)
 
     def _beginnings(self, sentence: Sentence, limit: int) -> tuple[str, ...]:
         """Return as much of a sentence or pair as decides its first ``limit`` tokens.

@@ -148,6 +148,12 @@ class Family:
     them, and a shard holds them once.
     """
     image_defaults: ImageDefaults = field(default_factory=ImageDefaults)
+    tower: str | None = None
+    """``vision`` or ``text`` if a checkpoint may contain two models of which this is one, else None."""
+    any_image_size: bool = False
+    """Whether images may be of another size than ``config.json`` says, because positions are interpolated."""
+    full_length: bool = False
+    """Whether every sentence is padded to the longest length, because the result depends on its length."""
 
     def inputs(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of the arrays that the embeddings take, in payload order."""

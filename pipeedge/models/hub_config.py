@@ -76,6 +76,13 @@ class HubConfig:
             )
         return pair[0], pair[1]
 
+    def square(self, key: str, default: int) -> tuple[int, int]:
+        """Return a size whose height and width must be equal."""
+        pair = self.pair(key, default)
+        if pair[0] != pair[1]:
+            raise ModelError(f"{key} is {list(pair)}; only squares are supported")
+        return pair
+
     def block_sizes(
         self, *, hidden: int = 768, heads: int = 12, intermediate: int = 3072, activation: str = "gelu"
     ) -> dict[str, Any]:

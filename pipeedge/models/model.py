@@ -62,6 +62,11 @@ class Model:
         return self.family.image_defaults
 
     @property
+    def full_length(self) -> bool:
+        """Whether every sentence is padded to the longest length."""
+        return self.family.full_length
+
+    @property
     def n_layers(self) -> int:
         """Number of layers, four per block."""
         return self.config.n_layers
@@ -99,7 +104,9 @@ class Model:
         original = self.default_weights if weights is None else weights
         if original.is_dir():
             original /= SINGLE_FILE
-        return original.with_name(f"{original.stem}.{dtype_name(dtype)}.safetensors")
+        # Two towers may have one original, but not one converted file.
+        tower = f".{self.family.tower}" if self.family.tower else ""
+        return original.with_name(f"{original.stem}{tower}.{dtype_name(dtype)}.safetensors")
 
     def find_weights(self, dtype: torch.dtype | None = None) -> Path:
         """Return the default weights for ``dtype``: those stored in that type if any, else the original.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import logging
@@ -9,7 +10,8 @@ import os
 from pathlib import Path
 
 from pipeedge.base.errors import ModelError, WeightsError
-from pipeedge.models.families.catalogue import parse_hf_config
+from pipeedge.models.families.catalogue import TOWERS, family_of, parse_hf_config
+from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
 from pipeedge.models.model import Model
 from pipeedge.models.weights.hub import (
@@ -41,7 +43,8 @@ def find_model(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Mo
     the directory. The weights of a repository are fetched when they are first read.
 
     Args:
-        name_or_dir: Known name, directory, or ``ORG/NAME`` of a repository.
+        name_or_dir: Known name, directory, or ``ORG/NAME`` of a repository. ``#vision`` or ``#text`` at its
+            end chooses between two models in one checkpoint.
         fetch: Whether the configuration of a repository may be fetched if the hub's local cache lacks it.
 
     Raises:
@@ -52,12 +55,13 @@ def find_model(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Mo
         return KNOWN[name]
     if name == DIGITS:
         return _from_directory(_ASSETS / DIGITS, name)
-    if Path(name).is_dir():
-        return _from_directory(Path(name), name)
+    place, tower = _split_tower(name)
+    if Path(place).is_dir():
+        return _from_directory(Path(place), name, tower)
     elsewhere = ""
-    if is_repository_name(name):
+    if is_repository_name(place):
         try:
-            return _from_repository(name, fetch=fetch)
+            return _from_repository(place, name, tower, fetch=fetch)
         except UnknownRepositoryError as error:
             elsewhere = f", and {error}"
     near = _nearest(name)
@@ -85,9 +89,15 @@ def _nearest(name: str) -> str | None:
     return best if similarity(best) >= _LIKE else None
 
 
-def _from_repository(name: str, *, fetch: bool) -> Model:
-    snapshot = find_snapshot(name, fetch=fetch)
-    model = _from_directory(snapshot.directory, name, repository=name)
+def _split_tower(name: str) -> tuple[str, str | None]:
+    """Return the directory or repository in ``name``, and the tower at its end, if any."""
+    place, _, tower = name.rpartition("#")
+    return (place, tower) if place and tower in TOWERS and not Path(name).is_dir() else (name, None)
+
+
+def _from_repository(repository: str, name: str, tower: str | None, *, fetch: bool) -> Model:
+    snapshot = find_snapshot(repository, fetch=fetch)
+    model = _from_directory(snapshot.directory, name, tower, repository=repository)
     if not snapshot.knows_modules and model.output_kind == "vector" and model.takes_text:
         log.warning(
             "whether %s has a modules.json is not known without a network: its output is that of the plain "
@@ -97,7 +107,9 @@ def _from_repository(name: str, *, fetch: bool) -> Model:
     return model
 
 
-def _from_directory(directory: Path, name: str, repository: str | None = None) -> Model:
+def _from_directory(
+    directory: Path, name: str, tower: str | None = None, repository: str | None = None
+) -> Model:
     path = directory / "config.json"
     if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise ModelError(f"{path} is not a regular file")
@@ -128,7 +140,10 @@ def _from_directory(directory: Path, name: str, repository: str | None = None) -
         with open_weights(weights) as file:
             names = tuple(file.names)
     try:
-        config, labels = parse_hf_config(document, tensor_names=names)
+        config, labels = parse_hf_config(document, tensor_names=names, tower=tower)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    size = preprocessed_size(directory) if family_of(config).any_image_size else None
+    if size is not None:
+        config = dataclasses.replace(config, input=dataclasses.replace(config.image, image_size=size))
     return Model(name, config, labels, directory, weights, repository)

@@ -32,6 +32,7 @@ class FakeModel:
     image_defaults: ImageDefaults = VIT.image_defaults
     directory: Path | None = None
     labels: tuple[str, ...] | None = None
+    full_length: bool = False
     output_kind: Literal["logits", "vector"] = "logits"
 
 

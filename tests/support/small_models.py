@@ -48,10 +48,26 @@ def save_small_models(root: Path) -> dict[str, Path]:
             transformers.AlbertConfig(**_TEXT, embedding_size=12)
         ),
     }
+    image = {key: value for key, value in _IMAGE.items() if key not in ("intermediate_size", "num_labels")}
+    pads = {f"{name}_token_id": 0 for name in ("pad", "eos", "bos", "cls", "sep")}
+    models |= {
+        "dinov2": transformers.Dinov2WithRegistersForImageClassification(
+            transformers.Dinov2WithRegistersConfig(**image, num_labels=7, use_swiglu_ffn=True)
+        ),
+        "clip": transformers.CLIPModel(
+            transformers.CLIPConfig(vision_config=_IMAGE, text_config=_TEXT | pads, projection_dim=10)
+        ),
+        "siglip": transformers.SiglipForImageClassification(
+            transformers.SiglipConfig(vision_config=_IMAGE, text_config=_TEXT | pads, num_labels=7)
+        ),
+        "modernbert": transformers.ModernBertForSequenceClassification(
+            transformers.ModernBertConfig(**_TEXT | pads, local_attention=6)
+        ),
+    }
     directories = {}
     for seed, (name, model) in enumerate(models.items()):
         scramble(model, seed)
         directories[name] = save(model, root / name)
-    for name in ("bert", "roberta", "distilbert", "mpnet", "albert"):
+    for name in ("bert", "roberta", "distilbert", "mpnet", "albert", "modernbert"):
         (directories[name] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     return directories

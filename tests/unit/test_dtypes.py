@@ -192,7 +192,7 @@ def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Pa
     ]
 
 
-FAMILIES = ["vit", "deit", *TEXT_CLASSES]
+FAMILIES = ["vit", "deit", "dinov2", "clip", "siglip", "modernbert", *TEXT_CLASSES]
 CUTS = st.sets(st.integers(1, 11), min_size=1, max_size=6).map(sorted)
 
 

@@ -19,10 +19,13 @@ base       wording crew machine payload errors archive fields files schedule str
            yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
 models     activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
-           weights.hub weights.random_weights architecture hub_config weights.names family attention shard
+           weights.hub weights.random_weights architecture hub_config weights.names family attention rotary
+           shard
            families.bert families.roberta families.distilbert families.mpnet families.albert
-           families.vit families.deit families.catalogue
-           weights.locating weights.fill weights.writing model known registry weights.download
+           families.modernbert families.vit families.deit families.dinov2 families.clip families.siglip
+           families.catalogue
+           weights.locating weights.fill weights.writing model known image_size registry
+           weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc wires reception tcp_hello tcp_rendezvous tcp_sending

@@ -202,6 +202,10 @@ BASE = {
     "roberta": {"model_type": "camembert", "architectures": ["CamembertModel"]},
     "mpnet": {"model_type": "mpnet", "architectures": ["MPNetModel"]},
     "albert": {"model_type": "albert", "architectures": ["AlbertModel"]},
+    "dinov2": {"model_type": "dinov2", "architectures": ["Dinov2Model"]},
+    "clip": {"model_type": "clip", "architectures": ["CLIPModel"]},
+    "siglip": {"model_type": "siglip_vision_model", "architectures": ["SiglipVisionModel"]},
+    "modernbert": {"model_type": "modernbert", "architectures": ["ModernBertModel"]},
 }
 
 
@@ -213,8 +217,8 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        ("vit", {"model_type": "swin"}, ["swin", "vit, deit, bert, "]),
-        ("vit", {"model_type": None}, ["None", "vit, deit, bert, "]),
+        ("vit", {"model_type": "swin"}, ["swin", "vit, deit, dinov2, "]),
+        ("vit", {"model_type": None}, ["None", "vit, deit, dinov2, "]),
         ("vit", {"model_type": "distillbert"}, ["'distillbert'", "nearest supported one is 'distilbert'"]),
         ("vit", {"model_type": "xlm-roberta-xl"}, ["nearest supported one is 'xlm-roberta'"]),
         ("roberta", {"architectures": ["RobertaForCausalLM"]}, ["RobertaForCausalLM", "CamembertModel"]),
@@ -227,6 +231,17 @@ def write_config(directory: Path, family: str, **changes: object) -> Path:
         ("albert", {"inner_group_num": 2}, ["inner_group_num is 2"]),
         ("albert", {"num_hidden_groups": 13}, ["num_hidden_groups is 13", "1 to 12"]),
         ("albert", {"embedding_size": 0}, ["embedding_size is 0"]),
+        ("dinov2", {"image_size": [28, 42]}, ["image_size is [28, 42]", "squares"]),
+        ("dinov2", {"patch_size": [14, 7]}, ["16 x 32 patches"]),
+        ("clip", {"vision_config": {"image_size": [32, 64]}}, ["image_size is [32, 64]", "squares"]),
+        ("clip", {"vision_config": 7}, ["vision_config is 7", "an object is needed"]),
+        ("siglip", {"vision_use_head": False}, ["vision_use_head is false"]),
+        ("modernbert", {"classifier_pooling": "max"}, ["classifier_pooling 'max'", "cls and mean"]),
+        ("modernbert", {"layer_types": ["full_attention"]}, ["layer_types", "each of 22 blocks"]),
+        ("modernbert", {"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling is set"]),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, ["'yarn'", "default"]),
+        ("modernbert", {"global_rope_theta": 0.5}, ["rope_theta 0.5", "at least 1"]),
+        ("modernbert", {"num_attention_heads": 256}, ["heads of 3 values", "pairs"]),
         ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, ["ViTForMaskedImage", "ViTModel"]),
         ("deit", {"architectures": ["DeiTForMaskedImageModeling"]}, ["DeiTForMaskedImage", "WithTeacher"]),
         ("bert", {"architectures": ["BertForMultipleChoice"]}, ["BertForMultiple", "BertForSequence"]),

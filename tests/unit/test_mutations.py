@@ -44,7 +44,13 @@ def outputs(model: Model, weights: Path | None = None) -> torch.Tensor:
 # --- config.json -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["vit", "deit", "bert", "roberta", "distilbert", "mpnet", "albert"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("vit", "deit", "dinov2", "clip", "siglip"),
+        *("bert", "roberta", "distilbert", "mpnet", "albert", "modernbert"),
+    ],
+)
 def test_mutated_config_is_refused_in_one_line_or_computes(
     family: str, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

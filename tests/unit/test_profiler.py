@@ -170,7 +170,7 @@ def test_memory_is_the_size_of_the_parameters(model_dirs: dict[str, Path], famil
         assert sum(found) == model.weight_bytes(layers)
 
 
-@pytest.mark.parametrize("family", ["vit", "deit", "bert", "mpnet", "albert"])
+@pytest.mark.parametrize("family", ["vit", "deit", "dinov2", "clip", "bert", "mpnet", "albert", "modernbert"])
 def test_memory_of_a_layer_is_that_of_a_stage_of_it_alone(model_dirs: dict[str, Path], family: str) -> None:
     model = find_model(str(model_dirs[family]))
     alone = [model.weight_bytes(LayerRange(layer, layer + 1)) for layer in range(model.n_layers)]
@@ -188,7 +188,7 @@ def test_a_profile_says_which_layers_share_their_weights(
     assert model_spec(job.expected(), "here").shared_with == shared
 
 
-@pytest.mark.parametrize("family", ["vit", "deit", "bert", "mpnet", "albert"])
+@pytest.mark.parametrize("family", ["vit", "deit", "dinov2", "clip", "bert", "mpnet", "albert", "modernbert"])
 def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family: str) -> None:
     """With a clock that advances by one per reading, each layer takes 1 and the pass takes their sum."""
     model = find_model(str(model_dirs[family]))

@@ -11,21 +11,30 @@ from pipeedge.base.wording import excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.families.albert import ALBERT
 from pipeedge.models.families.bert import BERT
+from pipeedge.models.families.clip import CLIP_TEXT, CLIP_VISION
 from pipeedge.models.families.deit import DEIT
+from pipeedge.models.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from pipeedge.models.families.distilbert import DISTILBERT
+from pipeedge.models.families.modernbert import MODERNBERT
 from pipeedge.models.families.mpnet import MPNET
 from pipeedge.models.families.roberta import ROBERTA
+from pipeedge.models.families.siglip import SIGLIP_TEXT, SIGLIP_VISION
 from pipeedge.models.families.vit import VIT
 from pipeedge.models.family import Family, Head, ModelClass
 from pipeedge.models.hub_config import HubConfig
 
-__all__ = ["FAMILIES", "MODEL_TYPES", "family_of", "hf_config", "parse_hf_config"]
+__all__ = ["FAMILIES", "MODEL_TYPES", "TOWERS", "family_of", "hf_config", "parse_hf_config"]
 
-FAMILIES: tuple[Family, ...] = (VIT, DEIT, BERT, ROBERTA, DISTILBERT, MPNET, ALBERT)
+FAMILIES: tuple[Family, ...] = (
+    *(VIT, DEIT, DINOV2, DINOV2_REGISTERS, CLIP_VISION, SIGLIP_VISION),
+    *(BERT, ROBERTA, DISTILBERT, MPNET, ALBERT, MODERNBERT, CLIP_TEXT, SIGLIP_TEXT),
+)
 MODEL_TYPES: tuple[str, ...] = tuple(
     dict.fromkeys(kind for family in FAMILIES for kind in family.model_types)
 )
 """Every supported ``model_type``."""
+TOWERS: tuple[str, ...] = tuple(dict.fromkeys(family.tower for family in FAMILIES if family.tower))
+"""Names of the models that a checkpoint may contain two of."""
 _DEFAULT_LABELS = 2
 """Number of classes that Hugging Face implies by a ``config.json`` without ``id2label``."""
 _LIKE = 0.6
@@ -38,7 +47,7 @@ def family_of(architecture: Architecture) -> Family:
 
 
 def parse_hf_config(
-    config: Mapping[str, Any], *, tensor_names: Collection[str] = ()
+    config: Mapping[str, Any], *, tensor_names: Collection[str] = (), tower: str | None = None
 ) -> tuple[Architecture, tuple[str, ...] | None]:
     """Return the architecture and the label names defined by a ``config.json``.
 
@@ -46,12 +55,13 @@ def parse_hf_config(
         config: Contents of the file.
         tensor_names: Names of the tensors stored next to it, which reveal the head if ``architectures`` is
             missing.
+        tower: ``vision`` or ``text``, of a checkpoint that contains two models; None: the first of them.
 
     Raises:
         ModelError: A model type, class or option is not supported, or a value is invalid.
     """
     document = HubConfig(config)
-    candidates = _families_of_type(config.get("model_type"))
+    candidates = _families_of_type(config.get("model_type"), tower)
     _refuse_common(document)
     family, found = _recognised(document, candidates, tensor_names)
     labels = document.labels()
@@ -85,15 +95,18 @@ def hf_config(architecture: Architecture, labels: Sequence[str] | None) -> dict[
     }
 
 
-def _families_of_type(model_type: object) -> tuple[Family, ...]:
+def _families_of_type(model_type: object, tower: str | None) -> tuple[Family, ...]:
     """Return the families that a ``model_type`` may mean: several where only the class tells them apart.
 
     Raises:
         ModelError: There is none. The message names the nearest supported type.
     """
     found = tuple(family for family in FAMILIES if model_type in family.model_types)
+    of_tower = tuple(family for family in found if tower in (None, family.tower))
+    if of_tower:
+        return of_tower
     if found:
-        return found
+        raise ModelError(f"model_type {excerpt(repr(model_type))} has no {tower} tower: leave out #{tower}")
     shown, supported = excerpt(repr(model_type)), ", ".join(MODEL_TYPES)
     near = difflib.get_close_matches(shown.strip("'"), MODEL_TYPES, n=1, cutoff=_LIKE)
     hint = f"the nearest supported one is {near[0]!r}; " if near else ""

@@ -175,7 +175,7 @@ def _fetch_repository(model: Model, directory: Path | None, say: Callable[[str],
     if directory is None or snapshot is None:
         say(f"{snapshot}: {model.name}, in the hub's local cache")
         return model.name
-    target = directory / model.name.rpartition("/")[2]
+    target = directory / str(model.repository).rpartition("/")[2]
     copy_snapshot(snapshot, target)
     say(f"{target}: {model.name}, copied from the hub's local cache")
     return str(target)

@@ -22,7 +22,7 @@ __all__ = ["RandomWeights"]
 _CHUNK = 1 << 18
 _STD = 0.02
 """Standard deviation that most families are initialised with; keeps activations of order one."""
-_NORM = re.compile(r"norm(_before|_after|_?\d+)?\.weight$")
+_NORM = re.compile(r"(norm(_before|_after|_?\d+)?\.weight|\.lambda1)$")
 """Ends of the names of norms' weights, in lower case."""
 
 
