@@ -25,8 +25,8 @@ from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import count, figure
 from pipeedge.control.session import report_early_failure
 from pipeedge.plan.schedule_files import format_schedule, save_schedule
-from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
-from pipeedge.plan.specs import DeviceType, ModelSpec
+from pipeedge.plan.spec_files import read_files
+from pipeedge.plan.specs import ModelSpec, SpecFiles
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.transport.interfaces import is_loopback
@@ -56,15 +56,18 @@ def _take_part(request: AuctionRequest) -> None:
     membership = load_membership(world.keys)
     with report_early_failure(world, membership):
         replaced = _check_output(request)
-        models = load_models(request.models_file)
-        types = load_device_types(request.dev_types_file)
-        auctioneer = _auctioneer(request, models, types, replaced) if world.rank == 0 else None
+        files = read_files(
+            models=request.models_file,
+            device_types=request.dev_types_file,
+            neighbors=request.neighbors_file,
+        )
+        auctioneer = _auctioneer(request, files, replaced) if world.rank == 0 else None
     if membership is None and auctioneer is not None and world.size > 1 and not is_loopback(world.addr):
         _say(_OPEN)
     sold = attend(
         world,
         host=request.host,
-        make_bid=functools.partial(_own_bid, request, models, types),
+        make_bid=functools.partial(_own_bid, request, files),
         auctioneer=auctioneer,
         membership=membership,
         notify=_say,
@@ -89,11 +92,9 @@ def _check_output(request: AuctionRequest) -> frozenset[Path]:
     return check_outputs([OutputFile("--output", request.output)], inputs)
 
 
-def _own_bid(
-    request: AuctionRequest, models: dict[str, ModelSpec], types: dict[str, DeviceType], call: Call
-) -> Bid:
+def _own_bid(request: AuctionRequest, files: SpecFiles, call: Call) -> Bid:
     """Return the bid of this device."""
-    type_name = request.dev_type
+    type_name, types = request.dev_type, files.device_types
     if type_name is None:
         if len(types) != 1:
             raise RequestError(
@@ -108,17 +109,15 @@ def _own_bid(
         raise RequestError(
             f"-dt/--dev-type {type_name}: {request.dev_types_file} has {', '.join(types) or 'no types'}"
         )
-    links = (
-        {} if request.neighbors_file is None else load_neighbors(request.neighbors_file).get(request.host, {})
-    )
-    model, kind = _model(request, models, call), types[type_name]
+    links = files.neighbors.get(request.host, {})
+    model, kind = _model(request, files.models, call), types[type_name]
     note = length_note(type_name, kind, call)
     if note is not None:
         _say(f"warning: {note}")
     return bid_of(request.host, type_name, kind, links, model, call)
 
 
-def _model(request: AuctionRequest, models: dict[str, ModelSpec], call: Call) -> ModelSpec:
+def _model(request: AuctionRequest, models: Mapping[str, ModelSpec], call: Call) -> ModelSpec:
     if call.model_name not in models:
         raise RequestError(
             f"{request.models_file} does not list the model {call.model_name}; it lists {', '.join(models)}"
@@ -135,13 +134,8 @@ def _share(sold: Sold, rank: int) -> str:
     return "no stage"
 
 
-def _auctioneer(
-    request: AuctionRequest,
-    models: dict[str, ModelSpec],
-    types: dict[str, DeviceType],
-    replaced: frozenset[Path],
-) -> Auctioneer:
-    selling = request.selling
+def _auctioneer(request: AuctionRequest, files: SpecFiles, replaced: frozenset[Path]) -> Auctioneer:
+    selling, models = request.selling, files.models
     if request.model_name not in models:
         known = ", ".join(models)
         raise RequestError(
@@ -159,7 +153,7 @@ def _auctioneer(
     )
 
     def expected(bid: Bid) -> Bid | None:
-        kind = types.get(bid.type_name)
+        kind = files.device_types.get(bid.type_name)
         if kind is None or call.model_name not in kind.profiles:
             return None
         return bid_of(bid.host, bid.type_name, kind, {}, model, call)

@@ -22,7 +22,7 @@ from pipeedge.base.fields import Amount, Line, Name
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
+from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
 __all__ = ["Bid", "Call", "Market", "NoBid", "Offer", "Seconds", "bid_of", "contradiction", "length_note"]
 
@@ -220,10 +220,10 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
         _held_bytes(np.array(profile.weights_of(model)), model.shared_with)
         + call.buffers_in * buffered[:, None]
         + call.buffers_out * buffered[None, :]
-        + _largest_within(_known(profile, "activations_MB") * BYTES_PER_MB)
+        + _largest_within(_known(profile.activation_bytes, call.layers))
     )
-    receive = np.concatenate(([0.0], _known(profile, "receive_s")[1:], [0.0]))
-    send = np.concatenate(([0.0], _known(profile, "send_s")[:-1], [0.0]))
+    receive = np.concatenate(([0.0], _known(profile.receive_s, call.layers)[1:], [0.0]))
+    send = np.concatenate(([0.0], _known(profile.send_s, call.layers)[:-1], [0.0]))
     layers_s = np.maximum(0.0, seconds[None, :] - seconds[:, None])
     taken = (ends[:, None] < ends[None, :]) & (needed <= kind.mem_bytes * (1 + 1e-9))
     return np.where(taken, receive[:, None] + layers_s + send[None, :], np.inf)
@@ -244,14 +244,9 @@ def _held_bytes(weights: Seconds, shared_with: Sequence[int]) -> Seconds:
     return held
 
 
-def _known(profile: ModelProfile, key: str) -> Seconds:
-    """Return an optional figure of each layer, 0 where the profile has none or it is not a usable number."""
-    values = profile.extra.get(key)
-    if not isinstance(values, list) or len(values) != len(profile.time_s):
-        return np.zeros(len(profile.time_s))
-    return np.array(
-        [value if isinstance(value, int | float) and 0 <= value < math.inf else 0.0 for value in values]
-    )
+def _known(values: Sequence[float], layers: int) -> Seconds:
+    """Return an optional figure of each layer, 0 where the profile has none."""
+    return np.array(values) if values else np.zeros(layers)
 
 
 def _largest_within(values: Seconds) -> Seconds:

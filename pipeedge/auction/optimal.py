@@ -8,6 +8,7 @@ from pipeedge.base.errors import InfeasibleError, PipeEdgeError
 from pipeedge.base.wording import figure
 from pipeedge.plan import scheduler
 from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem, SolverOptions
+from pipeedge.plan.sched_pipeline import UndecidedError
 
 __all__ = ["optimal"]
 
@@ -27,7 +28,7 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
     """
     try:
         found = scheduler.solve(_problem(market, time_limit_s), hosts=[bid.host for bid in market.bids])
-    except scheduler.UndecidedError:
+    except UndecidedError:
         raise PipeEdgeError(
             f"no schedule found within {figure(time_limit_s)} s; raise --time-limit"
         ) from None

@@ -10,7 +10,7 @@ from typing import NoReturn
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
-from pipeedge.plan.scheduler import PROGRAM, find_executable
+from pipeedge.plan.sched_pipeline import PROGRAM, find_executable
 from pipeedge.request.declared import options_of
 from pipeedge.request.parsing import OneLineParser
 from pipeedge.request.scheduling import ScheduleRequest

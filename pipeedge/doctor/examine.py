@@ -16,7 +16,6 @@ from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Announcement, Deadlines, Forms, Session
-from pipeedge.doctor.file_checks import SchedulerFiles
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from
 from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, MeetingPoint, measure_links
@@ -29,6 +28,7 @@ from pipeedge.doctor.run_look import RunLook, look_at_run
 from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.spec_files import load_neighbors
 from pipeedge.plan.spec_writing import add_links
+from pipeedge.plan.specs import SpecFiles
 from pipeedge.request.config import RunRequest, WorldRequest
 from pipeedge.request.options import DoctorCommand
 
@@ -94,7 +94,7 @@ class _Examination:
         self._probe = probe
         self._notes = FindingLog(self._rank, say)
         self._meeting = MeetingPoint(command.request.transport, command.request.world)
-        self._files: SchedulerFiles | None = None  # on rank 0, once it has reviewed all ranks
+        self._files: SpecFiles | None = None  # on rank 0, once it has reviewed all ranks
 
     def run(self) -> int:
         """Examine this rank, alone and with the others; return the exit status."""

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from pipeedge.doctor.findings import Finding, ok, problem, warning
-from pipeedge.plan.specs import DeviceType, ModelSpec, short_dtype
+from pipeedge.plan.specs import ModelSpec, SpecFiles, short_dtype
 
-__all__ = ["SchedulerFiles", "check_files"]
-
-
-@dataclass(frozen=True)
-class SchedulerFiles:
-    """Contents of models.yml, device_types.yml and devices.yml."""
-
-    models: Mapping[str, ModelSpec]
-    types: Mapping[str, DeviceType]
-    devices: Mapping[str, tuple[str, ...]]
-
-    def type_of(self, host: str) -> DeviceType | None:
-        """Return the device type of ``host``, or None if it is unknown."""
-        names = (name for name, hosts in self.devices.items() if host in hosts)
-        return self.types.get(next(names, ""))
+__all__ = ["check_files"]
 
 
 def check_files(
-    files: SchedulerFiles,
+    files: SpecFiles,
     *,
     model_name: str,
     n_layers: int,
@@ -61,21 +46,22 @@ def _check_model(models: Mapping[str, ModelSpec], name: str, n_layers: int) -> I
 
 
 def _check_types(
-    files: SchedulerFiles, model_name: str, n_layers: int, microbatch_size: int, dtype: str
+    files: SpecFiles, model_name: str, n_layers: int, microbatch_size: int, dtype: str
 ) -> Iterator[Finding]:
     usable = 0
     for type_name, hosts in files.devices.items():
         if not hosts:
             continue
         left_out = f"so {_listed(hosts)} will not be used"
-        if type_name not in files.types:
+        if type_name not in files.device_types:
             yield warning(
                 "files",
                 f"the devices file (-sd) has hosts of type {type_name}, which the device types file (-sdt) "
-                f"lacks{_near(type_name, files.types)}, {left_out}: profile such a host, or correct the name",
+                f"lacks{_near(type_name, files.device_types)}, {left_out}: profile such a host, or correct "
+                "the name",
             )
             continue
-        profiles = files.types[type_name].profiles.get(model_name, ())
+        profiles = files.device_types[type_name].profiles.get(model_name, ())
         fitting = [
             profile
             for profile in profiles

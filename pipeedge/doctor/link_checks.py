@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pipeedge.base.errors import EXIT_PEER
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count, figure
-from pipeedge.doctor.file_checks import SchedulerFiles
 from pipeedge.doctor.findings import Finding, ok, problem, warning
 from pipeedge.plan.link_speed import Estimate
-from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
+from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, SpecFiles
 
 __all__ = ["check_links", "check_promises"]
 
@@ -65,7 +64,7 @@ def _check_spread(name: str, estimate: Estimate) -> Finding:
 def check_promises(
     pairs: Sequence[tuple[int, int]],
     measured: Mapping[int, Estimate],
-    files: SchedulerFiles,
+    files: SpecFiles,
     hosts: Sequence[str],
 ) -> list[Finding]:
     """Check that links are as fast as the device types promise, on which the schedule relies.

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import specs_bytes
-from pipeedge.doctor.file_checks import SchedulerFiles, check_files
+from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
 from pipeedge.doctor.rank_checks import Need, check_agreement, check_memory, check_weights
 from pipeedge.models import Model
@@ -17,7 +17,8 @@ from pipeedge.plan.facts import disagreements
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
-from pipeedge.plan.spec_files import load_device_types, load_devices, load_models
+from pipeedge.plan.spec_files import read_files
+from pipeedge.plan.specs import SpecFiles
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import ScheduleRequest
 from pipeedge.transport.frame import frame_capacity
@@ -38,7 +39,7 @@ class Review:
 
     findings: tuple[Finding, ...]
     plan: Plan | None
-    files: SchedulerFiles | None
+    files: SpecFiles | None
     """The scheduler's files, if the run uses them and they can be read."""
 
 
@@ -78,14 +79,10 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
     return Review(tuple(found), plan, files)
 
 
-def _read_files(wanted: ScheduleRequest) -> SchedulerFiles | None:
+def _read_files(wanted: ScheduleRequest) -> SpecFiles | None:
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
-    return SchedulerFiles(
-        load_models(wanted.models_file),
-        load_device_types(wanted.dev_types_file),
-        load_devices(wanted.dev_file),
-    )
+    return read_files(models=wanted.models_file, device_types=wanted.dev_types_file, devices=wanted.dev_file)
 
 
 def _plan(

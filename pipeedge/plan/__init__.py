@@ -1,7 +1,8 @@
 """Plan a run: models and devices, the scheduler, number types, predictions, simulation.
 
 specs            models, device types and links as data (pure)
-spec_files       reads them from the scheduler's YAML files
+sched_pipeline   runs the program that reads the scheduler's YAML files and schedules
+spec_files       the contents of the files, from sched-pipeline
 spec_writing     writes these files, and adds entries to them
 problem          a scheduling problem as data (pure)
 scheduler        the one door to sched-pipeline: problems in, solutions out

@@ -17,7 +17,7 @@ from pipeedge.base.schedule import DTYPES
 from pipeedge.base.wording import figure
 from pipeedge.plan import scheduler
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.spec_files import find_named, load_device_types, load_devices
+from pipeedge.plan.spec_files import find_named, read_files
 from pipeedge.plan.specs import DeviceType, ModelProfile, short_dtype
 
 __all__ = ["Mixture", "choose_dtype", "mixtures", "permitted"]
@@ -56,11 +56,11 @@ def choose_dtype(
         InfeasibleError: no schedule is feasible in any of them.
         PipeEdgeError: as ``scheduler.solve``.
     """
-    kinds, devices = load_device_types(request.dev_types_file), load_devices(request.dev_file)
+    files = read_files(device_types=request.dev_types_file, devices=request.dev_file)
     profiles = {
-        kind: _by_dtype(kinds[kind], request.model_name, request.microbatch_size)
-        for kind, listed in devices.items()
-        if listed and kind in kinds
+        kind: _by_dtype(files.device_types[kind], request.model_name, request.microbatch_size)
+        for kind, listed in files.devices.items()
+        if listed and kind in files.device_types
     }
     allowed = permitted(profiles, min_agreement)
     if not any(allowed.values()):
@@ -96,10 +96,15 @@ def permitted(
         kind: {
             dtype: profile
             for dtype, profile in each.items()
-            if min_agreement is None or (profile.agreement is not None and profile.agreement >= min_agreement)
+            if min_agreement is None or _agrees(profile, min_agreement)
         }
         for kind, each in profiles.items()
     }
+
+
+def _agrees(profile: ModelProfile, least: float) -> bool:
+    known = profile.known_agreement
+    return known is not None and known >= least
 
 
 def mixtures(allowed: Mapping[str, Mapping[str, ModelProfile]], tokens: int | None = None) -> list[Mixture]:
@@ -135,9 +140,11 @@ def _by_dtype(kind: DeviceType, model: str, microbatch_size: int) -> dict[str, M
 
 
 def _known(profiles: Mapping[str, Mapping[str, ModelProfile]]) -> str:
+    def shown(value: float | None) -> str:
+        return "none known" if value is None else figure(value, 6)
+
     return ", ".join(
-        f"{kind} has {dtype} "
-        + ("with none known" if profile.agreement is None else f"with {figure(profile.agreement, 6)}")
+        f"{kind} has {dtype} with {shown(profile.known_agreement)}"
         for kind, each in profiles.items()
         for dtype, profile in each.items()
     )

@@ -24,7 +24,7 @@ from pipeedge.plan.dtype_choice import choose_dtype
 from pipeedge.plan.planning import link_specs
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.schedule_files import load_schedule
-from pipeedge.plan.spec_files import load_device_types, load_devices
+from pipeedge.plan.spec_files import read_files
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
 
@@ -166,13 +166,13 @@ def _known_hosts(
 
     Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
     """
-    devices = load_devices(dev_file)
-    listed = {host: kind for kind, hosts in devices.items() for host in hosts}
+    files = read_files(device_types=dev_types_file, devices=dev_file)
+    listed = {host: kind for kind, hosts in files.devices.items() for host in hosts}
     ranks = tuple(map(str, range(request.world.size)))
     hosts = request.schedule.hosts or tuple(rank for rank in ranks if rank in listed)
     data_rank = request.schedule.data_rank
     data_host = (request.schedule.hosts or ranks)[data_rank]
-    if listed.get(data_host) in load_device_types(dev_types_file):
+    if listed.get(data_host) in files.device_types:
         return hosts, data_host, ()
     where = dev_types_file if data_host in listed else dev_file
     what = f"the type {listed[data_host]} of " if data_host in listed else ""

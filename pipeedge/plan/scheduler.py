@@ -2,39 +2,32 @@
 
 SchedulerRequest ──sched-pipeline --format=problem──> Problem      (it alone reads the user's YAML files)
 Problem ──sched-pipeline --problem=-──> Solution
+
+What the files say by themselves, without a request, is in ``plan.spec_files``.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError
+from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import Schedule
 from pipeedge.plan.problem import Problem, SolverOptions
+from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_program
 from pipeedge.plan.schedule_files import schedule_on
 
 __all__ = [
-    "PROGRAM",
-    "Solution",
     "PromisedStage",
     "SchedulerRequest",
-    "UndecidedError",
-    "find_executable",
-    "solve",
+    "Solution",
     "read_problem",
+    "solve",
 ]
-
-PROGRAM = "sched-pipeline"
-_GRACE_S = 60.0
-"""Seconds beyond its time limit, for reading the files and finding out why nothing is feasible."""
 
 
 @dataclass(frozen=True)
@@ -162,25 +155,6 @@ class Solution:
     """Seconds that the data rank takes to collect the results of a microbatch; 0 if unknown."""
 
 
-def find_executable() -> Path:
-    """Return the path of ``sched-pipeline``, beside this interpreter or else on the ``PATH``.
-
-    Raises:
-        RequestError: it is in neither place.
-    """
-    beside = Path(sys.executable).parent
-    found = shutil.which(PROGRAM, path=str(beside)) or shutil.which(PROGRAM)
-    if found is None:
-        raise RequestError(
-            f"{PROGRAM} is neither in {beside} nor on the PATH; install the package (pip install -e .)"
-        )
-    return Path(found)
-
-
-class UndecidedError(InfeasibleError):
-    """The time limit passed before a schedule was found or excluded."""
-
-
 def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -> Problem:
     """Return the problem that the user's files make together.
 
@@ -192,11 +166,11 @@ def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -
         RequestError: the files or options are wrong, or the program is missing.
         PipeEdgeError: the program failed.
     """
-    printed = _run(["--format=problem", *request.arguments()], "", _GRACE_S, executable)
+    printed = run_program(["--format=problem", *request.arguments()], executable=executable)
     try:
         return Problem.from_json(printed, request.solver_options)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _not_understood(error) from error
+        raise not_understood(error) from error
 
 
 def solve(
@@ -215,57 +189,13 @@ def solve(
         RequestError: the program is missing.
         PipeEdgeError: the program failed.
     """
-    answer = _run(
+    answer = run_program(
         ["--problem=-", "--format=json", *problem.options.arguments()],
         problem.to_json(),
-        problem.options.time_limit_s + _GRACE_S,
-        executable,
+        timeout_s=problem.options.time_limit_s + GRACE_S,
+        executable=executable,
     )
     return _read_answer(answer, hosts, problem)
-
-
-def _run(arguments: Sequence[str], text: str, timeout_s: float, executable: Path | None) -> str:
-    """Run the program on ``text`` and return what it prints."""
-    program = executable or find_executable()
-    try:
-        done = subprocess.run(
-            [program_name(PROGRAM), *arguments],
-            executable=program,
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except OSError as error:
-        raise RequestError(f"{program} does not start: {error.strerror}") from error
-    except ValueError as error:  # a zero byte in a name
-        raise RequestError(f"a name cannot be passed to {program_name(PROGRAM)}: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise PipeEdgeError(f"{program_name(PROGRAM)} did not answer within {error.timeout:.0f} s") from error
-    if done.returncode != 0:
-        raise _failure(done.returncode, done.stdout, done.stderr)
-    return done.stdout
-
-
-def _failure(code: int, stdout: str, stderr: str) -> PipeEdgeError:
-    called = program_name(PROGRAM)
-    lines = stderr.strip().splitlines()
-    said = lines[-1].replace(f"{called}: error: ", f"{called}: ", 1) if lines else ""
-    if code == RequestError.exit_code:
-        return RequestError(said)
-    if code == InfeasibleError.exit_code:
-        return UndecidedError(said) if '"unknown"' in stdout else InfeasibleError(said)
-    how = f"was ended by signal {-code}" if code < 0 else f"failed with exit status {code}"
-    return PipeEdgeError(f"{called} {how}" + (f": {said}" if said else ""))
-
-
-def _not_understood(error: Exception) -> PipeEdgeError:
-    return PipeEdgeError(
-        f"{program_name(PROGRAM)} is of another version: its answer is not understood ({error!r}); install "
-        "the package anew"
-    )
 
 
 def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Solution:
@@ -305,4 +235,4 @@ def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> So
             collect_s=answer["collect_s"],
         )
     except (ValueError, KeyError, TypeError, StopIteration) as error:
-        raise _not_understood(error) from error
+        raise not_understood(error) from error

@@ -1,7 +1,7 @@
 """Write the scheduler's YAML files, and add entries to them.
 
 Files keep what is in them: an added entry leaves the text of the others, with their comments, as it is, and
-keys that are not known here are written back.
+keys that are not known here are written back. What the files say comes from ``plan.spec_files``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from typing import Any
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamledit import update_document
 from pipeedge.base.yamlfile import write_document
-from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
+from pipeedge.plan.spec_files import load_device_types, load_models, read_files
 from pipeedge.plan.specs import (
     BYTES_PER_MB,
     BYTES_PER_SECOND_PER_MBPS,
     DeviceType,
+    LengthProfile,
     ModelProfile,
     ModelSpec,
     NeighborLink,
+    SpecFiles,
 )
 
 __all__ = [
     "EXAMPLE",
     "add_links",
     "add_model",
-    "add_profile",
+    "add_profiles",
     "save_device_types",
     "save_devices",
     "save_models",
@@ -54,7 +56,7 @@ def save_models(path: _PathLike, models: Mapping[str, ModelSpec]) -> None:
 def _model_entry(model: ModelSpec) -> dict[str, Any]:
     return {
         "layers": model.layers,
-        "mem_MB": [_tidy(value / BYTES_PER_MB) for value in model.mem_bytes],
+        "mem_MB": [_tidy(value) for value in _mb(model.mem_bytes)],
         "parameters_in": model.elements_in,
         "parameters_out": list(model.elements_out),
         **({"shared_with": list(model.shared_with)} if model.shared_with else {}),
@@ -82,24 +84,48 @@ def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool =
     models = load_models(path) if Path(path).exists() else {}
     if name in models and not overwrite:
         raise SpecError(f"{path}: the model {name} is there already; overwrite it with -f/--overwrite")
-    whole = {key: _model_entry(known) for key, known in (models | {name: model}).items()}
+    whole = {key: _model_entry(known) for key, known in {**models, name: model}.items()}
     update_document(path, {name: whole[name]}, whole, outdated=EXAMPLE)
 
 
 def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+    notes = {
+        "feed_s": profile.feed_s,
+        "collect_s": profile.collect_s,
+        "agreement": profile.agreement,
+        "threads": profile.threads,
+        "kernels": profile.kernels,
+        "process_MB": None if profile.process_bytes is None else profile.process_bytes / BYTES_PER_MB,
+    }
+    return {
         "batch_size": profile.batch_size,
         "dtype": profile.dtype,
-        "time_s": list(profile.time_s),
+        **_lists(profile),
+        **({"weights_MB": _mb(profile.weight_bytes)} if profile.weight_bytes else {}),
+        **{key: value for key, value in notes.items() if value is not None},
         **profile.extra,
+        **({} if profile.tokens is None else {"tokens": profile.tokens}),
+        **({"lengths": [_length_entry(other) for other in profile.lengths]} if profile.lengths else {}),
     }
-    if profile.tokens is not None:
-        entry["tokens"] = profile.tokens
-    if profile.lengths:
-        entry["lengths"] = [
-            {"tokens": other.tokens, "time_s": list(other.time_s), **other.extra} for other in profile.lengths
-        ]
-    return entry
+
+
+def _length_entry(profile: LengthProfile) -> dict[str, Any]:
+    return {"tokens": profile.tokens, **_lists(profile), **profile.extra}
+
+
+def _lists(profile: ModelProfile | LengthProfile) -> dict[str, list[float]]:
+    """Return the measurements of each layer."""
+    measured = {
+        "spread_s": list(profile.spread_s),
+        "receive_s": list(profile.receive_s),
+        "send_s": list(profile.send_s),
+        "activations_MB": _mb(profile.activation_bytes),
+    }
+    return {"time_s": list(profile.time_s)} | {key: values for key, values in measured.items() if values}
+
+
+def _mb(values: Iterable[float]) -> list[float]:
+    return [value / BYTES_PER_MB for value in values]
 
 
 def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
@@ -123,57 +149,46 @@ def _type_entry(kind: DeviceType) -> dict[str, Any]:
     }
 
 
-def add_profile(
+def add_profiles(
     path: _PathLike,
     type_name: str,
-    model: str,
-    profile: ModelProfile,
+    profiles: Iterable[tuple[str, ModelProfile]],
     *,
     mem_bytes: float | None = None,
     bw_bytes_per_s: float | None = None,
-    overwrite: bool = False,
 ) -> None:
-    """Add a profile to a device type of a file; neither need exist; other types stay as they are written.
+    """Add profiles to a device type of a file; neither need exist; other types stay as they are written.
 
     Args:
         path: the file.
         type_name: the device type.
-        model: name of the profiled model.
-        profile: its profile.
+        profiles: name of the model and profile; one of the same batch size and dtype is replaced.
         mem_bytes: memory of the device type; needed where the type is new.
         bw_bytes_per_s: its bandwidth; needed where the type is new.
-        overwrite: replace a profile of the same batch size and dtype, or other figures of the type.
 
     Raises:
-        SpecError: the file is not a device types file; the type is new and has no memory or bandwidth;
-            or something would have to be replaced and ``overwrite`` is False.
+        SpecError: the file is not a device types file, or the type is new and has no memory or bandwidth.
     """
     types = load_device_types(path) if Path(path).exists() else {}
     old = types.get(type_name)
-    if old is None and (mem_bytes is None or bw_bytes_per_s is None):
-        raise SpecError(
-            f"{path}: the device type {type_name} is new; give its memory (-dtm MB) and bandwidth (-dtb Mbps)"
-        )
     if old is None:
-        old = DeviceType(mem_bytes=mem_bytes or 0.0, bw_bytes_per_s=bw_bytes_per_s or 0.0)
-    profiles = old.profiles.get(model, ())
-    others = tuple(other for other in profiles if not profile.same_conditions(other))
+        if mem_bytes is None or bw_bytes_per_s is None:
+            raise SpecError(
+                f"{path}: the device type {type_name} is new; give its memory (-dtm MB) and bandwidth "
+                "(-dtb Mbps)"
+            )
+        old = DeviceType(mem_bytes, bw_bytes_per_s)
+    known = dict(old.profiles)
+    for model, profile in profiles:
+        others = tuple(other for other in known.get(model, ()) if not profile.same_conditions(other))
+        known[model] = (*others, profile)
     new = replace(
         old,
         mem_bytes=old.mem_bytes if mem_bytes is None else mem_bytes,
         bw_bytes_per_s=old.bw_bytes_per_s if bw_bytes_per_s is None else bw_bytes_per_s,
-        profiles={**old.profiles, model: (*others, profile)},
+        profiles=known,
     )
-    if not overwrite and len(others) < len(profiles):
-        raise SpecError(
-            f"{path}: {type_name} has a profile of {model} for batch size {profile.batch_size} and dtype "
-            f"{profile.dtype} already; overwrite it with -f/--overwrite"
-        )
-    if not overwrite and (new.mem_bytes, new.bw_bytes_per_s) != (old.mem_bytes, old.bw_bytes_per_s):
-        raise SpecError(
-            f"{path}: {type_name} has another memory or bandwidth already; overwrite it with -f/--overwrite"
-        )
-    whole = {name: _type_entry(kind) for name, kind in (types | {type_name: new}).items()}
+    whole = {name: _type_entry(kind) for name, kind in {**types, type_name: new}.items()}
     update_document(path, {type_name: whole[type_name]}, whole, outdated=EXAMPLE)
 
 
@@ -195,7 +210,7 @@ def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Neighbo
     write_document(path, {host: _links_entry(links) for host, links in neighbors.items()})
 
 
-def _links_entry(links: Mapping[str, NeighborLink]) -> dict[str, Any]:
+def _links_entry(links: Mapping[str, NeighborLink]) -> dict[str, dict[str, Any]]:
     return {
         name: {"bw_Mbps": _tidy(link.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS)}
         | ({"latency_s": link.latency_s} if link.latency_s else {})
@@ -213,10 +228,13 @@ def add_links(path: _PathLike, links: Mapping[tuple[str, str], NeighborLink]) ->
     Raises:
         SpecError: the file is not a neighbours file, or cannot be written.
     """
-    neighbors = load_neighbors(path) if Path(path).exists() else {}
+    known = read_files(neighbors=path) if Path(path).exists() else SpecFiles()
+    neighbors = {host: dict(each) for host, each in known.neighbors.items()}
     for (source, destination), link in links.items():
         neighbors.setdefault(source, {})[destination] = link
-    whole = {host: _links_entry(known) for host, known in neighbors.items()}
+    whole = {host: _links_entry(each) for host, each in neighbors.items()}
+    for (source, destination), extra in known.link_extra.items():
+        whole[source][destination].update(extra)
     update_document(path, {source: whole[source] for source, _ in links}, whole, outdated=EXAMPLE)
 
 

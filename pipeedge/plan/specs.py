@@ -1,13 +1,13 @@
 """Models, device types and links as the scheduler's YAML files describe them. Pure.
 
 Sizes are bytes, speeds bytes a second, times seconds. ``extra`` holds the keys of a file that no field here
-stands for, so that ``plan.spec_files`` writes back what it has read.
+stands for, so that ``plan.spec_writing`` writes back what ``plan.spec_files`` has read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from pipeedge.base.errors import SpecError
 __all__ = [
     "BYTES_PER_MB",
     "BYTES_PER_SECOND_PER_MBPS",
-    "LENGTH_KEYS",
     "DeviceType",
     "LengthProfile",
     "ModelProfile",
     "ModelSpec",
     "NeighborLink",
+    "SpecFiles",
     "short_dtype",
 ]
 
@@ -30,8 +30,6 @@ BYTES_PER_MB = 1 << 20
 """``mem_MB`` in YAML counts 2**20 bytes."""
 BYTES_PER_SECOND_PER_MBPS = (1 << 20) / 8
 """``bw_Mbps`` in YAML counts 2**20 bits a second."""
-LENGTH_KEYS = ("receive_s", "send_s", "activations_MB")
-"""Keys that a profile may have beside its times for each sentence length, with one number for each layer."""
 
 
 def short_dtype(dtype: str) -> str:
@@ -108,6 +106,14 @@ class LengthProfile:
     """Tokens of each sentence."""
     time_s: tuple[float, ...]
     """Seconds of each layer for one microbatch."""
+    spread_s: tuple[float, ...] = ()
+    """Seconds between the quartiles of the repetitions for each layer; empty if unknown."""
+    receive_s: tuple[float, ...] = ()
+    """Seconds to receive a microbatch if the layer is the first of a stage; empty if unknown."""
+    send_s: tuple[float, ...] = ()
+    """Seconds to send a microbatch if the layer is the last of a stage; empty if unknown."""
+    activation_bytes: tuple[float, ...] = ()
+    """Bytes in use while each layer computes; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,11 +130,33 @@ class ModelProfile:
     """Name of the dtype as the file spells it, such as ``torch.float32``."""
     time_s: tuple[float, ...]
     """Seconds of each layer for one microbatch."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
     tokens: int | None = None
     """Tokens of each sentence, or None if unknown and for images."""
     lengths: tuple[LengthProfile, ...] = ()
     """Measurements for sentences of other lengths."""
+    spread_s: tuple[float, ...] = ()
+    """Seconds between the quartiles of the repetitions for each layer; empty if unknown."""
+    receive_s: tuple[float, ...] = ()
+    """Seconds to receive a microbatch if the layer is the first of a stage; empty if unknown."""
+    send_s: tuple[float, ...] = ()
+    """Seconds to send a microbatch if the layer is the last of a stage; empty if unknown."""
+    activation_bytes: tuple[float, ...] = ()
+    """Bytes in use while each layer computes, in addition to weights and buffers; empty if unknown."""
+    weight_bytes: tuple[float, ...] = ()
+    """Bytes of each layer's weights in this dtype; empty if unknown."""
+    feed_s: float | None = None
+    """Seconds to read and feed a microbatch on the data host, or None if unknown."""
+    collect_s: float | None = None
+    """Seconds to collect the results of a microbatch on the data host, or None if unknown."""
+    agreement: float | None = None
+    """Fraction of items classified as in float32, or None if unknown."""
+    process_bytes: float | None = None
+    """Memory of the process without a stage, or None if unknown."""
+    threads: int | None = None
+    """Number of compute threads, or None if unknown."""
+    kernels: str | None = None
+    """Name of the kernels, or None if unknown."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -149,32 +177,37 @@ class ModelProfile:
 
     def at_tokens(self, tokens: int) -> ModelProfile:
         """Return the profile for sentences of ``tokens``; unchanged if only one length was measured."""
-        if not self.lengths or self.tokens is None:
+        known = self.tokens
+        if not self.lengths or known is None:
             return self
-        extra = dict(self.extra)
-        for key in LENGTH_KEYS:
-            lists = {other.tokens: other.extra.get(key) for other in self.lengths}
-            lists[self.tokens] = extra.get(key)
-            if all(_numbers(each, len(self.time_s)) for each in lists.values()):
-                of_link = key in ("receive_s", "send_s")
-                extra[key] = list(_at_length(lists, tokens, attention=not of_link))
-        times = {self.tokens: self.time_s, **{other.tokens: other.time_s for other in self.lengths}}
-        time_s = tuple(_at_length(times, tokens, attention=True))
-        return replace(self, time_s=time_s, extra=extra, tokens=tokens, lengths=())
+
+        def scaled(name: str, *, attention: bool) -> tuple[float, ...]:
+            own: tuple[float, ...] = getattr(self, name)
+            lists = {known: own} | {other.tokens: getattr(other, name) for other in self.lengths}
+            if any(len(each) != len(own) for each in lists.values()):
+                return own
+            return tuple(_at_length(lists, tokens, attention=attention))
+
+        return replace(
+            self,
+            tokens=tokens,
+            lengths=(),
+            time_s=scaled("time_s", attention=True),
+            activation_bytes=scaled("activation_bytes", attention=True),
+            # The cost of a link depends only on the bytes.
+            receive_s=scaled("receive_s", attention=False),
+            send_s=scaled("send_s", attention=False),
+        )
 
     @property
-    def agreement(self) -> float | None:
-        """Fraction of items classified as in float32 when this was profiled, or None if unknown."""
-        if short_dtype(self.dtype) == "float32":
-            return 1.0
-        value = self.extra.get("agreement")
-        return float(value) if isinstance(value, int | float) else None
+    def known_agreement(self) -> float | None:
+        """Fraction of items classified as in float32, which is 1 in float32, or None if unknown."""
+        return 1.0 if short_dtype(self.dtype) == "float32" else self.agreement
 
     def weights_of(self, model: ModelSpec) -> tuple[float, ...]:
         """Return the bytes of each layer's weights in this dtype, as ``sched-pipeline`` counts them."""
-        exact = self.extra.get("weights_MB")
-        if _numbers(exact, model.layers):
-            return tuple(megabytes * BYTES_PER_MB for megabytes in exact or ())
+        if self.weight_bytes:
+            return self.weight_bytes
         return tuple(_native.scaled_weights(short_dtype(self.dtype), list(model.mem_bytes)))
 
     def same_conditions(self, other: ModelProfile) -> bool:
@@ -208,15 +241,26 @@ class NeighborLink:
         _check_numbers("latency_s", [self.latency_s])
 
 
-def _numbers(values: Any, layers: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == layers
-        and all(isinstance(value, int | float) for value in values)
-    )
+@dataclass(frozen=True)
+class SpecFiles:
+    """Contents of the scheduler's files; empty for files that were not read."""
+
+    models: Mapping[str, ModelSpec] = field(default_factory=dict)
+    device_types: Mapping[str, DeviceType] = field(default_factory=dict)
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Hosts of each device type."""
+    neighbors: Mapping[str, Mapping[str, NeighborLink]] = field(default_factory=dict)
+    """Links by source and destination host."""
+    link_extra: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """Keys that no field stands for, of links that have any."""
+
+    def type_of(self, host: str) -> DeviceType | None:
+        """Return the device type of ``host``, or None if it is unknown."""
+        names = (name for name, hosts in self.devices.items() if host in hosts)
+        return self.device_types.get(next(names, ""))
 
 
-def _at_length(lists: Mapping[int, Any], tokens: int, *, attention: bool) -> Iterator[float]:
+def _at_length(lists: Mapping[int, Sequence[float]], tokens: int, *, attention: bool) -> Iterator[float]:
     """Interpolate the numbers of each layer between measured lengths.
 
     Args:

@@ -9,7 +9,7 @@ Every check can be made before anything is measured, and is repeated before writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -104,87 +104,68 @@ def _text(shapes: Shapes) -> str:
 def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     """Return the times in the form of ``device_types.yml``.
 
-    Further keys record what was measured besides: ``receive_s`` and ``send_s``, per layer, the time that a
-    stage spends on links if it begins or ends with that layer; ``spread_s`` of the times; ``agreement`` with
-    float32; ``feed_s`` and ``collect_s`` of a data rank; ``activations_MB``, of which a stage needs the
-    largest; ``weights_MB`` of each layer in a number type other than float32; ``process_MB``, ``threads``,
-    ``kernels`` and ``device``.
-
     Raises:
         SpecError: layers are missing in ``results``, which come from ``source``.
     """
     layers = results.whole(source).profile_data
-    extra: dict[str, Any] = {}
-    if results.threads is not None:
-        extra["threads"] = results.threads
-    if results.kernels is not None:
-        extra["kernels"] = results.kernels
-    if results.device is not None:
-        extra["device"] = results.device
-    if results.process_bytes is not None:
-        extra["process_MB"] = round(results.process_bytes / BYTES_PER_MB, 1)
-    if results.agreement is not None:
-        extra["agreement"] = results.agreement
-    if results.feed_s is not None:
-        extra["feed_s"] = results.feed_s
-    if results.collect_s is not None:
-        extra["collect_s"] = results.collect_s
-    if short_dtype(results.dtype) != "float32":
-        extra["weights_MB"] = [layer.memory_bytes / BYTES_PER_MB for layer in layers]
+    own = [layer.measured for layer in layers]
+    exact = short_dtype(results.dtype) == "float32"
+    process = results.process_bytes
     return ModelProfile(
         batch_size=results.batch_size,
         dtype=results.dtype,
-        time_s=tuple(layer.measured.time_s for layer in layers),
+        time_s=tuple(each.time_s for each in own),
         tokens=results.tokens,
         lengths=tuple(
-            LengthProfile(
-                tokens=tokens,
-                time_s=tuple(layer.lengths[number].measured.time_s for layer in layers),
-                extra=_lists([layer.lengths[number].measured for layer in layers]),
-            )
+            _length_profile(tokens, [layer.lengths[number].measured for layer in layers])
             for number, tokens in enumerate(results.other_tokens)
         ),
-        extra=extra | _lists([layer.measured for layer in layers]),
+        **_lists(own),
+        weight_bytes=() if exact else tuple(layer.memory_bytes for layer in layers),
+        feed_s=results.feed_s,
+        collect_s=results.collect_s,
+        agreement=results.agreement,
+        process_bytes=None if process is None else round(process / BYTES_PER_MB, 1) * BYTES_PER_MB,
+        threads=results.threads,
+        kernels=results.kernels,
+        extra={} if results.device is None else {"device": results.device},
     )
 
 
-def _lists(measured: Sequence[Measurement]) -> dict[str, list[float]]:
+def _length_profile(tokens: int, measured: Sequence[Measurement]) -> LengthProfile:
+    return LengthProfile(tokens, tuple(each.time_s for each in measured), **_lists(measured))
+
+
+def _lists(measured: Sequence[Measurement]) -> dict[str, Any]:
     """Return the further figures that all layers have, one number per layer."""
     found = {}
-    for key, name, unit in (
-        ("spread_s", "time_spread_s", 1),
-        ("receive_s", "receive_s", 1),
-        ("send_s", "send_s", 1),
-        ("activations_MB", "activations_bytes", BYTES_PER_MB),
+    for field, name in (
+        ("spread_s", "time_spread_s"),
+        ("receive_s", "receive_s"),
+        ("send_s", "send_s"),
+        ("activation_bytes", "activations_bytes"),
     ):
         values = [getattr(each, name) for each in measured]
         if None not in values:
-            found[key] = [value / unit for value in values]
+            found[field] = tuple(values)
     return found
 
 
 def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
     """Return the profile of a device that takes ``factor`` times as long, for planning."""
-
-    def times(extra: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(extra)
-        for key in ("receive_s", "send_s", "spread_s"):
-            if isinstance(found.get(key), list):
-                found[key] = [factor * value for value in found[key]]
-        for key in ("feed_s", "collect_s"):
-            if key in found:
-                found[key] = factor * found[key]
-        return found
-
     return replace(
         profile,
-        time_s=tuple(factor * value for value in profile.time_s),
-        lengths=tuple(
-            replace(other, time_s=tuple(factor * value for value in other.time_s), extra=times(other.extra))
-            for other in profile.lengths
-        ),
-        extra=times(profile.extra) | {"synthetic": {"from": source, "factor": factor}},
+        **_scaled_lists(profile, factor),
+        lengths=tuple(replace(other, **_scaled_lists(other, factor)) for other in profile.lengths),
+        feed_s=None if profile.feed_s is None else factor * profile.feed_s,
+        collect_s=None if profile.collect_s is None else factor * profile.collect_s,
+        extra={**profile.extra, "synthetic": {"from": source, "factor": factor}},
     )
+
+
+def _scaled_lists(profile: ModelProfile | LengthProfile, factor: float) -> dict[str, Any]:
+    lists = ("time_s", "spread_s", "receive_s", "send_s")
+    return {name: tuple(factor * value for value in getattr(profile, name)) for name in lists}
 
 
 # --- models.yml -------------------------------------------------------------------------------------
@@ -328,13 +309,6 @@ def add_profiles(
             or the file cannot be written.
     """
     check_profile(path, type_name, profiles, figures, overwrite=overwrite)
-    for model, profile in profiles:
-        spec_writing.add_profile(
-            path,
-            type_name,
-            model,
-            profile,
-            mem_bytes=figures.mem_bytes,
-            bw_bytes_per_s=figures.bw_bytes_per_s,
-            overwrite=True,
-        )
+    spec_writing.add_profiles(
+        path, type_name, profiles, mem_bytes=figures.mem_bytes, bw_bytes_per_s=figures.bw_bytes_per_s
+    )

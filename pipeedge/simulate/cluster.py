@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from pipeedge.base.errors import ScheduleError, SpecError
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
-from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
+from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
@@ -174,7 +173,7 @@ class SimulatedCluster:
         _, device = self.type_of(data_host)
         for profile in device.profiles.get(load.model_name, ()):
             if _same_conditions(profile, dtype, load):
-                return number(profile.extra.get("feed_s")), number(profile.extra.get("collect_s"))
+                return profile.feed_s or 0.0, profile.collect_s or 0.0
         return 0.0, 0.0
 
     def link(self, source: str, destination: str) -> NeighborLink:
@@ -217,7 +216,7 @@ class SimulatedCluster:
         for number, stage in enumerate(schedule.stages):
             profile, layers = self.profile(stage, load), stage.layers
             incoming, outgoing = links[number : number + 2]
-            receive = 0.0 if incoming.in_memory else number_at(profile.extra.get("receive_s"), layers.first)
+            receive = 0.0 if incoming.in_memory else _of_layer(profile.receive_s, layers.start)
             stages.append(
                 SimulatedStage(
                     # Feeding and collecting use the processor of the data rank's own stage.
@@ -225,7 +224,7 @@ class SimulatedCluster:
                     + (feed_s + collect_s if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
                     encode_s=codecs[number + 1],
-                    send_s=0.0 if outgoing.in_memory else number_at(profile.extra.get("send_s"), layers.last),
+                    send_s=0.0 if outgoing.in_memory else _of_layer(profile.send_s, layers.stop - 1),
                 )
             )
         last = load.items - (load.microbatches - 1) * load.microbatch_size
@@ -248,41 +247,29 @@ class SimulatedCluster:
         """Return the memory that ``stage`` needs, counting weights and buffers as ``sched-pipeline`` does."""
         _, device = self.type_of(host_of(stage))
         profile, layers = self.profile(stage, load), stage.layers
-        extra = profile.extra
         crossing = sum(load.cut_bytes(cut, stage.dtype) for cut in (layers.start, layers.stop))
-        activations = max(number_at(extra.get("activations_MB"), layer + 1) for layer in _numbers(stage))
+        activations = max(profile.activation_bytes[layers.start : layers.stop], default=0.0)
         return StageMemory(
             weights=sum(profile.weights_of(load.model)[layers.start : layers.stop]),
             buffers=float(BUFFERS * crossing),
-            working=(activations + number(extra.get("process_MB"))) * BYTES_PER_MB,
+            working=activations + (profile.process_bytes or 0.0),
             available=device.mem_bytes,
         )
 
     def threads(self, stage: StagePlan, load: Workload) -> int:
         """Return the number of threads that the stage's host was profiled with, 1 if unknown."""
-        threads = self.profile(stage, load).extra.get("threads")
-        return threads if isinstance(threads, int) else 1
+        return self.profile(stage, load).threads or 1
 
 
 def _same_conditions(profile: ModelProfile, dtype: str, load: Workload) -> bool:
     return profile.batch_size == load.microbatch_size and short_dtype(profile.dtype) == dtype
 
 
-def _numbers(stage: StagePlan) -> range:
-    return range(stage.layers.start, stage.layers.stop)
+def _of_layer(values: Sequence[float], layer: int) -> float:
+    """Return an optional figure of the layer with this index, 0 if the profile has none."""
+    return values[layer] if values else 0.0
 
 
 def host_of(stage: StagePlan) -> str:
     """Return the host of a stage, or its rank as text if the schedule names no host."""
     return str(stage.rank) if stage.host is None else stage.host
-
-
-def number(value: Any) -> float:
-    """Return an optional figure of a profile, 0 if it is missing or not a usable number."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-    return float(value) if usable else 0.0
-
-
-def number_at(values: Any, layer: int) -> float:
-    """Return the figure of ``layer``, counted from 1, in a list of a profile, 0 if it is missing."""
-    return number(values[layer - 1]) if isinstance(values, list) and layer <= len(values) else 0.0

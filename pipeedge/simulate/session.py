@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,8 @@ from pipeedge.plan import scheduler
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.schedule_files import load_schedule
 from pipeedge.plan.simulation import PipelineModel, SimulatedRun, simulate
-from pipeedge.plan.spec_files import (
-    find_named,
-    load_device_types,
-    load_devices,
-    load_models,
-    load_neighbors,
-    rename_profiles,
-)
-from pipeedge.plan.specs import BYTES_PER_MB
+from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
+from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
@@ -155,13 +148,16 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
         ScheduleError: the schedule does not fit these hosts.
         InfeasibleError: no schedule is feasible.
     """
-    neighbors = request.dev_neighbors_file
-    cluster = SimulatedCluster(
-        rename_profiles(load_device_types(request.dev_types_file), request.model_name),
-        load_devices(request.dev_file),
-        {} if neighbors is None else load_neighbors(neighbors),
+    files = read_files(
+        models=request.models_file,
+        device_types=request.dev_types_file,
+        devices=request.dev_file,
+        neighbors=request.dev_neighbors_file,
     )
-    load = _workload(request)
+    cluster = SimulatedCluster(
+        rename_profiles(files.device_types, request.model_name), files.devices, files.neighbors
+    )
+    load = _workload(request, files.models)
     schedule, notes = _schedule(request, cluster, load)
     if request.quant_bits is not None:
         schedule = schedule.with_quant_bits(request.quant_bits)
@@ -180,8 +176,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     return replace(found, notes=(*notes, *_notes(found, request, model)))
 
 
-def _workload(request: SimulationRequest) -> Workload:
-    models = load_models(request.models_file)
+def _workload(request: SimulationRequest, models: Mapping[str, ModelSpec]) -> Workload:
     model = find_named(models, request.model_name)
     if model is None:
         raise RequestError(

@@ -5,19 +5,18 @@
     cpu_fraction: {MB-D10: 0.25}        # processors of each host, by its type or its name
     process_MB: 512                     # memory of a program, in addition to what a stage may hold
 
-Device types and devices are those that the scheduler reads, so that both see the same cluster.
+Device types and devices are read by ``sched-pipeline``, so that the scheduler sees the same cluster.
 ``cpu_fraction`` may also be given in the device type, where the scheduler ignores it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from pipeedge.base.wording import figure
 from pipeedge.base.yamlfile import Field, read_document
-from pipeedge.plan.spec_files import device_types_of, devices_of, load_device_types, load_devices
+from pipeedge.plan.spec_files import read_files
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType
 from pipeedge.testbed.cluster import NETWORK, Cluster, EmulatedHost, check_host_name
 
@@ -25,7 +24,6 @@ __all__ = ["load_cluster"]
 
 _DEFAULT_PROCESS_MB = 512
 _LEAST_FRACTION = 0.01
-_Read = TypeVar("_Read")
 _KEYS = ("device_types", "devices", "cpu_fraction", "process_MB")
 
 
@@ -36,13 +34,13 @@ def load_cluster(path: Path | str) -> Cluster:
         SpecError: the file has unknown hosts or types, impossible numbers, or names that cannot name an
             interface; the message gives file, line and key.
     """
+    files = read_files(cluster=path)
+    types, devices = files.device_types, files.devices
     document = read_document(path)
     for key, entry in document.entries().items():
         if key not in _KEYS:
             entry.fail(f"unknown key; a cluster file has {', '.join(_KEYS)}")
     types_at, devices_at = document.at("device_types"), document.at("devices")
-    types = _inline_or_file(types_at, path, load_device_types, device_types_of)
-    devices = _inline_or_file(devices_at, path, load_devices, devices_of)
     _check_devices(devices_at, devices, types)
     fractions = _fractions(document.find("cpu_fraction"), devices)
     process = document.find("process_MB")
@@ -67,15 +65,6 @@ def load_cluster(path: Path | str) -> Cluster:
     if not hosts:
         devices_at.fail("lists no hosts")
     return Cluster(tuple(hosts))
-
-
-def _inline_or_file(
-    entry: Field, cluster_file: Path | str, load: Callable[[Path], _Read], read: Callable[[Field], _Read]
-) -> _Read:
-    """Read ``entry`` itself, or the file that it names, relative to the cluster file."""
-    if entry.is_name:
-        return load(Path(cluster_file).parent / entry.text())
-    return read(entry)
 
 
 def _check_devices(

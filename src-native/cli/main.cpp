@@ -1,4 +1,5 @@
-// sched-pipeline: reads options and files, and prints a schedule. Makes no decisions itself.
+// sched-pipeline: reads options and files, and prints a schedule, or the contents of the files. Makes no decisions
+// itself.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -6,11 +7,13 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
-#include "../yaml/specs.hpp"
+#include "../yaml/assembly.hpp"
+#include "files_json.hpp"
 #include "options.hpp"
 #include "problem_json.hpp"
 #include "report.hpp"
@@ -57,20 +60,40 @@ std::string read_standard_input() {
 }
 
 yaml::Assembly read_files(const CommandLine& line) {
-  const auto document = [](const std::string& file, const char* option) {
+  const auto document = [](const std::string& given, const char* usual, const char* option) {
+    const std::string file = given.empty() ? usual : given;
     if (!std::filesystem::exists(file)) {
       throw UsageError(yaml::printable(file, 400) + ": no such file; " + option + " FILE names another");
     }
-    return yaml::parse(yaml::read_text(file), file);
+    return yaml::read_document(file);
   };
-  const yaml::Models models = yaml::models_from(document(line.models_file, "-sm"));
-  const yaml::DeviceTypes types = yaml::device_types_from(document(line.dev_types_file, "-sdt"));
-  const yaml::Devices devices = yaml::devices_from(document(line.dev_file, "-sd"));
+  const yaml::Models models = yaml::models_from(document(line.models_file, "models.yml", "-sm"));
+  const auto [types, devices] =
+      line.cluster_file.empty()
+          ? yaml::Cluster{yaml::device_types_from(document(line.dev_types_file, "device_types.yml", "-sdt")),
+                          yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"))}
+          : yaml::read_cluster(line.cluster_file);
   std::optional<yaml::Neighbors> neighbors;
   if (!line.dev_neighbors_file.empty()) {
-    neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "--dev-neighbors-file"));
+    neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "", "--dev-neighbors-file"));
   }
   return yaml::assemble(models, types, devices, neighbors ? &*neighbors : nullptr, line.request);
+}
+
+SpecFiles read_given_files(const CommandLine& line) {
+  SpecFiles files;
+  if (!line.models_file.empty()) files.models = yaml::models_from(yaml::read_document(line.models_file));
+  if (!line.dev_types_file.empty()) files.types = yaml::device_types_from(yaml::read_document(line.dev_types_file));
+  if (!line.dev_file.empty()) files.devices = yaml::devices_from(yaml::read_document(line.dev_file));
+  if (!line.cluster_file.empty()) {
+    yaml::Cluster cluster = yaml::read_cluster(line.cluster_file);
+    files.types = std::move(cluster.types);
+    files.devices = std::move(cluster.devices);
+  }
+  if (!line.dev_neighbors_file.empty()) {
+    files.neighbors = yaml::neighbors_from(yaml::read_document(line.dev_neighbors_file));
+  }
+  return files;
 }
 
 NamedProblem read_request(const CommandLine& line) {
@@ -174,9 +197,11 @@ int main_with_faults(const std::vector<std::string>& arguments, const Messages& 
   switch (line.action) {
     case Action::kHelp: print(help_text(messages.program())); return kDone;
     case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
-    case Action::kSchedule: return run(line, messages);
+    case Action::kSchedule: break;
   }
-  return kFault;
+  if (line.format != Format::kFiles) return run(line, messages);
+  print(files_json(read_given_files(line)));
+  return kDone;
 }
 
 }  // namespace

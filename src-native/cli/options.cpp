@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <set>
 #include <utility>
+
+#include "../yaml/wording.hpp"
 
 namespace pipeedge::cli {
 namespace {
@@ -80,6 +83,14 @@ Change added_hosts(const std::string& name, const std::string& value) {
   return change;
 }
 
+Format format_of(const std::string& name, const std::string& value) {
+  if (value == "yaml") return Format::kYaml;
+  if (value == "json") return Format::kJson;
+  if (value == "problem") return Format::kProblem;
+  if (value == "files") return Format::kFiles;
+  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem nor files");
+}
+
 std::vector<Group> option_groups() {
   return {
       {"Files",
@@ -107,6 +118,13 @@ std::vector<Group> option_groups() {
             "has the smaller bandwidth of the two device types",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.dev_neighbors_file = nonempty(n, v);
+            }},
+           {{"--cluster-file"},
+            "FILE",
+            "device types and hosts of a test bed (CLUSTER.yml), in\n"
+            "place of -sdt and -sd",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.cluster_file = nonempty(n, v);
             }},
            {{"--problem"},
             "FILE",
@@ -252,13 +270,9 @@ std::vector<Group> option_groups() {
             "FORM",
             "yaml: only the schedule; json: the schedule with all\n"
             "that --explain prints; problem: the input of\n"
-            "--problem, without scheduling [yaml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              if (v != "yaml" && v != "json" && v != "problem") {
-                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither yaml, json nor problem");
-              }
-              c.format = v == "json" ? Format::kJson : v == "problem" ? Format::kProblem : Format::kYaml;
-            }},
+            "--problem, without scheduling; files: the contents of\n"
+            "the given files as JSON, without scheduling [yaml]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.format = format_of(n, v); }},
            {{"-h", "--help"},
             nullptr,
             "this text",
@@ -271,13 +285,14 @@ std::vector<Group> option_groups() {
   };
 }
 
-// Whether an option, given by its last name, is allowed with --problem.
-bool with_problem(const std::string& name) {
-  const auto names = {"--problem",     "--link-bits",       "--objective", "--time-limit", "--add-host",
-                      "--remove-host", "--scale-bandwidth", "--explain",   "--format",     "--help",
-                      "--version"};
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
+// Last names of the options that are allowed with --problem.
+const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
+                                         "--add-host",    "--remove-host",     "--explain",   "--format",
+                                         "--help",        "--scale-bandwidth", "--version"};
+
+// Last names of the options that are allowed with --format files.
+const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",
+                                       "--cluster-file", "--format",        "--help",     "--version"};
 
 struct Match {
   const Option* option = nullptr;
@@ -338,6 +353,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::vector<Group> groups = option_groups();
   CommandLine line;
   std::string described;               // the first option that a problem contains already
+  std::string scheduling;              // the first option that has no effect with --format files
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-' || argument == "--") {
@@ -355,11 +371,22 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     }
     found.option->read(line, found.name, found.value);
     const std::string name = found.option->names.back();
-    if (described.empty() && !with_problem(name)) described = found.name;
-    if (line.action != Action::kSchedule) break;
+    if (described.empty() && kWithProblem.count(name) == 0) described = found.name;
+    if (scheduling.empty() && kWithFiles.count(name) == 0) scheduling = found.name;
+    if (line.action != Action::kSchedule) return line;
   }
-  if (!line.problem.empty() && !described.empty() && line.action == Action::kSchedule) {
+  if (line.format == Format::kFiles) {
+    if (!scheduling.empty()) {
+      throw UsageError(scheduling + ": --format files prints only the contents of files; leave out " + scheduling);
+    }
+    if (line.names_no_file()) throw UsageError("--format files: give the files to print, such as -sd devices.yml");
+  }
+  if (!line.problem.empty() && !described.empty()) {
     throw UsageError(described + " and --problem: the problem specifies it already; leave out " + described);
+  }
+  if (!line.cluster_file.empty() && !(line.dev_types_file + line.dev_file).empty()) {
+    const char* const other = line.dev_file.empty() ? "-sdt" : "-sd";
+    throw UsageError(std::string(other) + " and --cluster-file name device types or hosts twice; leave out " + other);
   }
   if (line.format == Format::kProblem && (line.explain || !line.changes.empty())) {
     throw UsageError((line.explain ? std::string("--explain") : line.changes.front().text) +

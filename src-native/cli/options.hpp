@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../core/problem.hpp"
-#include "../yaml/specs.hpp"
+#include "../yaml/assembly.hpp"
 
 namespace pipeedge::cli {
 
@@ -27,15 +27,17 @@ struct Change {
   std::string text;                    // as the user wrote it
 };
 
-enum class Format { kYaml, kJson, kProblem };
+enum class Format { kYaml, kJson, kProblem, kFiles };
 enum class Action { kSchedule, kHelp, kVersion };
 
 struct CommandLine {
   Action action = Action::kSchedule;
-  std::string models_file = "models.yml";
-  std::string dev_types_file = "device_types.yml";
-  std::string dev_file = "devices.yml";
-  std::string dev_neighbors_file;      // empty: none
+  // Empty if not given.
+  std::string models_file;
+  std::string dev_types_file;
+  std::string dev_file;
+  std::string dev_neighbors_file;
+  std::string cluster_file;            // device types and devices
   std::string problem;                 // a file, or - for standard input, in place of the YAML files; empty: none
   yaml::Request request;
   Options solver;
@@ -44,6 +46,10 @@ struct CommandLine {
   bool explain = false;
   Format format = Format::kYaml;
   std::vector<Change> changes;
+
+  bool names_no_file() const {
+    return (models_file + dev_types_file + dev_file + dev_neighbors_file + cluster_file).empty();
+  }
 };
 
 // Parses `arguments`, without the program's name. Throws UsageError.

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "../yaml/specs.hpp"
+#include "../yaml/assembly.hpp"
 
 namespace pipeedge::cli {
 

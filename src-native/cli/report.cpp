@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../core/links.hpp"
+#include "../yaml/wording.hpp"
 #include "text.hpp"
 
 namespace pipeedge::cli {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../core/problem.hpp"
-#include "../yaml/specs.hpp"
+#include "../yaml/assembly.hpp"
 #include "problem_json.hpp"
 
 namespace pipeedge::cli {

@@ -177,6 +177,12 @@ JsonWriter& JsonWriter::value(std::string_view text) {
   return *this;
 }
 
+JsonWriter& JsonWriter::whole_number(std::string_view digits) {
+  before_value();
+  text_ += digits;
+  return *this;
+}
+
 JsonWriter& JsonWriter::null() {
   before_value();
   text_ += "null";

@@ -45,6 +45,7 @@ class JsonWriter {
   JsonWriter& value(std::string_view text);
   JsonWriter& value(const char* text) { return value(std::string_view(text)); }
   JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
+  JsonWriter& whole_number(std::string_view digits);  // of any size
   JsonWriter& null();
   JsonWriter& open(char bracket);                // '{' or '['
   JsonWriter& close(char bracket);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../yaml/specs.hpp"
+#include "../yaml/wording.hpp"
 
 namespace pipeedge::cli {
 namespace {

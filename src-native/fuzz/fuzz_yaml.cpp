@@ -13,8 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "../cli/files_json.hpp"
 #include "../core/problem.hpp"
-#include "../yaml/specs.hpp"
+#include "../yaml/assembly.hpp"
 
 namespace {
 
@@ -46,6 +47,7 @@ void check_problem(const std::vector<std::string>& texts) {
   const auto devices = attempt([&] { return yaml::devices_from(yaml::parse(texts[2], "devices.yml")); });
   const auto neighbors =
       attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
+  cli::files_json({models, types, devices, neighbors});
   if (!models || !types || !devices) return;
   for (const yaml::ModelSpec& model : models->entries) {
     yaml::Request request;

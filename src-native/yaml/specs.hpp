@@ -1,22 +1,24 @@
-// The scheduler's YAML files as plain data, and the Problem that they describe together.
+// The scheduler's YAML files as plain data. Every program of PipeEdge reads them through these functions.
 //
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
 //                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
-//                                  receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
-//                                  threads, kernels]   (optional from receive_s on); for text optionally
-//                                  tokens, and lengths: [tokens, time_s, ...] for other lengths
+//                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
+//                                  agreement, process_MB, threads, kernels]   (optional from spread_s on); for
+//                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
+//   CLUSTER.yml           device_types, devices: the contents of such a file, or its name
 //
-// A file is always checked completely, whatever is used of it. Unknown keys are ignored, because profiles
-// may contain more than the scheduler reads. Only this file converts units.
+// A file is always checked completely, whatever is used of it. Keys that no field stands for are kept as they
+// are, because files may contain more than is read here. Only this file converts units.
 #pragma once
 
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../core/problem.hpp"
@@ -27,6 +29,9 @@ namespace pipeedge::yaml {
 constexpr double kBytesPerMB = 1 << 20;             // mem_MB counts 2^20 bytes
 constexpr double kBytesPerSecondPerMbps = (1 << 20) / 8.0;  // bw_Mbps counts 2^20 bits per second
 
+// Entries of a map that no field stands for, in file order.
+using OtherKeys = std::vector<std::pair<std::string, View>>;
+
 struct ModelSpec {
   std::string name;
   int line = 0;
@@ -35,31 +40,42 @@ struct ModelSpec {
   double tokens = 0;                   // 0: unknown
   double elements_in_per_token = 0;
   std::vector<double> elements_out_per_token;
+  OtherKeys other;
 };
 
 struct Profile {
   double batch_size = 0;
-  std::string dtype;                   // without "torch."
+  std::string dtype;                   // as written, with or without "torch."
   int line = 0;                        // line of time_s
   std::vector<double> time_s;
   // Empty if the profile does not have them:
+  std::vector<double> spread_s;        // between the quartiles of the measured times
   std::vector<double> receive_s;
   std::vector<double> send_s;
   std::vector<double> activation_bytes;
   std::vector<double> weight_bytes;
+  std::optional<double> feed_s;
+  std::optional<double> collect_s;
+  std::optional<double> agreement;     // part of the classifications that are those of float32
+  std::optional<double> process_bytes;  // memory of the process besides its stage
   double threads = 0;                  // 0: unknown
   std::string kernels;                 // with which it was profiled; empty: unknown
-  double feed_s = 0;
-  double collect_s = 0;
   double tokens = 0;                   // sentence length; 0 if unknown or not text
-  std::vector<Profile> lengths;        // profiles of other lengths; batch_size and dtype are not repeated
+  std::vector<Profile> lengths;        // profiles of other lengths, with the lists and `tokens` only
+  OtherKeys other;
+};
+
+struct ModelProfiles {
+  std::string model;
+  std::vector<Profile> profiles;
 };
 
 struct TypeSpec {
   std::string name;
   double bw_bytes_per_s = 0;
   double mem_bytes = 0;
-  std::map<std::string, std::vector<Profile>> profiles;  // by model
+  std::vector<ModelProfiles> models;
+  OtherKeys other;
 };
 
 struct TypeHosts {
@@ -68,76 +84,45 @@ struct TypeHosts {
 };
 
 struct NeighborSpec {
-  std::string from;
   std::string to;
   double bw_bytes_per_s = 0;
   double latency_s = 0;
+  OtherKeys other;
 };
 
-// Each with the name of its file, for messages that compare two files.
+struct HostNeighbors {
+  std::string from;
+  std::vector<NeighborSpec> links;
+};
+
+// With the name of the file, for messages that compare two files, and its contents, to which OtherKeys refer.
 template <typename T>
 struct SpecFile {
-  std::string name;
+  std::shared_ptr<const Document> document;
   std::vector<T> entries;
+
+  const std::string& name() const { return document->name(); }
 };
 using Models = SpecFile<ModelSpec>;
 using DeviceTypes = SpecFile<TypeSpec>;
 using Devices = SpecFile<TypeHosts>;
-using Neighbors = SpecFile<NeighborSpec>;
+using Neighbors = SpecFile<HostNeighbors>;
+
+struct Cluster {
+  DeviceTypes types;
+  Devices devices;
+};
 
 // All of these throw SpecError.
-Models models_from(const Document& document);
-DeviceTypes device_types_from(const Document& document);
-Devices devices_from(const Document& document);
-Neighbors neighbors_from(const Document& document);
+Models models_from(Document document);
+DeviceTypes device_types_from(Document document);
+Devices devices_from(Document document);
+Neighbors neighbors_from(Document document);
+
+// Reads a test bed's file, and the files that it names.
+Cluster read_cluster(const std::string& file);
 
 // Returns the short name of a dtype, without "torch.".
 std::string_view short_dtype(std::string_view dtype);
-
-// A request for a schedule.
-struct Request {
-  std::string model = "google/vit-base-patch16-224";
-  double batch_size = 8;
-  std::string dtype = "torch.float32";
-  std::map<std::string, std::string> dtype_of;  // device type -> dtype; if not empty, other types are not used
-  double buffers_in = 2;
-  double buffers_out = 2;
-  std::string data_host;               // empty: links from and to the data rank do not count
-  double tokens = 0;                   // of the longest sentence; 0: as profiled
-  double input_bytes = -1;             // of one item of input; negative: according to models.yml and the dtype
-  std::vector<std::string> hosts;      // hosts to schedule on, from the devices file; empty: all
-};
-
-// A host that cannot be used, with the reason.
-struct LeftOut {
-  std::string host;
-  std::string type;
-  std::string why;
-};
-
-// Details of a device type besides its costs.
-struct TypeNotes {
-  std::string dtype;                   // without "torch."; empty on a data host without a profile
-  double threads = 0;                  // number of threads it was profiled with; 0: unknown
-  std::string kernels;                 // kernels it was profiled with; empty: unknown
-  std::vector<double> tokens;          // sentence lengths it was profiled with, shortest first
-};
-
-struct Assembly {
-  Problem problem;                     // passes validate()
-  std::vector<TypeNotes> notes;        // for each of problem.types
-  std::vector<LeftOut> left_out;
-  std::vector<std::string> warnings;   // one line each
-};
-
-// Throws SpecError if the files do not contain what the request needs.
-Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
-                  const Neighbors* neighbors, const Request& request);
-
-// Up to `limit` names without quotes, separated by commas: "a, b, c and 4 more"; "none" if empty.
-std::string listing(const std::vector<std::string>& names, std::size_t limit = 6);
-
-// The name nearest to `wanted` by edit distance, if it is near enough to be a typing error; else empty.
-std::string nearest(const std::string& wanted, const std::vector<std::string>& names);
 
 }  // namespace pipeedge::yaml

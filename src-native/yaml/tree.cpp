@@ -354,6 +354,10 @@ std::string read_text(const std::filesystem::path& file) {
   return text;
 }
 
+Document read_document(const std::string& file) {
+  return parse(read_text(file), file);
+}
+
 View::View(const View& parent, const Node& node, std::string_view step)
     : document_(parent.document_), node_(&node), path_(parent.path_) {
   if (!path_.empty()) path_ += ": ";
@@ -408,15 +412,6 @@ std::vector<View> View::items() const {
     found.push_back(View(*this, *node_->children[i], "entry " + std::to_string(i + 1)));
   }
   return found;
-}
-
-bool View::is_whole_number() const {
-  try {
-    whole_number();
-    return true;
-  } catch (const SpecError&) {
-    return false;
-  }
 }
 
 bool View::is_text(std::string_view wanted) const {
@@ -479,6 +474,14 @@ double View::number(double least) const {
 }
 double View::whole_number(double least) const {
   return parse_number(*node_, least, true, std::nullopt);
+}
+
+std::optional<double> View::number_if_any(double least) const {
+  try {
+    return number(least);
+  } catch (const SpecError&) {
+    return std::nullopt;
+  }
 }
 
 std::vector<double> View::sequence_of_numbers(bool whole) const {

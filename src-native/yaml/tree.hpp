@@ -75,7 +75,9 @@ class View {
 
   [[noreturn]] void fail(const std::string& what) const;
 
+  Node::Kind kind() const { return node_->kind; }
   bool is_null() const { return node_->kind == Node::Kind::kNull; }
+  bool is_plain() const { return node_->plain; }        // whether a scalar stands without quotes
   int line() const { return node_->line; }
 
   // Entries of a map. A null (an empty document, `key:` without a value) has none.
@@ -85,11 +87,12 @@ class View {
 
   std::vector<View> items() const;                      // items of a sequence; a null has none
 
-  bool is_whole_number() const;                         // whether whole_number() accepts it
   bool is_text(std::string_view wanted) const;          // whether it is a scalar with this text
   std::string text() const;                             // any scalar, as written
   double number(double least = 0) const;                // finite, at least `least`, at most kLargestNumber
   double whole_number(double least = 0) const;          // ... without a fraction
+  // number(), or nothing where it would fail.
+  std::optional<double> number_if_any(double least = 0) const;
   std::vector<double> numbers() const;                  // numbers of a sequence; a null has none
   std::vector<double> whole_numbers() const;
 
@@ -110,5 +113,8 @@ std::string read_text(const std::filesystem::path& file);
 // Parses `text` as one YAML document (JSON is valid too). `name` is its name in messages, `largest` the largest
 // number it may contain. Throws SpecError.
 Document parse(const std::string& text, std::string name, double largest = kLargestNumber);
+
+// Reads and parses a file. Throws SpecError.
+Document read_document(const std::string& file);
 
 }  // namespace pipeedge::yaml

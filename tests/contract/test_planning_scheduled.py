@@ -64,7 +64,7 @@ def write_text_cluster(folder: Path, lengths: tuple[int, ...]) -> str:
     added = [a - b for a, b in zip(now, more, strict=True)]
     sizes = ModelSpec((1.0,) * 48, now[0], tuple(now[1:]), {}, first, added[0], tuple(added[1:]))
     measured = tuple(LengthProfile(each, times(each)) for each in others)
-    profile = ModelProfile(8, "torch.float32", times(first), {}, first, measured)
+    profile = ModelProfile(8, "torch.float32", times(first), first, measured)
     board = DeviceType(1e12, 1e9, {model.name: (profile,)})
     save_models(folder / "m.yml", {model.name: sizes})
     save_device_types(folder / "t.yml", {"board": board})

@@ -89,8 +89,8 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
     kind = spec_files.load_device_types("device_types.yml")["board"]
     (profile,) = kind.profiles["vit-digits"]
     assert profile.time_s == tuple(entry["time"] for entry in written["profile_data"])
-    assert len(profile.extra["receive_s"]) == len(profile.extra["send_s"]) == 16
-    assert (profile.extra["feed_s"], profile.extra["collect_s"]) == (written["feed"], written["collect"])
+    assert len(profile.receive_s) == len(profile.send_s) == 16
+    assert (profile.feed_s, profile.collect_s) == (written["feed"], written["collect"])
     assert min(written["feed"], written["collect"]) > 0
     assert any(line.startswith("data rank    feeds a microbatch in ") for line in told)
     assert "<svg" in (here / "p.html").read_text()
@@ -106,8 +106,8 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
     plan = json.loads(scheduled.stdout)
     for stage in plan["schedule"]:
         first, last = stage["layers"]
-        beside = profile.extra["receive_s"][first - 1] if first > 1 else 0.0
-        beside += profile.extra["send_s"][last - 1] if last < len(profile.time_s) else 0.0
+        beside = profile.receive_s[first - 1] if first > 1 else 0.0
+        beside += profile.send_s[last - 1] if last < len(profile.time_s) else 0.0
         assert stage["compute_s"] == pytest.approx(sum(profile.time_s[first - 1 : last]) + beside)
 
 
@@ -196,7 +196,7 @@ def test_text_is_measured_at_several_lengths(here: Path, model_dirs: dict[str, P
     for other in profile.lengths:
         at = profile.at_tokens(other.tokens)
         assert at.time_s == other.time_s
-        assert at.extra["activations_MB"] == other.extra["activations_MB"]
+        assert at.activation_bytes == other.activation_bytes
     # A slower board, measured at other lengths, shares the same model entry.
     profiled(*options, "--tokens", "3,6", "-dt", "board", "--bw-Mbps", 100, "-o", "board.yml")
     assert spec_files.load_models(here / "models.yml") == {name: spec}
@@ -342,7 +342,7 @@ def test_a_synthetic_type_is_a_multiple_of_another(here: Path) -> None:
     types = spec_files.load_device_types(here / "device_types.yml")
     (base,), (slow,), (fast,) = (types[name].profiles["vit-digits"] for name in ("board", "slow", "fast"))
     assert slow.time_s == pytest.approx([2.5 * value for value in base.time_s])
-    assert slow.extra["send_s"] == pytest.approx([2.5 * value for value in base.extra["send_s"]])
+    assert slow.send_s == pytest.approx([2.5 * value for value in base.send_s])
     assert slow.extra["synthetic"] == {"from": "board", "factor": 2.5}
     assert fast.time_s == pytest.approx([0.5 * value for value in base.time_s])
     assert (types["slow"].mem_bytes, types["slow"].bw_bytes_per_s) == (

@@ -23,7 +23,7 @@ from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.plan import spec_files
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.scheduler import find_executable
+from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.simulate.cluster import Workload
 
 VIT_BASE = "google/vit-base-patch16-224"
@@ -894,7 +894,12 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["--time-limit", "0"], "--time-limit: '0' is not a number above 0"),
         (["--time-limit", "nan"], "--time-limit: 'nan' is not a number above 0"),
         (["--objective", "cost"], "--objective: 'cost' is neither throughput nor latency"),
-        (["--format", "xml"], "--format: 'xml' is neither yaml, json nor problem"),
+        (["--format", "xml"], "--format: 'xml' is neither yaml, json, problem nor files"),
+        (["--cluster-file", "none.yml"], "none.yml: no such file"),
+        (
+            ["--cluster-file", "c.yml", "-sd", "devices.yml"],
+            "-sd and --cluster-file name device types or hosts",
+        ),
         (["--data-host", "zz"], "--data-host zz: no such host in devices.yml, which has: f0, f1, s0"),
         (["--link-bits", "9"], "--link-bits: '9' is neither 0, 2 to 8, 16 nor auto"),
         (["--link-bits", "-4"], "--link-bits: '-4' is neither"),
@@ -1122,6 +1127,59 @@ def test_a_problem_takes_the_place_of_the_files() -> None:
     assert (done.code, done.error) == (2, "-b and --problem: the problem specifies it already; leave out -b")
     done = run("--format=problem", "--explain")
     assert (done.code, done.error[:40]) == (2, "--explain: with --format problem nothing")
+
+
+# --- the contents of files --------------------------------------------------------------------------
+
+
+def test_files_are_printed_without_scheduling(cluster: Cluster) -> None:
+    about = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")
+    files = json.loads(run("--format=files", *about, cwd=cluster.folder).out)
+    assert set(files) == {"models", "device_types", "devices"}
+    assert files["devices"] == DEVICES
+    assert files["models"]["m"]["mem_bytes"] == [MIB, 2 * MIB, MIB, 2 * MIB]
+    assert files["device_types"]["unprofiled"] == {
+        "mem_bytes": 50 * MIB,
+        "bw_bytes_per_s": MIB,
+        "profiles": {},
+    }
+    (profile,) = files["device_types"]["fast"]["profiles"]["m"]
+    assert profile == {"batch_size": 8, "dtype": "torch.float32", "time_s": [1, 2, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--format files: give the files to print, such as -sd devices.yml"),
+        (
+            ["-sd", "devices.yml", "-b", "8"],
+            "-b: --format files prints only the contents of files; leave out -b",
+        ),
+        (["--problem", "-"], "--problem: --format files prints only the contents of files"),
+        (["-sm", "none.yml"], "none.yml: no such file"),
+    ],
+)
+def test_options_that_printing_files_cannot_obey_are_refused(
+    cluster: Cluster, arguments: list[str], message: str
+) -> None:
+    done = run("--format=files", *arguments, cwd=cluster.folder)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.error
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_cluster_file_takes_the_place_of_types_and_devices(cluster: Cluster, inline: bool) -> None:
+    expected = cluster.run("--format=problem").out
+    (cluster.folder / "bed").mkdir()
+    cluster.write(
+        "bed/CLUSTER.yml",
+        {"device_types": TYPES, "devices": DEVICES, "process_MB": 5}
+        if inline
+        else {"device_types": "../types.yml", "devices": "../hosts.yml"},
+    )
+    (cluster.folder / "device_types.yml").rename(cluster.folder / "types.yml")
+    (cluster.folder / "devices.yml").rename(cluster.folder / "hosts.yml")
+    assert cluster.run("--format=problem", "--cluster-file=bed/CLUSTER.yml").out == expected
 
 
 # --- weights in other number types ------------------------------------------------------------------

@@ -23,8 +23,9 @@ from pipeedge.base.errors import (
 )
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.plan import scheduler
+from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.plan.schedule_files import format_schedule, load_schedule, save_schedule
-from pipeedge.plan.scheduler import SchedulerRequest, Solution, find_executable, read_problem
+from pipeedge.plan.scheduler import SchedulerRequest, Solution, read_problem
 
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"

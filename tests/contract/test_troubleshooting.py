@@ -90,7 +90,7 @@ from pipeedge.observe.monitoring import Exporter
 from pipeedge.plan.facts import disagreements, rank_facts
 from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
-from pipeedge.plan.scheduler import find_executable
+from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import NeighborLink as LinkSpec
 from pipeedge.profile import session as profiling

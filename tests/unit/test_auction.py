@@ -171,9 +171,10 @@ def test_a_bid_uses_the_requested_sentence_length() -> None:
 
 def test_a_bid_includes_handling_and_activations() -> None:
     """Link handling and activations are counted if the profile has them; the original's has not."""
-    receive, send = [7.0, 0.1, 0.2, 0.3], [0.4, 0.5, 0.6, 7.0]
-    extra = {"receive_s": receive, "send_s": send, "activations_MB": [0, 0, 300 / 2**20, 0]}
-    profile = ModelProfile(2, "torch.float32", (1, 2, 3, 4), extra)
+    receive, send = (7.0, 0.1, 0.2, 0.3), (0.4, 0.5, 0.6, 7.0)
+    profile = ModelProfile(
+        2, "torch.float32", (1, 2, 3, 4), receive_s=receive, send_s=send, activation_bytes=(0, 0, 300, 0)
+    )
     kind = DeviceType(1000.0, 50.0, {"m": (profile,)})
     bid = bid_of("pi", "kind", kind, {}, MODEL, CALL)
     sizes = [4, 1, 2, 3, 4]

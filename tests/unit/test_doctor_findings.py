@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeedge.base import fields
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import printable
-from pipeedge.doctor.file_checks import SchedulerFiles, check_files
+from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
 from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.links import LinkMeter, answer_link
@@ -28,7 +28,7 @@ from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
 from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec
+from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec, SpecFiles
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
 from pipeedge.transport.base import Rendezvous
@@ -199,9 +199,9 @@ def test_clock_offsets_are_reported(clocks: dict[int, float], late: list[int]) -
 
 def files(
     devices: Mapping[str, Sequence[str]], *, layers: int = 16, batch: int = 8, times: int = 16
-) -> SchedulerFiles:
+) -> SpecFiles:
     profile = ModelProfile(batch, "torch.float32", (0.1,) * times)
-    return SchedulerFiles(
+    return SpecFiles(
         {"m": ModelSpec((1.0,) * layers, 1, (1,) * layers)},
         {"board": DeviceType(2 * GB, 1000 * BYTES_PER_SECOND_PER_MBPS, {"m": (profile,)})},
         {name: tuple(hosts) for name, hosts in devices.items()},
@@ -226,7 +226,7 @@ def files(
     ],
 )
 def test_names_and_numbers_of_the_files_are_compared(
-    given_files: SchedulerFiles, hosts: list[str] | None, model: str, levels: list[int], said: str
+    given_files: SpecFiles, hosts: list[str] | None, model: str, levels: list[int], said: str
 ) -> None:
     found = check_files(
         given_files,

@@ -33,8 +33,8 @@ transport  base channel frame leases lifecycle interfaces membership new_key loo
 control    clocks failures liveness messages epoch_messages epochs epoch_member ledger roster attendance
            telemetry rules wire connection hub dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       problem specs spec_files spec_writing schedule_files link_speed prediction simulation after_loss
-           scheduler dtype_choice facts planning schedule_choice
+plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
+           simulation after_loss scheduler dtype_choice facts planning schedule_choice
 data       source model_inputs pictures selection tables unfinished row_formats results reading arrays
            companions images text imagenet cola defaults opening protected_files fingerprint
 report     agreement saved charts gantt run_report bottleneck comparison render main __main__

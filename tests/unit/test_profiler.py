@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.guard import guard
@@ -18,7 +17,6 @@ from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
 from pipeedge.base.payload import specs_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.plan import spec_files
 from pipeedge.profile.data_work import measure_data_work
 from pipeedge.profile.emitting import model_spec
 from pipeedge.profile.handling import Wire
@@ -379,21 +377,3 @@ def test_faults_of_the_program_itself_are_reported(capsys: pytest.CaptureFixture
 
     assert guard("profiler.py", broken, verbose=False) == 1
     assert "internal error" in capsys.readouterr().err
-
-
-# --- the repository's own files ---------------------------------------------------------------------
-
-
-def test_the_examples_include_a_profile_of_this_tool() -> None:
-    types = spec_files.load_device_types(ROOT / "device_types.yml")
-    made = {
-        name: profile
-        for name, kind in types.items()
-        for profile in kind.profiles.get("google/vit-base-patch16-224", ())
-        if "receive_s" in profile.extra
-    }
-    assert len(made) == 1
-    (profile,) = made.values()
-    assert len(profile.time_s) == len(profile.extra["send_s"]) == 48
-    hosts = spec_files.load_devices(ROOT / "devices.yml")
-    assert not set(made) & set(hosts)

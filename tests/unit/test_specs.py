@@ -1,122 +1,24 @@
-"""Test reading and writing of YAML files, and messages for invalid ones."""
+"""Test the rules of models and profiles as data, and reading of YAML that only Python programs read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import parse_document, yaml_name
-from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec, NeighborLink
 
-MIB = 2**20
+MERGES = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: *m{i - 1}}}\n" for i in range(1, 100))
 
 names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=10)
-amounts = st.floats(0, 1e6).map(lambda value: value * MIB)
-extras = st.dictionaries(
-    names.map(lambda name: "x-" + name), st.none() | st.booleans() | st.integers(-99, 99) | names, max_size=2
-)
 
 
-@st.composite
-def model_specs(draw: st.DrawFn) -> ModelSpec:
-    layers = draw(st.integers(0, 5))
-    counts = st.integers(0, 10**9)
-    tokens = draw(st.none() | st.integers(1, 512))
-    # Layers of one group have the same weights; each names the one before it.
-    groups = draw(st.none() | st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
-    shared = [
-        max((other + 1 for other in range(layer) if groups[other] == group), default=0)
-        for layer, group in enumerate(groups or ())
-    ]
-    per_layer = st.lists(counts, min_size=layers, max_size=layers)
-    return ModelSpec(
-        tokens=tokens,
-        elements_in_per_token=0 if tokens is None else draw(counts),
-        elements_out_per_token=() if tokens is None else tuple(draw(per_layer)),
-        mem_bytes=tuple(draw(st.lists(amounts, min_size=layers, max_size=layers))),
-        elements_in=draw(counts),
-        elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
-        shared_with=tuple(shared),
-        extra=draw(extras),
-    )
-
-
-@st.composite
-def device_types(draw: st.DrawFn) -> DeviceType:
-    layers = draw(st.integers(0, 4))
-    times = st.lists(st.floats(0, 1e6), min_size=layers, max_size=layers).map(tuple)
-    other = st.builds(LengthProfile, tokens=st.integers(1, 99), time_s=times, extra=extras)
-    lengths = st.lists(other, max_size=2, unique_by=lambda one: one.tokens).map(tuple)
-    kept = {
-        "batch_size": st.integers(1, 99),
-        "dtype": st.sampled_from(["torch.float32", "int8"]),
-        "time_s": times,
-        "extra": extras,
-    }
-    profiles = st.builds(ModelProfile, **kept) | st.builds(  # type: ignore[arg-type]
-        ModelProfile,
-        **kept,  # type: ignore[arg-type]
-        tokens=st.integers(100, 512),
-        lengths=lengths,
-    )
-    listed = st.lists(profiles, max_size=3, unique_by=lambda p: (p.batch_size, p.dtype)).map(tuple)
-    return DeviceType(
-        mem_bytes=draw(amounts),
-        bw_bytes_per_s=draw(amounts) / 8,
-        profiles=draw(st.dictionaries(names, listed, max_size=3)),
-        extra=draw(extras),
-    )
-
-
-# --- round trips ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(models=st.dictionaries(names, model_specs(), min_size=1, max_size=3))
-def test_models_read_back_as_written(
-    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("specs") / "models.yml"
-    spec_writing.save_models(path, models)
-    assert spec_files.load_models(path) == models
-
-
-@settings(max_examples=60)
-@given(types=st.dictionaries(names, device_types(), min_size=1, max_size=3))
-def test_device_types_read_back_as_written(
-    tmp_path_factory: pytest.TempPathFactory, types: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("specs") / "device_types.yml"
-    spec_writing.save_device_types(path, types)
-    assert spec_files.load_device_types(path) == types
-
-
-@settings(max_examples=60)
-@given(hosts=st.lists(names, min_size=1, max_size=6, unique=True), cut=st.integers(0, 6))
-def test_devices_read_back_as_written(
-    tmp_path_factory: pytest.TempPathFactory, hosts: list[str], cut: int
-) -> None:
-    path = tmp_path_factory.mktemp("specs") / "devices.yml"
-    devices = {"one": tuple(hosts[:cut]), "other": tuple(hosts[cut:])}
-    spec_writing.save_devices(path, devices)
-    assert spec_files.load_devices(path) == devices
-
-
-def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
-    neighbors = {"a": {"b": NeighborLink(12.5 * MIB, 0.25), "10.0.0.1": NeighborLink(0.0)}, "b": {}}
-    spec_writing.save_neighbors(tmp_path / "n.yml", neighbors)
-    assert spec_files.load_neighbors(tmp_path / "n.yml") == neighbors
-    assert yaml.safe_load((tmp_path / "n.yml").read_text())["a"]["b"] == {"bw_Mbps": 100, "latency_s": 0.25}
+# --- YAML -------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -126,285 +28,6 @@ def test_neighbours_read_back_as_written(tmp_path: Path) -> None:
 def test_a_name_reads_back_from_yaml(name: str) -> None:
     ((read, _),) = yaml.safe_load(f"- {yaml_name(name)}: [1, 2]")[0].items()
     assert str(read) == name
-
-
-# --- sentence lengths -------------------------------------------------------------------------------
-
-products = st.tuples(st.floats(0, 1), st.floats(0, 1e-2), st.just(0.0))
-attention = st.tuples(st.just(0.0), st.floats(0, 1e-2), st.floats(0, 1e-4))
-
-
-@settings(max_examples=60)
-@given(
-    blocks=st.lists(st.tuples(attention, products, products, products), min_size=1, max_size=2),
-    lengths=st.lists(st.integers(1, 512), min_size=2, max_size=3, unique=True),
-    wanted=st.integers(1, 512),
-)
-def test_times_follow_from_those_at_other_lengths(
-    blocks: list[tuple[tuple[float, float, float], ...]], lengths: list[int], wanted: int
-) -> None:
-    layers = [layer for block in blocks for layer in block]
-
-    def times(tokens: int) -> tuple[float, ...]:
-        return tuple(a + b * tokens + c * tokens**2 for a, b, c in layers)
-
-    first, *others = lengths
-    measured = ModelProfile(
-        8, "float32", times(first), {}, first, tuple(LengthProfile(each, times(each)) for each in others)
-    )
-    assert measured.fits_tokens(wanted)
-    assert measured.at_tokens(wanted).time_s == pytest.approx(times(wanted), rel=1e-6, abs=1e-9)
-
-
-def test_a_single_length_is_not_scaled() -> None:
-    one = ModelProfile(8, "float32", (1.0,), {}, 512)
-    assert one.at_tokens(128) == one
-    assert (one.fits_tokens(512), one.fits_tokens(128)) == (True, False)
-    assert not ModelProfile(8, "float32", (1.0,)).fits_tokens(128)
-
-
-def test_noisy_times_stay_within_bounds() -> None:
-    # Falling times, which only noise gives, do not become negative further on.
-    noisy = ModelProfile(8, "float32", (2.0, 2.0), {}, 100, (LengthProfile(200, (1.0, 1.0)),))
-    assert noisy.at_tokens(1000).time_s == (1.0, 1.0)
-    assert noisy.at_tokens(10).time_s == (pytest.approx(0.335), 2.0)
-    steep = ModelProfile(8, "float32", (0.0, 1.0), {}, 100, (LengthProfile(200, (0.0, 9.0)),))
-    assert steep.at_tokens(10).time_s == (0.0, pytest.approx(0.1))
-
-
-# --- the files of the repository --------------------------------------------------------------------
-
-
-def test_the_examples_load_with_their_units() -> None:
-    models = spec_files.load_models(ROOT / "models.yml")
-    base = models["google/vit-base-patch16-224"]
-    assert (base.layers, models["DummyModel"].layers) == (48, 0)
-    assert base.mem_bytes[0] == 26.808319999999995 * MIB
-    assert base.elements_out[:3] == (302592, 151296, 756480)
-
-    types = spec_files.load_device_types(ROOT / "device_types.yml")
-    assert types["DummyDeviceType"] == DeviceType(0.0, 0.0)
-    board = types["Minnowboard-E3845"]
-    assert board.mem_bytes == 2 * 2**30
-    assert board.bw_bytes_per_s == 1000 * MIB / 8
-    (profile,) = board.profiles["google/vit-large-patch16-224"]
-    assert (profile.batch_size, profile.dtype, len(profile.time_s)) == (8, "torch.float32", 96)
-
-    devices = spec_files.load_devices(ROOT / "devices.yml")
-    assert devices["RCC-VE-C2000"] == ("rcc-0", "rcc-1", "rcc-2", "rcc-3")
-    assert devices["DummyDeviceType"] == ()
-
-
-def test_a_block_of_output_sizes_repeats(tmp_path: Path) -> None:
-    path = tmp_path / "models.yml"
-    path.write_text("m: {layers: 4, mem_MB: [1, 1, 1, 1], parameters_in: 1, parameters_out: [2, 3]}\n")
-    assert spec_files.load_models(path)["m"].elements_out == (2, 3, 2, 3)
-
-
-# --- adding -----------------------------------------------------------------------------------------
-
-NEW_MODEL = ModelSpec(mem_bytes=(1.5 * MIB,), elements_in=3, elements_out=(4,))
-NEW_PROFILE = ModelProfile(batch_size=4, dtype="torch.float32", time_s=(0.5,))
-
-
-def test_a_model_is_added_beside_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "models.yml"
-    path.write_text(
-        (ROOT / "models.yml").read_text() + "mine:\n  layers: 0\n  mem_MB: []\n  parameters_in: 1\n"
-        "  parameters_out: []\n  note: keep me\n"
-    )
-    before = spec_files.load_models(path)
-    spec_writing.add_model(path, "new", NEW_MODEL)
-    assert spec_files.load_models(path) == {**before, "new": NEW_MODEL}
-    assert yaml.safe_load(path.read_text())["mine"]["note"] == "keep me"
-
-
-def test_a_model_is_only_replaced_when_asked(tmp_path: Path) -> None:
-    path = tmp_path / "models.yml"
-    spec_writing.add_model(path, "m", NEW_MODEL)  # the file need not exist
-    other = ModelSpec(mem_bytes=(), elements_in=0, elements_out=())
-    with pytest.raises(SpecError, match="the model m is there already"):
-        spec_writing.add_model(path, "m", other)
-    assert spec_files.load_models(path) == {"m": NEW_MODEL}
-    spec_writing.add_model(path, "m", other, overwrite=True)
-    assert spec_files.load_models(path) == {"m": other}
-
-
-def test_a_profile_is_added_to_its_type(tmp_path: Path) -> None:
-    path = tmp_path / "device_types.yml"
-    path.write_text((ROOT / "device_types.yml").read_text())
-    before = spec_files.load_device_types(path)
-    spec_writing.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
-    after = spec_files.load_device_types(path)
-    assert after["RCC-VE-C2000"] == before["RCC-VE-C2000"]
-    assert after["Minnowboard-E3845"].profiles["new"] == (NEW_PROFILE,)
-    assert {**after["Minnowboard-E3845"].profiles, "new": ()} == {
-        **before["Minnowboard-E3845"].profiles,
-        "new": (),
-    }
-    with pytest.raises(
-        SpecError, match=r"has a profile of new for batch size 4 and dtype torch\.float32 already"
-    ):
-        spec_writing.add_profile(path, "Minnowboard-E3845", "new", NEW_PROFILE)
-    faster = ModelProfile(batch_size=4, dtype="float32", time_s=(0.25,))
-    spec_writing.add_profile(path, "Minnowboard-E3845", "new", faster, overwrite=True)
-    assert spec_files.load_device_types(path)["Minnowboard-E3845"].profiles["new"] == (faster,)
-
-
-def test_a_new_device_type_needs_its_figures(tmp_path: Path) -> None:
-    path = tmp_path / "device_types.yml"
-    with pytest.raises(SpecError, match="the device type d is new; give its memory"):
-        spec_writing.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB)
-    assert not path.exists()
-    spec_writing.add_profile(path, "d", "m", NEW_PROFILE, mem_bytes=MIB, bw_bytes_per_s=MIB / 8)
-    assert yaml.safe_load(path.read_text())["d"]["bw_Mbps"] == 1
-    with pytest.raises(SpecError, match="another memory or bandwidth already"):
-        spec_writing.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB)
-    spec_writing.add_profile(path, "d", "n", NEW_PROFILE, mem_bytes=2 * MIB, overwrite=True)
-    read = spec_files.load_device_types(path)["d"]
-    assert (read.mem_bytes, read.bw_bytes_per_s, set(read.profiles)) == (2 * MIB, MIB / 8, {"m", "n"})
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "models.yml"
-    spec_writing.save_models(path, {"m": NEW_MODEL})
-    path.chmod(0o600)
-    with pytest.raises(yaml.YAMLError):
-        spec_writing.save_models(path, {"m": ModelSpec((), 0, (), extra={"bad": object()})})
-    with pytest.raises(SpecError, match="cannot be written"):
-        spec_writing.save_models(tmp_path / "none" / "models.yml", {})
-    assert spec_files.load_models(path) == {"m": NEW_MODEL}
-    spec_writing.save_models(path, {})
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert os.listdir(tmp_path) == ["models.yml"]  # noqa: PTH208  (no temporary file is left)
-
-
-# --- bad files --------------------------------------------------------------------------------------
-
-MODEL = "m:\n  layers: 2\n  mem_MB: [1, 2]\n  parameters_in: 1\n  parameters_out: [1, 2]\n"
-TYPE = (
-    "t:\n  bw_Mbps: 1\n  mem_MB: 2\n  model_profiles:\n    m:\n"
-    "    - batch_size: 8\n      dtype: torch.float32\n      time_s: [1, 2]\n"
-)
-BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(12))
-MERGES = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: *m{i - 1}}}\n" for i in range(1, 100))
-
-Load = Callable[[Path], object]
-
-
-@pytest.mark.parametrize(
-    ("load", "text", "message"),
-    [
-        (spec_files.load_models, "", "f.yml: is empty"),
-        (spec_files.load_models, "m: [1\n", "f.yml:2: is not valid YAML"),
-        (
-            spec_files.load_models,
-            "m: {}\n---\nn: {}\n",
-            "f.yml:2: is not valid YAML: expected a single document",
-        ),
-        (spec_files.load_models, "- m\n", "f.yml:1: is a list; a map is expected"),
-        (spec_files.load_models, "m: 3\n", "f.yml:1: m: is '3'; a map is expected"),
-        (spec_files.load_models, MODEL + MODEL, "f.yml:6: the key m comes twice"),
-        (spec_files.load_models, "m: [" + "[" * 50, "nested deeper than 32 levels"),
-        (spec_files.load_models, "[" * 100_000, "nested deeper than 32 levels"),
-        (spec_files.load_models, BOMB, "holds more than 4000000 values"),
-        (spec_files.load_models, "a: &a [*a]\n", "f.yml:1: a: is a list; a map is expected"),
-        (spec_files.load_models, "? {a: 1}\n: 2\n", "f.yml:1: a key of a map must be a name"),
-        (spec_files.load_models, MODEL.replace("mem_MB", "mem"), "f.yml:2: m: the key mem_MB is missing"),
-        (
-            spec_files.load_models,
-            MODEL.replace("s: 2", "s: 3"),
-            "f.yml:3: m: mem_MB: has 2 values for 3 layers",
-        ),
-        (
-            spec_files.load_models,
-            MODEL.replace("[1, 2]\n  p", "[1, -2]\n  p"),
-            "mem_MB: entry 2: is -2; it must not",
-        ),
-        (
-            spec_files.load_models,
-            MODEL.replace("[1, 2]\n  p", "[1, .nan]\n  p"),
-            "is '.nan'; a number is expected",
-        ),
-        (spec_files.load_models, MODEL.replace("s: 2", "s: 2.5"), "is '2.5'; a whole number is expected"),
-        (spec_files.load_models, MODEL.replace("s: 2", "s: '2'"), "is '2' in quotes; a number is expected"),
-        (spec_files.load_models, MODEL.replace("s: 2", "s: 02"), "is '02'; a number is expected"),
-        (
-            spec_files.load_models,
-            MODEL.replace("in: 1", "in: 1e999"),
-            "is 1e999; numbers may not exceed 1,000,000,000,000,000",
-        ),
-        (
-            spec_files.load_models,
-            MODEL.replace("in: 1", "in:"),
-            "parameters_in: has no value; a number is expected",
-        ),
-        (
-            spec_files.load_models,
-            MODEL.replace("out: [1, 2]", "out: []"),
-            "parameters_out: has 0 values for 2 layers",
-        ),
-        (spec_files.load_models, MODEL.replace("out: [1, 2]", "out: [1, 2, 3]"), "has 3 values for 2 layers"),
-        (
-            spec_files.load_models,
-            MODEL + "  x: !!python/name:os.system\n",
-            "f.yml:6: m: x: is not plain data",
-        ),
-        (spec_files.load_device_types, TYPE.replace("8", "0"), "batch_size: is 0; it must be at least 1"),
-        (spec_files.load_device_types, TYPE.replace("time_s", "times"), "entry 1: the key time_s is missing"),
-        (spec_files.load_device_types, TYPE.replace("[1, 2]", "3"), "time_s: is '3'; a list is expected"),
-        (
-            spec_files.load_device_types,
-            TYPE.replace("s: 1", "s: fast"),
-            "f.yml:2: t: bw_Mbps: is 'fast'; a number",
-        ),
-        (
-            spec_files.load_device_types,
-            TYPE + TYPE.split("m:\n")[1],
-            "f.yml:9: t: model_profiles: m: entry 2: is a second",
-        ),
-        (
-            spec_files.load_devices,
-            "a: [x]\nb: [x]\n",
-            "f.yml:2: b: entry 1: the host x is listed twice; it stands under a",
-        ),
-        (spec_files.load_devices, "a: [x, x]\n", "f.yml:1: a: entry 2: the host x is listed twice"),
-        (spec_files.load_devices, "a: ['']\n", "is an empty host name"),
-        (spec_files.load_devices, "a: [[x]]\n", "entry 1: is a list; a name is expected"),
-        (spec_files.load_neighbors, "a: {b: {latency_s: 1}}\n", "f.yml:1: a: b: the key bw_Mbps is missing"),
-        (spec_files.load_neighbors, "a: {b: 100}\n", "f.yml:1: a: b: is '100'; a map is expected"),
-        (
-            spec_files.load_neighbors,
-            "a: {b: {bw_Mbps: 1, latency_s: -1}}\n",
-            "latency_s: is -1; it must not be negative",
-        ),
-    ],
-)
-def test_a_bad_file_is_refused_with_file_line_and_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Load, text: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("f.yml").write_text(text)
-    with pytest.raises(SpecError) as caught:
-        load(Path("f.yml"))
-    assert message in str(caught.value)
-    assert str(caught.value).startswith("f.yml")
-    assert "\n" not in str(caught.value)
-
-
-def test_anything_but_a_file_is_refused_unread(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "huge").touch()
-    os.truncate(tmp_path / "huge", 1 << 30)
-    for name, message in {
-        "none": "no such file",
-        ".": "is a directory",
-        "pipe": "not a regular file",
-        "/dev/zero": "not a regular file",
-        "huge": "larger than 64 MiB",
-    }.items():
-        with pytest.raises(SpecError, match=message):
-            spec_files.load_models(tmp_path / name)
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:
@@ -445,6 +68,53 @@ def test_a_chain_of_merge_keys_terminates() -> None:
         last.entries()
 
 
+# --- sentence lengths -------------------------------------------------------------------------------
+
+products = st.tuples(st.floats(0, 1), st.floats(0, 1e-2), st.just(0.0))
+attention = st.tuples(st.just(0.0), st.floats(0, 1e-2), st.floats(0, 1e-4))
+
+
+@settings(max_examples=60)
+@given(
+    blocks=st.lists(st.tuples(attention, products, products, products), min_size=1, max_size=2),
+    lengths=st.lists(st.integers(1, 512), min_size=2, max_size=3, unique=True),
+    wanted=st.integers(1, 512),
+)
+def test_times_follow_from_those_at_other_lengths(
+    blocks: list[tuple[tuple[float, float, float], ...]], lengths: list[int], wanted: int
+) -> None:
+    layers = [layer for block in blocks for layer in block]
+
+    def times(tokens: int) -> tuple[float, ...]:
+        return tuple(a + b * tokens + c * tokens**2 for a, b, c in layers)
+
+    first, *others = lengths
+    measured = ModelProfile(
+        8, "float32", times(first), first, tuple(LengthProfile(each, times(each)) for each in others)
+    )
+    assert measured.fits_tokens(wanted)
+    assert measured.at_tokens(wanted).time_s == pytest.approx(times(wanted), rel=1e-6, abs=1e-9)
+
+
+def test_a_single_length_is_not_scaled() -> None:
+    one = ModelProfile(8, "float32", (1.0,), 512)
+    assert one.at_tokens(128) == one
+    assert (one.fits_tokens(512), one.fits_tokens(128)) == (True, False)
+    assert not ModelProfile(8, "float32", (1.0,)).fits_tokens(128)
+
+
+def test_noisy_times_stay_within_bounds() -> None:
+    # Falling times, which only noise gives, do not become negative further on.
+    noisy = ModelProfile(8, "float32", (2.0, 2.0), 100, (LengthProfile(200, (1.0, 1.0)),))
+    assert noisy.at_tokens(1000).time_s == (1.0, 1.0)
+    assert noisy.at_tokens(10).time_s == (pytest.approx(0.335), 2.0)
+    steep = ModelProfile(8, "float32", (0.0, 1.0), 100, (LengthProfile(200, (0.0, 9.0)),))
+    assert steep.at_tokens(10).time_s == (0.0, pytest.approx(0.1))
+
+
+# --- invalid data ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -461,81 +131,3 @@ def test_a_chain_of_merge_keys_terminates() -> None:
 def test_invalid_data_is_refused_on_creation(make: Callable[[], object]) -> None:
     with pytest.raises(SpecError):
         make()
-
-
-# --- comments ---------------------------------------------------------------------------------------
-
-COMMENTED = """\
-# boards in the attic
-old:              # the first one
-  bw_Mbps: 10
-  mem_MB: 100     # soldered on
-  model_profiles: {}
-# on loan
-new: {bw_Mbps: 1, mem_MB: 1, model_profiles: {}}   # may change
-# the end
-"""
-
-
-def test_adding_a_profile_keeps_the_text_of_other_types(tmp_path: Path) -> None:
-    path = tmp_path / "types.yml"
-    path.write_text(COMMENTED)
-    profile = ModelProfile(8, "torch.float32", (1.0, 2.0))
-    spec_writing.add_profile(path, "new", "m", profile)
-    written = path.read_text()
-    before, _, after = COMMENTED.partition("new: {")
-    assert written.startswith(before)
-    assert written.endswith(after.splitlines(keepends=True)[-1])
-    assert spec_files.load_device_types(path)["new"].profiles == {"m": (profile,)}
-
-    spec_writing.add_profile(path, "third", "m", profile, mem_bytes=1.0, bw_bytes_per_s=1.0)
-    assert path.read_text().startswith(written)
-    assert list(spec_files.load_device_types(path)) == ["old", "new", "third"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{old: {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}}",
-        "old: &same {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\nother: *same\n",
-        "base: &same {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\nold:\n  <<: *same\n",
-        "---\nold: {bw_Mbps: 10, mem_MB: 100, model_profiles: {}}\n...\n",
-        '"old":\n  bw_Mbps: 10\n  mem_MB: 100\n  model_profiles:\n  note: |\n    two\n    lines',
-    ],
-)
-@pytest.mark.parametrize("name", ["old", "other"])
-def test_files_in_any_form_can_be_added_to(tmp_path: Path, text: str, name: str) -> None:
-    path = tmp_path / "types.yml"
-    path.write_text(text)
-    before = spec_files.load_device_types(path)
-    profile = ModelProfile(8, "torch.float32", (1.0, 2.0))
-    spec_writing.add_profile(
-        path, name, "m", profile, mem_bytes=5.0 * MIB, bw_bytes_per_s=5.0, overwrite=True
-    )
-    after = spec_files.load_device_types(path)
-    assert after.pop(name).profiles == {"m": (profile,)}
-    assert after == {other: kind for other, kind in before.items() if other != name}
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_editing_a_file_is_like_writing_it_anew(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("edit") / "types.yml"
-    amount = st.integers(0, 9)
-    types = data.draw(
-        st.dictionaries(names, st.builds(DeviceType, amount, amount, extra=extras), min_size=1, max_size=4)
-    )
-    spec_writing.save_device_types(path, types)
-    lines = path.read_text().splitlines(keepends=True)
-    commented = "".join(f"# about {line}{line}" if line[0] not in " #" else line for line in lines)
-    path.write_text(commented)
-    name = data.draw(st.sampled_from([*types, "another"]))
-    profile = ModelProfile(8, "torch.float32", (1.0,))
-    figures = {"mem_bytes": 2.0 * MIB, "bw_bytes_per_s": 3.0}
-    spec_writing.add_profile(path, name, "m", profile, **figures, overwrite=True)
-    after = spec_files.load_device_types(path)
-    assert after[name].profiles["m"] == (profile,)
-    assert {**after, name: None} == {**types, name: None}
-    assert path.read_text().count("# about") >= len(types) - 1
