@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pipeedge.base.wording import count
 from pipeedge.compress.policies import Decided, Decision, Policy, Sizes, Window
 
-__all__ = ["AdaptiveBits", "FixedBits"]
+__all__ = ["AdaptiveBits", "FixedBits", "Surroundings"]
 
 _FIRST = 3
 """Number of microbatches in the first window."""
@@ -45,6 +45,18 @@ class FixedBits:
         return self.latest
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What the choice of bits needs beyond its own link."""
+
+    slowest_s: Callable[[], float]
+    """Returns the seconds that the slowest stage spends on a microbatch, or 0 if not known."""
+    clock: Callable[[], float]
+    """Returns the time in seconds."""
+    notify: Callable[[str], None]
+    """Called with a line when the bits change, on the computing thread."""
+
+
 class AdaptiveBits:
     """Bits chosen by a policy.
 
@@ -53,9 +65,7 @@ class AdaptiveBits:
         sizes: Largest size of the link's microbatches at each width.
         window: Microbatches from one decision to the next.
         first_bits: Bits used before anything is measured.
-        slowest_s: Seconds that the slowest stage spends on a microbatch, or 0 if not known.
-        clock: Returns the time in seconds.
-        tell: Called with a line when the bits change, on the computing thread.
+        surroundings: Clock, speed of the stages, and messages.
     """
 
     def __init__(
@@ -65,18 +75,14 @@ class AdaptiveBits:
         *,
         window: int,
         first_bits: int,
-        slowest_s: Callable[[], float],
-        clock: Callable[[], float],
-        tell: Callable[[str], None],
+        surroundings: Surroundings,
     ) -> None:
         if first_bits not in sizes.bytes_at:
             raise ValueError(f"{first_bits} bits is not one of the widths {sizes.widths}")
         self._policy = policy
         self._sizes = sizes
         self._window = window
-        self._slowest_s = slowest_s
-        self._clock = clock
-        self._tell = tell
+        self._surroundings = surroundings
         start = policy(sizes).start()
         self._state = replace(start, decision=Decision.all(first_bits, "nothing is measured yet"))
         self.latest = first_bits
@@ -135,7 +141,7 @@ class AdaptiveBits:
         if recent:
             pace = sum(one.bytes for one in recent) / sum(one.seconds for one in recent)
             fill = statistics.fmean(one.fill for one in recent)
-        slowest_s = self._slowest_s()
+        slowest_s = self._surroundings.slowest_s()
         window = Window(
             number=self._number,
             microbatches=self._done,
@@ -152,11 +158,13 @@ class AdaptiveBits:
         self._length, self._done, self._items = self._window if is_known else 1, 0, 0
         decision = self._state.decision
         if _widths(decision) != _widths(before):
-            self._tell(
+            self._surroundings.notify(
                 f"{_widths(decision)} from microbatch {microbatch} on, {_widths(before)} before: "
                 f"{decision.reason}"
             )
-        self._decided.append(Decided(microbatch, self._clock(), decision.bits(0), pace, decision.reason))
+        self._decided.append(
+            Decided(microbatch, self._surroundings.clock(), decision.bits(0), pace, decision.reason)
+        )
 
 
 @dataclass(frozen=True)

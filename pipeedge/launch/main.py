@@ -30,7 +30,7 @@ from pipeedge.launch.commands import (
     parse_host,
     remote_commands,
 )
-from pipeedge.launch.supervisor import Supervisor
+from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.plan.spec_files import load_devices
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
@@ -104,13 +104,12 @@ def _launch(argv: Sequence[str]) -> int:
         # The ranks write to a pipe, so tell them the width of the terminal that is left after the prefix.
         width = shutil.get_terminal_size().columns - len("[00] ")
         environment.setdefault("COLUMNS", str(max(40, width)))
-    return Supervisor(
-        commands,
-        environment=environment,
+    output = Output(
         lines=pass_on,
         say=lambda line: say(program_name(PROGRAM), line),
         program=program_name(_SCRIPTS[request.module]),
-    ).run()
+    )
+    return Supervisor(commands, environment, output).run()
 
 
 def plan_launch(request: LaunchRequest) -> list[RankCommand]:

@@ -25,7 +25,7 @@ from typing import IO, Protocol
 from pipeedge.base.errors import EXIT_PEER, RequestError
 from pipeedge.launch.commands import RankCommand
 
-__all__ = ["INTERRUPTED", "Lines", "RankExit", "Supervisor", "status_of"]
+__all__ = ["INTERRUPTED", "ExitLimits", "Lines", "Output", "RankExit", "Supervisor", "status_of"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
@@ -156,42 +156,54 @@ class _Process:
         self._ended(RankExit(self.command.rank, code, self.command.remote))
 
 
+@dataclass(frozen=True)
+class Output:
+    """Destination of what the ranks and the launcher print."""
+
+    lines: Lines
+    """Takes the lines of the ranks."""
+    say: Callable[[str], None]
+    """Called with each line of the launcher's own."""
+    mark: Callable[[int], str] = "[{}] ".format
+    """Returns the prefix of a rank's lines."""
+    program: str | None = None
+    """Name of the program whose messages, which begin with it, are shown once if several ranks print the same
+    one."""
+
+
+@dataclass(frozen=True)
+class ExitLimits:
+    """Time that ranks have to exit once one has failed."""
+
+    settle_s: float = 3.0
+    """Seconds to exit by themselves."""
+    grace_s: float = 5.0
+    """Seconds to exit after they were signalled."""
+
+
 class Supervisor:
     """Runs all ranks until they have exited or one has failed.
 
     Args:
         commands: commands of all ranks.
         environment: environment of the launcher; variables that a command sets are added if it lacks them.
-        lines: destination of the output.
-        say: called with each line of the launcher's own.
-        mark: returns the prefix of a rank's lines.
-        program: name of the program whose messages, which begin with it, are shown once if several ranks
-            print the same one.
-        settle_s: seconds that the others may take to exit by themselves after one has failed.
-        grace_s: seconds that they may take to exit after they were signalled.
+        output: destination of the output.
+        limits: time that the others have to exit after one has failed.
     """
 
     def __init__(
         self,
         commands: Sequence[RankCommand],
-        *,
         environment: Mapping[str, str],
-        lines: Lines,
-        say: Callable[[str], None],
-        mark: Callable[[int], str] = "[{}] ".format,
-        program: str | None = None,
-        settle_s: float = 3.0,
-        grace_s: float = 5.0,
+        output: Output,
+        limits: ExitLimits = ExitLimits(),
     ) -> None:
         self._commands = commands
         self._environment = environment
-        self._lines = lines
-        self._say = say
-        self._mark = mark
-        self._message = None if program is None else f"{program}: "
+        self._output = output
+        self._message = None if output.program is None else f"{output.program}: "
         self._reported_by: dict[str, int] = {}
-        self._settle_s = settle_s
-        self._grace_s = grace_s
+        self._limits = limits
         self._events: queue.Queue[RankExit | None] = queue.Queue()
         self._write = threading.Lock()
         self._quiet = False
@@ -230,23 +242,23 @@ class Supervisor:
                 break
             endings.append(ending)
             if ending.status and deadline is None:
-                deadline = time.monotonic() + self._settle_s
+                deadline = time.monotonic() + self._limits.settle_s
         decisive = status_of(endings)
         if decisive is None:
             return 0
-        self._say(decisive.words())
+        self._output.say(decisive.words())
         return decisive.status
 
     def _end(self, number: int) -> None:
         """Signal the remaining ranks to exit, and kill those that do not."""
         for process in self._alive.values():
             process.ask_to_end(number)
-        deadline = time.monotonic() + self._grace_s
+        deadline = time.monotonic() + self._limits.grace_s
         while self._alive and self._next(deadline) is not None:
             pass
         for process in self._alive.values():
             process.kill()
-        deadline = time.monotonic() + self._grace_s
+        deadline = time.monotonic() + self._limits.grace_s
         while self._alive and self._next(deadline) is not None:
             pass
 
@@ -268,7 +280,7 @@ class Supervisor:
             if self._quiet or (is_error and self._was_reported(rank, text)):
                 return
             try:
-                self._lines(f"{self._mark(rank)}{text}", error=is_error)
+                self._output.lines(f"{self._output.mark(rank)}{text}", error=is_error)
             except OSError:  # the reader of our output has gone, so stop as on Ctrl-C
                 self._quiet = True
                 self._events.put(None)

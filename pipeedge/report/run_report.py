@@ -216,36 +216,40 @@ def print_report(
     hosts = [plan.host or "" for plan in report.schedule.stages]
     stages = fitted(lambda names: _stage_table(report, names, console.width), hosts, console)
     console.print(stages, highlight=False)
-    lines = [
-        f"throughput  {figure(report.throughput_items_per_s)} items/s "
-        f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
-    ]
-    comparison = report.comparison
-    if comparison is not None:
-        console.print(_comparison_table(comparison), highlight=False)
-        lines += _comparison_lines(comparison)
-    bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
-    if bottleneck is not None and bottleneck.part is Part.INPUT:
-        lines.append(f"bottleneck  {bottleneck.line}")
-    if report.latency:
-        lines.append(
-            f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
-            f"{_seconds(report.latency.max)} at most, per microbatch"
-        )
-    if report.accuracy and report.accuracy.top1 is not None:
-        accuracy = report.accuracy
-        lines.append(f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})")
-    if report.check is not None:
-        lines.append(f"check       {report.check}")
-    lines += _energy_lines(report.energy)
-    if report.skipped:
-        lines.append(f"skipped     {count(len(report.skipped), 'input')} that cannot be read:")
-        lines += [f"            {line}" for line in report.skipped]
+    if report.comparison is not None:
+        console.print(_comparison_table(report.comparison), highlight=False)
+    lines = list(_summary_lines(report))
     for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
         if path is not None:
             lines.append(f"{what:<11} {named_output(path, replaced)}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _summary_lines(report: RunReport) -> Iterator[str]:
+    yield (
+        f"throughput  {figure(report.throughput_items_per_s)} items/s "
+        f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
+    )
+    if report.comparison is not None:
+        yield from _comparison_lines(report.comparison)
+    bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
+    if bottleneck is not None and bottleneck.part is Part.INPUT:
+        yield f"bottleneck  {bottleneck.line}"
+    if report.latency:
+        yield (
+            f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
+            f"{_seconds(report.latency.max)} at most, per microbatch"
+        )
+    if report.accuracy and report.accuracy.top1 is not None:
+        accuracy = report.accuracy
+        yield f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})"
+    if report.check is not None:
+        yield f"check       {report.check}"
+    yield from _energy_lines(report.energy)
+    if report.skipped:
+        yield f"skipped     {count(len(report.skipped), 'input')} that cannot be read:"
+        yield from (f"            {line}" for line in report.skipped)
 
 
 _ROOMY = 100

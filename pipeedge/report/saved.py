@@ -2,102 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from pipeedge.base.errors import RequestError
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
+from pipeedge.report.document import Value, shown
 
 __all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
 
 
 _LONGEST_US = 1e15
 """Longest time in microseconds, about thirty years."""
-
-
-class _Value:
-    """A value of the document, with its position."""
-
-    def __init__(self, value: Any, file: str, place: str = "") -> None:
-        self.value = value
-        self._file = file
-        self._place = place
-
-    def fail(self, what: str) -> NoReturn:
-        """Raise an error that names the file and the position."""
-        place = f"{self._place} " if self._place else ""
-        raise RequestError(f"{self._file}: {place}{what}; is it a report of this program?")
-
-    def find(self, key: str) -> _Value | None:
-        """Return the entry ``key``, or None if it is missing or null."""
-        if not isinstance(self.value, dict):
-            self.fail("is not an object")
-        entry = self.value.get(key)
-        place = f"{self._place}.{key}" if self._place else key
-        return None if entry is None else _Value(entry, self._file, place)
-
-    def at(self, key: str) -> _Value:
-        """Return the entry ``key``, which must exist."""
-        found = self.find(key)
-        if found is None:
-            self.fail(f"has no {key}")
-        return found
-
-    def items(self) -> list[_Value]:
-        """Return the items of a list."""
-        if not isinstance(self.value, list):
-            self.fail("is not a list")
-        return [_Value(item, self._file, f"{self._place}[{at}]") for at, item in enumerate(self.value)]
-
-    def entries(self) -> Iterator[tuple[str, _Value]]:
-        """Yield the entries of an object that are not null."""
-        if not isinstance(self.value, dict):
-            self.fail("is not an object")
-        for key in self.value:
-            found = self.find(key)
-            if found is not None:
-                yield str(key), found
-
-    def number(self) -> float:
-        """Return a finite number."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(f"is {_shown(value)}, not a number")
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            self.fail(f"is {_shown(value)}, not a finite number")
-        return float(value)
-
-    def amount(self) -> float:
-        """Return a number that is not negative."""
-        value = self.number()
-        if value < 0:
-            self.fail(f"is {value}, which is negative")
-        return value
-
-    def whole(self) -> int:
-        """Return a whole number that is not negative."""
-        value = self.amount()
-        if value != int(value):
-            self.fail(f"is {value}, not a whole number")
-        return int(value)
-
-    def text(self) -> str:
-        """Return a text."""
-        if not isinstance(self.value, str):
-            self.fail(f"is {_shown(self.value)}, not text")
-        return self.value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:40] + "..."
 
 
 @dataclass(frozen=True)
@@ -219,7 +136,7 @@ def read_run(body: Any, name: str) -> SavedRun:
     Raises:
         RequestError: The document is not a report, or a part of it has the wrong type.
     """
-    root = _Value(body, name)
+    root = Value(body, name)
     timeline = _timeline(root)
     predicted = root.find("predicted")
     simulated = root.find("simulated")
@@ -249,16 +166,16 @@ def read_run(body: Any, name: str) -> SavedRun:
     )
 
 
-def _list(value: _Value, key: str) -> list[_Value]:
+def _list(value: Value, key: str) -> list[Value]:
     found = value.find(key)
     return [] if found is None else found.items()
 
 
-def _texts(value: _Value, key: str) -> tuple[str, ...]:
+def _texts(value: Value, key: str) -> tuple[str, ...]:
     return tuple(entry.text() for entry in _list(value, key))
 
 
-def _numbers(value: _Value) -> dict[str, float]:
+def _numbers(value: Value) -> dict[str, float]:
     """Return the entries that are numbers."""
     return {
         key: entry.number()
@@ -267,15 +184,15 @@ def _numbers(value: _Value) -> dict[str, float]:
     }
 
 
-def _optional_amounts(value: _Value | None) -> dict[str, float] | None:
+def _optional_amounts(value: Value | None) -> dict[str, float] | None:
     return None if value is None else {key: entry.amount() for key, entry in value.entries()}
 
 
-def _whole(value: _Value | None) -> int | None:
+def _whole(value: Value | None) -> int | None:
     return None if value is None else value.whole()
 
 
-def _stages(root: _Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
+def _stages(root: Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
     plans = root.at("schedule").items()
     if not plans:
         root.at("schedule").fail("has no stages")
@@ -283,7 +200,7 @@ def _stages(root: _Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
     return tuple(_stage(number, plan, stats.get(number), timeline) for number, plan in enumerate(plans))
 
 
-def _stage(number: int, plan: _Value, stats: _Value | None, timeline: Timeline | None) -> SavedStage:
+def _stage(number: int, plan: Value, stats: Value | None, timeline: Timeline | None) -> SavedStage:
     layers = [bound.whole() for bound in plan.at("layers").items()]
     if len(layers) != 2:
         plan.at("layers").fail("is not a pair of first and last layer")
@@ -308,7 +225,7 @@ _FEED = LaneId(LaneKind.FEED).label
 """Label of the thread that feeds the pipeline."""
 
 
-def _data_rank(root: _Value, timeline: Timeline | None) -> int | None:
+def _data_rank(root: Value, timeline: Timeline | None) -> int | None:
     """Return the data rank that the report names, else the rank that fed the pipeline."""
     said = _whole(root.find("data_rank"))
     if said is not None or timeline is None:
@@ -324,7 +241,7 @@ def _feed_seconds(timeline: Timeline | None) -> dict[str, float] | None:
 
 
 def _seconds(
-    stats: _Value | None, timeline: Timeline | None, rank: int, stage: int
+    stats: Value | None, timeline: Timeline | None, rank: int, stage: int
 ) -> dict[str, float] | None:
     """Return the seconds that the report names, else the sums of the spans."""
     said = None if stats is None else _optional_amounts(stats.find("seconds"))
@@ -334,11 +251,11 @@ def _seconds(
     return {doing.value: seconds for doing, seconds in drawn.items()} or None
 
 
-def _accuracy(value: _Value | None) -> tuple[int, int] | None:
+def _accuracy(value: Value | None) -> tuple[int, int] | None:
     return None if value is None else (value.at("correct").whole(), value.at("labelled").whole())
 
 
-def _timeline(root: _Value) -> Timeline | None:
+def _timeline(root: Value) -> Timeline | None:
     value = root.find("timeline")
     if value is None:
         return None
@@ -347,13 +264,13 @@ def _timeline(root: _Value) -> Timeline | None:
     for lane in value.at("lanes").items():
         for doing in lane.at("doing").items():
             if doing.text() not in known:
-                doing.fail(f"is {_shown(doing.value)}, which this version does not know")
+                doing.fail(f"is {shown(doing.value)}, which this version does not know")
         lane.at("rank").whole()
         lane.at("lane").text()
         for key in ("start_us", "end_us"):
             for time in lane.at(key).items():
                 if abs(time.number()) > _LONGEST_US:
-                    time.fail(f"is {_shown(time.value)}, which is not a time of a run")
+                    time.fail(f"is {shown(time.value)}, which is not a time of a run")
         for microbatch in lane.at("microbatch").items():
             if microbatch.value is not None:
                 microbatch.whole()
@@ -363,7 +280,7 @@ def _timeline(root: _Value) -> Timeline | None:
         value.fail(f"cannot be read ({error})")
 
 
-def _series(entry: _Value) -> SavedSeries:
+def _series(entry: Value) -> SavedSeries:
     columns = {}
     for key, column in entry.entries():
         if isinstance(column.value, list) and key != "decided":  # entries of "decided" are objects
@@ -375,11 +292,11 @@ def _series(entry: _Value) -> SavedSeries:
     return SavedSeries(entry.at("stage").whole(), entry.at("rank").whole(), times, columns)
 
 
-def _energy(value: _Value | None) -> Energy | None:
+def _energy(value: Value | None) -> Energy | None:
     if value is None:
         return None
 
-    def figure(of: _Value, key: str) -> float | None:
+    def figure(of: Value, key: str) -> float | None:
         found = of.find(key)
         return None if found is None else found.amount()
 
@@ -405,7 +322,7 @@ def _energy(value: _Value | None) -> Energy | None:
     )
 
 
-def _command(value: _Value | None) -> str | None:
+def _command(value: Value | None) -> str | None:
     if value is None:
         return None
     if isinstance(value.value, list):
@@ -413,5 +330,5 @@ def _command(value: _Value | None) -> str | None:
     return value.text()
 
 
-def _versions(value: _Value | None) -> dict[str, str]:
+def _versions(value: Value | None) -> dict[str, str]:
     return {} if value is None else {key: str(entry.value)[:200] for key, entry in value.entries()}

@@ -22,7 +22,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.lanes import WorkLane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.worker import Activity
-from pipeedge.train.engine import Engine, Watch
+from pipeedge.train.engine import BatchSize, Engine, Watch
 from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.preparing import TrainingSetup
 from pipeedge.train.recording import BatchResult, WorkerFigures
@@ -100,9 +100,8 @@ class BatchLoop:
             setup.rank,
             {stage: network.build(layers[stage]) for stage in order.stages_of(setup.rank)},
             [network.crossing(cut, request.microbatch_size) for cut in cuts],
-            microbatches=request.microbatches,
-            microbatch_size=request.microbatch_size,
-            watch=log,
+            BatchSize(request.microbatches, request.microbatch_size),
+            log,
         )
         self._optimizer = _make_optimizer(request.optimizer, request.rate, self._engine.parameters)
         if setup.checkpoint is not None:

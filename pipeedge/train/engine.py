@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -180,6 +181,21 @@ def _empty_tensors(specs: tuple[TensorSpec, ...], needs_gradient: bool) -> tuple
     return tuple(spec.empty().requires_grad_(needs_gradient) for spec in specs)
 
 
+@dataclass(frozen=True)
+class BatchSize:
+    """Size of a batch."""
+
+    microbatches: int
+    """Number of microbatches in a batch."""
+    microbatch_size: int
+    """Number of items in a microbatch."""
+
+    @property
+    def items(self) -> int:
+        """Number of items in a batch."""
+        return self.microbatches * self.microbatch_size
+
+
 class Engine:
     """Runs the stages of this worker. The process group must exist, with worker n as its rank n.
 
@@ -188,8 +204,7 @@ class Engine:
         worker: number of this worker.
         modules: stages of this worker, by number.
         crossing: tensors of a microbatch at each cut, ``order.stages + 1`` entries.
-        microbatches: number of microbatches in a batch.
-        microbatch_size: number of items in a microbatch.
+        size: size of a batch.
         watch: observer of the activities.
     """
 
@@ -199,19 +214,17 @@ class Engine:
         worker: int,
         modules: Mapping[int, StageModule],
         crossing: Sequence[tuple[TensorSpec, ...]],
-        *,
-        microbatches: int,
-        microbatch_size: int,
+        size: BatchSize,
         watch: Watch | None = None,
     ) -> None:
         self._order = order
         self._worker = worker
         self._modules = dict(modules)
         self._crossing = crossing
-        self._batch_size = microbatches * microbatch_size
+        self._batch_size = size.items
         watch = Watch() if watch is None else watch
         self._stages = [
-            _Stage(module, stage, order, (crossing[stage], crossing[stage + 1]), watch, microbatch_size)
+            _Stage(module, stage, order, (crossing[stage], crossing[stage + 1]), watch, size.microbatch_size)
             for stage, module in sorted(self._modules.items())
         ]
         self._wide = [
@@ -221,9 +234,9 @@ class Engine:
             if isinstance(part, BatchLinear)
         ]
         for _, part in self._wide:
-            part.expect(microbatches)
+            part.expect(size.microbatches)
         self._watch = watch
-        self._runtime: Any = _Runtime(self._stages, microbatches, loss_fn=self._loss, scale_grads=False)
+        self._runtime: Any = _Runtime(self._stages, size.microbatches, loss_fn=self._loss, scale_grads=False)
         self._runtime.pipeline_order = {
             worker: [_Action.from_str(str(action)) for action in actions]
             for worker, actions in enumerate(order.actions)

@@ -26,7 +26,7 @@ from pipeedge.base.program import module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
-from pipeedge.launch.supervisor import INTERRUPTED, Supervisor
+from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
 from pipeedge.request.environment import TRAIN_LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.run.main import share_one_heap, signals_end_at_once, terminated
@@ -162,10 +162,8 @@ def _launch(command: TrainCommand) -> int:
     ]
     own = commands[0].environment
     environment = {name: value for name, value in inherited_environment().items() if name not in own}
-    supervisor = Supervisor(
-        commands, environment=environment, lines=output.line, say=output.say, mark=lambda rank: ""
-    )
-    status = supervisor.run()
+    shown = Output(output.line, output.say, mark=lambda rank: "")
+    status = Supervisor(commands, environment, shown).run()
     if status != INTERRUPTED:
         output.release()
     return EXIT_PEER if status > _SIGNALLED and status != INTERRUPTED else status

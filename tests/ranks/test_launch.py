@@ -29,7 +29,7 @@ from pipeedge.launch.commands import (
     Remote,
     remote_commands,
 )
-from pipeedge.launch.supervisor import Supervisor
+from pipeedge.launch.supervisor import ExitLimits, Output, Supervisor
 
 LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
@@ -113,7 +113,7 @@ def python(rank: int, program: str, *, remote: bool = False) -> RankCommand:
     return RankCommand(rank, (sys.executable, "-u", "-c", program), remote=remote)
 
 
-class Output:
+class RecordedOutput:
     def __init__(self) -> None:
         self.lines: list[tuple[str, bool]] = []
         self.said: list[str] = []
@@ -122,18 +122,12 @@ class Output:
         self.lines.append((text, error))
 
     def supervise(self, *commands: RankCommand, program: str | None = None, **limits: float) -> int:
-        return Supervisor(
-            commands,
-            environment=dict(os.environ),
-            lines=self,
-            say=self.said.append,
-            program=program,
-            **limits,
-        ).run()
+        output = Output(self, self.said.append, program=program)
+        return Supervisor(commands, dict(os.environ), output, ExitLimits(**limits)).run()
 
 
 def test_output_is_forwarded_by_rank_and_stream() -> None:
-    output = Output()
+    output = RecordedOutput()
     program = "import sys; print('out', {0}); print('err', {0}, file=sys.stderr); print('no end', end='')"
     assert output.supervise(*(python(rank, program.format(rank)) for rank in range(2))) == 0
     assert sorted(output.lines) == sorted(
@@ -149,7 +143,7 @@ def test_output_is_forwarded_by_rank_and_stream() -> None:
 
 
 def test_a_message_that_several_ranks_print_is_shown_once() -> None:
-    output = Output()
+    output = RecordedOutput()
     words = ("prog: wrong", "prog: rank {0}", "other", "prog: wrong")
     program = "; ".join(["import sys", *(f"print({word!r}, file=sys.stderr)" for word in words)])
     assert output.supervise(*(python(rank, program.format(rank)) for rank in range(3)), program="prog") == 0
@@ -159,7 +153,7 @@ def test_a_message_that_several_ranks_print_is_shown_once() -> None:
 
 
 def test_when_one_rank_fails_all_stop_with_its_status() -> None:
-    output = Output()
+    output = RecordedOutput()
     status = output.supervise(
         python(0, "import time; print('waiting'); time.sleep(60)"),
         python(1, "import sys; sys.exit(3)"),
@@ -171,7 +165,7 @@ def test_when_one_rank_fails_all_stop_with_its_status() -> None:
 
 
 def test_a_rank_that_ignores_sigterm_is_killed() -> None:
-    output = Output()
+    output = RecordedOutput()
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     )
@@ -185,7 +179,7 @@ def test_a_rank_that_ignores_sigterm_is_killed() -> None:
 
 
 def test_other_ranks_have_time_to_report_before_they_are_stopped() -> None:
-    output = Output()
+    output = RecordedOutput()
     output.supervise(
         python(0, "import time; time.sleep(0.7); print('rank 1 failed'); raise SystemExit(4)"),
         python(1, "raise SystemExit(2)"),
@@ -195,7 +189,7 @@ def test_other_ranks_have_time_to_report_before_they_are_stopped() -> None:
 
 
 def test_a_program_that_cannot_start_stops_the_started_ones() -> None:
-    output = Output()
+    output = RecordedOutput()
     with pytest.raises(RequestError, match="cannot start no-such-program"):
         output.supervise(python(0, "import time; time.sleep(60)"), RankCommand(1, ("no-such-program",)))
 
@@ -205,7 +199,7 @@ def test_all_ranks_stop_when_the_output_is_closed() -> None:
         raise BrokenPipeError
 
     command = python(0, "import time; print('x'); time.sleep(60)")
-    supervisor = Supervisor([command], environment=dict(os.environ), lines=closed, say=print, grace_s=3)
+    supervisor = Supervisor([command], dict(os.environ), Output(closed, print), ExitLimits(grace_s=3))
     assert supervisor.run() == 130
 
 
@@ -445,11 +439,11 @@ def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tm
     starter = (
         "import json, os, sys\n"
         "from pipeedge.launch.commands import RankCommand\n"
-        "from pipeedge.launch.supervisor import Supervisor\n"
+        "from pipeedge.launch.supervisor import Output, Supervisor\n"
         "def lines(text, error): pass\n"
         "argvs = json.loads(sys.argv[1])\n"
         "ranks = [RankCommand(n, tuple(argv), remote=True) for n, argv in enumerate(argvs)]\n"
-        "Supervisor(ranks, environment=dict(os.environ), lines=lines, say=print).run()\n"
+        "Supervisor(ranks, dict(os.environ), Output(lines, print)).run()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", starter, json.dumps([command.argv for command in commands])],
@@ -469,5 +463,5 @@ def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tm
 
 def test_the_supervisor_leaves_no_thread_behind() -> None:
     before = threading.active_count()
-    Output().supervise(python(0, "print(1)"))
+    RecordedOutput().supervise(python(0, "print(1)"))
     until(lambda: threading.active_count() <= before, "its threads have ended")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from processes import fork_server
 
 from pipeedge.base.schedule import LayerRange
-from pipeedge.train.engine import Engine
+from pipeedge.train.engine import BatchSize, Engine
 from pipeedge.train.networks import Network, Vgg, find_network
 from pipeedge.train.orders import make_order
 
@@ -117,8 +117,7 @@ def _run_case(case: Case, worker: int, workers: int, directory: Path) -> None:
         worker,
         {stage: network.build(case.layers[stage]) for stage in order.stages_of(worker)},
         [network.crossing(cut, MICROBATCH) for cut in cuts],
-        microbatches=MICROBATCHES,
-        microbatch_size=MICROBATCH,
+        BatchSize(MICROBATCHES, MICROBATCH),
     )
     named = engine.parameters
     idle = torch.nn.Parameter(torch.zeros(0))

@@ -37,7 +37,7 @@ plan       sched_pipeline problem specs spec_files spec_writing schedule_files l
            simulation after_loss scheduler dtype_choice facts planning schedule_choice
 data       source model_inputs pictures selection tables unfinished row_formats results reading arrays
            companions images text imagenet cola defaults opening protected_files fingerprint
-report     agreement saved charts gantt run_report bottleneck comparison render main __main__
+report     agreement document saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank context links stage_part resuming data_part parts decision phases outcome
            pipeline main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
@@ -109,6 +109,7 @@ PURE = (
     "report.bottleneck",
     "report.charts",
     "report.comparison",
+    "report.document",
     "report.gantt",
     "report.saved",
     "base.payload",
