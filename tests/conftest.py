@@ -7,6 +7,7 @@ in one process) and ``ranks`` (real programs, for what only a process can show).
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Before anything imports the hub's library, here or in a process that a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell starts what it runs in the background with Ctrl-C ignored, and the programs that tests start inherit
+# that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Ranks are forked from a server that has imported torch, too late for them to say it themselves.
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 

@@ -372,7 +372,11 @@ def sessions(
     forms: Forms[Any, Any, Any] = FORMS,
     **options: Any,
 ) -> dict[int, Any]:
-    """Hold a session that only rank 0 is required for; return the plan, or the error, of each rank."""
+    """Hold a session that only rank 0 is required for; return the plan, or the error, of each rank.
+
+    Nobody states facts before all are there: a failure could end the session before a slow rank has come.
+    """
+    all_there = threading.Barrier(present)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     ended: dict[int, Any] = {}
@@ -383,6 +387,7 @@ def sessions(
         try:
             with Session(at, forms, Callbacks(), deadlines=deadlines, required=frozenset({0})) as session:
                 session.open({"factor": 10})
+                all_there.wait(20)
                 facts = {"rank": rank * READ(session.brief())["factor"], "large": [rank] * 50_000}
                 session.state(facts)
                 if session.serves_hub:
