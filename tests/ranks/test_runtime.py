@@ -439,8 +439,9 @@ def it_is_interrupted(directory: Path, inputs: Inputs, variant: int) -> None:
         for rank in range(2):
             world.signal(rank, variant)
         ended = world.wait(within=KILL_S)
-    for end in ended.values():
-        assert (end.status, end.out, end.err) == (130, "", "")
+    assert [(end.status, end.err) for end in ended.values()] == [(130, "")] * 2
+    assert re.fullmatch(r"unfinished  .*; a run with --resume goes on from there\n", ended[0].out)
+    assert ended[1].out == ""
     nothing_is_left(directory)
 
 
