@@ -17,8 +17,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
-__all__ = ["HANDSHAKE_S", "Reception"]
+from pipeedge.transport.sealed import SealedSocket
+
+__all__ = ["HANDSHAKE_S", "Accepted", "Reception"]
+
+Accepted: TypeAlias = socket.socket | SealedSocket
+"""A connection that was accepted, clear or under TLS."""
 
 HANDSHAKE_S = 5.0
 """Seconds within which a caller must have introduced itself."""
@@ -30,7 +36,7 @@ class _Newcomer:
     """A connection that has not introduced itself yet."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
-        self.socket = sock
+        self.socket: Accepted = sock
         self.until = until
         self.hello = b""
 
@@ -38,26 +44,24 @@ class _Newcomer:
         """Go on with the handshake, if the connection is to be secured and is not yet.
 
         Raises:
-            OSError: It failed, or must wait for the socket.
+            BlockingIOError: It must wait for the peer.
+            OSError: It failed.
         """
-        if isinstance(self.socket, ssl.SSLSocket):
-            self.socket.do_handshake()  # does nothing once it is complete
+        if isinstance(self.socket, SealedSocket):
+            self.socket.shake_hands()
 
-    def read(self, length: int) -> bool:
-        """Read as much of a hello of ``length`` bytes as there is; return whether it is complete.
+    def read(self, length: int) -> None:
+        """Read a hello of ``length`` bytes as far as it has arrived.
 
         Raises:
+            BlockingIOError: There is more to come.
             OSError: The connection is lost.
         """
         while len(self.hello) < length:
-            try:
-                data = self.socket.recv(length - len(self.hello))
-            except (BlockingIOError, ssl.SSLWantReadError):
-                return False
+            data = self.socket.recv(length - len(self.hello))
             if not data:
                 raise ConnectionResetError
             self.hello += data
-        return True
 
 
 class Reception:
@@ -79,7 +83,7 @@ class Reception:
         *,
         context: ssl.SSLContext | None,
         hello_bytes: int,
-        admit: Callable[[socket.socket, bytes], bool],
+        admit: Callable[[Accepted, bytes], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
@@ -145,9 +149,7 @@ class Reception:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        except (OSError, ValueError):  # the peer has closed it, perhaps in the middle of this
+        except OSError:  # the peer has closed it
             sock.close()
             return
         if len(self._callers) >= MAX_CALLERS:
@@ -157,16 +159,17 @@ class Reception:
 
     def _hear(self, caller: _Newcomer) -> None:
         try:
+            if self._context is not None and isinstance(caller.socket, socket.socket):
+                caller.socket = SealedSocket(caller.socket, self._context)  # nothing before the first byte
             caller.shake_hands()
-            complete = caller.read(self._hello_bytes)
-        except ssl.SSLWantReadError:
+            caller.read(self._hello_bytes)
+        except BlockingIOError:
             return
         except OSError:
             self._dismiss(caller)
             return
-        if complete:
-            self._selector.unregister(caller.socket)
-            self._offer(caller)
+        self._selector.unregister(caller.socket)
+        self._offer(caller)
 
     def _offer(self, caller: _Newcomer) -> None:
         number = caller.socket.fileno()

@@ -6,7 +6,6 @@ sender(link) ──dial, LinkHello──> reception of the other rank ──answ
 from __future__ import annotations
 
 import ipaddress
-import socket
 import ssl
 import threading
 import time
@@ -18,7 +17,8 @@ from pipeedge.transport.base import Link, Rendezvous
 from pipeedge.transport.frame import FrameError, frame_capacity
 from pipeedge.transport.interfaces import interface_addresses, listen
 from pipeedge.transport.membership import Membership
-from pipeedge.transport.reception import Reception
+from pipeedge.transport.reception import Accepted, Reception
+from pipeedge.transport.sealed import SealedSocket
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
     LINK_HELLO_BYTES,
@@ -49,7 +49,7 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[int, int, Purpose], tuple[LinkHello, socket.socket]] = {}
+        self._waiting: dict[tuple[int, int, Purpose], tuple[LinkHello, Accepted]] = {}
         self._asked: Counter[int] = Counter()
         self._taken: set[tuple[int, int, Purpose]] = set()
         self._cut = False
@@ -67,7 +67,7 @@ class _Arrivals:
             key = hello.source, hello.serial, hello.purpose
             return key not in self._taken and hello.serial < self._asked[hello.source] + _AHEAD
 
-    def put(self, hello: LinkHello, sock: socket.socket) -> None:
+    def put(self, hello: LinkHello, sock: Accepted) -> None:
         """Keep ``sock`` for the link that ``hello`` introduces."""
         key = hello.source, hello.serial, hello.purpose
         with self._changed:
@@ -80,7 +80,7 @@ class _Arrivals:
             self._waiting[key] = hello, sock
             self._changed.notify_all()
 
-    def take(self, source: int, serial: int, purpose: Purpose) -> tuple[LinkHello, socket.socket]:
+    def take(self, source: int, serial: int, purpose: Purpose) -> tuple[LinkHello, Accepted]:
         """Wait for a connection, and return it with its introduction.
 
         Raises:
@@ -247,7 +247,7 @@ class TcpGroup:
             self._connections.close(sock)
             raise
 
-    def _admit(self, sock: socket.socket, message: bytes) -> bool:
+    def _admit(self, sock: Accepted, message: bytes) -> bool:
         """Answer a connection that has introduced itself; called by the thread of the reception."""
         if self._roster is None:
             return False
@@ -258,8 +258,8 @@ class TcpGroup:
             return True
         answer = self._answer(hello)
         try:
-            tune(sock, self._rendezvous.timeout_s)
-            sock.send(pack_answer(answer))
+            tune(sock.socket if isinstance(sock, SealedSocket) else sock, self._rendezvous.timeout_s)
+            sock.sendall(pack_answer(answer))
         except OSError:
             sock.close()
             return True
@@ -286,14 +286,14 @@ class TcpGroup:
         """
         hello, sock = self._arrivals.take(link.source, serial, purpose)
         try:
-            self._connections.add(sock)
+            self._connections.add(sock.socket if isinstance(sock, SealedSocket) else sock)
             if hello.capacity != frame_capacity(link.specs):
                 raise FrameError(
                     f"its frames have up to {hello.capacity} bytes, not the agreed "
                     f"{frame_capacity(link.specs)}"
                 )
         except BaseException:
-            self._connections.close(sock)
+            TcpWire(sock, self._connections).close()
             raise
         return TcpWire(sock, self._connections)
 

@@ -22,7 +22,7 @@ from pipeedge.base.wording import figure
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.membership import Membership
-from pipeedge.transport.reception import Reception
+from pipeedge.transport.reception import Accepted, Reception
 from pipeedge.transport.tcp_hello import (
     JOIN_BYTES,
     ROSTER_HEAD_BYTES,
@@ -54,7 +54,7 @@ class TcpRendezvousServer:
         self._membership = membership
         self._reception: Reception | None = None
         self._awaited: frozenset[int] = frozenset()
-        self._joined: dict[int, tuple[Join, socket.socket]] = {}
+        self._joined: dict[int, tuple[Join, Accepted]] = {}
         self._lock = threading.Lock()
 
     def serve(self, members: Iterable[int]) -> int:
@@ -77,7 +77,7 @@ class TcpRendezvousServer:
             self._reception = None
         self._dismiss_all()
 
-    def _admit(self, sock: socket.socket, hello: bytes) -> bool:
+    def _admit(self, sock: Accepted, hello: bytes) -> bool:
         try:
             introduced = Join.unpack(hello)
         except HelloError:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from pipeedge.base.crew import Closed
+from pipeedge.transport.sealed import SealedSocket
 
 __all__ = ["Connections", "TcpWire", "dial", "family_of", "tune"]
 
@@ -30,11 +31,12 @@ _LONGEST_INTERVAL_S = 32767
 class TcpWire:
     """One end of a connection on which data flows one way."""
 
-    def __init__(self, sock: socket.socket, connections: Connections) -> None:
-        sock.settimeout(None)
-        self._socket = sock
+    def __init__(self, end: socket.socket | SealedSocket, connections: Connections) -> None:
+        end.settimeout(None)
+        self._end = end
+        self._socket = end.socket if isinstance(end, SealedSocket) else end
         self._connections = connections
-        self._secured = isinstance(sock, ssl.SSLSocket)
+        self._secured = isinstance(end, SealedSocket | ssl.SSLSocket)
         self._waits = True
 
     def send(self, data: memoryview | bytes) -> None:
@@ -43,7 +45,7 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        self._socket.sendall(data)
+        self._end.sendall(data)
 
     def receive(self, memory: memoryview) -> None:
         """Fill ``memory``.
@@ -51,9 +53,11 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        flags = 0 if self._secured else socket.MSG_WAITALL
         while memory:
-            count = self._socket.recv_into(memory, len(memory), flags)
+            if self._secured:
+                count = self._end.recv_into(memory)
+            else:
+                count = self._socket.recv_into(memory, len(memory), socket.MSG_WAITALL)
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
             memory = memory[count:]
@@ -64,7 +68,7 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        data = self._socket.recv(limit)
+        data = self._end.recv(limit)
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
         return data
@@ -95,13 +99,13 @@ class TcpWire:
 
     def _encrypt_at_once(self, data: memoryview) -> int:
         """Send as many records as the kernel takes. The next call must go on where this one has stopped."""
-        sent = 0
+        sent, send = 0, self._socket.send
         if self._waits:
             self._socket.setblocking(False)
             self._waits = False
         try:
             while sent < len(data):
-                sent += self._socket.send(data[sent : sent + _RECORD_BYTES])
+                sent += send(data[sent : sent + _RECORD_BYTES])
         except ssl.SSLWantWriteError:
             pass
         return sent

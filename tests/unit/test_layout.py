@@ -28,7 +28,7 @@ models     activations dtypes linear int8_passes int8_kernels int8 kernels progr
            weights.download
 compress   policies clamping adaptation codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
-           p2p unlocking_store rpc_links rpc wires reception tcp_hello tcp_rendezvous tcp_sending
+           p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages epoch_messages epochs epoch_member ledger roster attendance
            telemetry rules wire connection hub dialling member session
