@@ -5,8 +5,8 @@ sender(link) ──dial, LinkHello──> reception of the other rank ──answ
 
 from __future__ import annotations
 
+import errno
 import ipaddress
-import ssl
 import threading
 import time
 from collections import Counter
@@ -35,7 +35,7 @@ from pipeedge.transport.tcp_hello import (
 from pipeedge.transport.tcp_receiving import TcpReceiver
 from pipeedge.transport.tcp_rendezvous import enter_rendezvous, join
 from pipeedge.transport.tcp_sending import TcpSender
-from pipeedge.transport.wires import Connections, TcpWire, dial, tune
+from pipeedge.transport.wires import Connections, NotAMemberError, TcpWire, dial, refusals, tune
 
 __all__ = ["TcpGroup"]
 
@@ -198,10 +198,9 @@ class TcpGroup:
         while True:
             try:
                 return self._introduce(place, hello, deadline)
-            except ssl.SSLError as error:
+            except NotAMemberError as error:
                 raise PeerFailedError(
-                    f"rank {peer} at {place.address} does not accept this rank's key: "
-                    f"{(error.reason or str(error)).lower().replace('_', ' ')}",
+                    f"the link to rank {peer} at {place.address} does not open: what listens there {error}",
                     peer=peer,
                 ) from error
             except OSError as error:
@@ -228,14 +227,15 @@ class TcpGroup:
             timeout_s=self._rendezvous.timeout_s,
         )
         try:
-            sock.sendall(hello.pack())
             answer = b""
-            while len(answer) < ANSWER_BYTES:
-                sock.settimeout(max(0.01, deadline - time.monotonic()))
-                part = sock.recv(ANSWER_BYTES - len(answer))
-                if not part:
-                    raise ConnectionResetError("closed by the other end")
-                answer += part
+            with refusals(sock):
+                sock.sendall(hello.pack())
+                while len(answer) < ANSWER_BYTES:
+                    sock.settimeout(max(0.01, deadline - time.monotonic()))
+                    part = sock.recv(ANSWER_BYTES - len(answer))
+                    if not part:
+                        raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
+                    answer += part
             if read_answer(answer) is not Answer.ACCEPTED:
                 raise PeerFailedError(
                     f"rank {hello.destination} refused the link from rank {hello.source}: "

@@ -32,7 +32,7 @@ from pipeedge.transport.tcp_hello import (
     Join,
     roster_length,
 )
-from pipeedge.transport.wires import Connections, dial
+from pipeedge.transport.wires import Connections, NotAMemberError, dial, refusals
 
 __all__ = ["TcpRendezvousServer", "enter_rendezvous", "join"]
 
@@ -119,18 +119,23 @@ def enter_rendezvous(
         PeerFailedError: It is not there.
         Closed: ``connections`` were cut.
     """
-    try:
-        return dial(
-            (rendezvous.addr, rendezvous.port),
-            connections,
-            context=context,
-            deadline=time.monotonic() + rendezvous.timeout_s,
-            timeout_s=rendezvous.timeout_s,
-        )
-    except OSError as error:
-        raise PeerFailedError(
-            f"no rendezvous at {rendezvous.addr}:{rendezvous.port}: {error.strerror or error}"
-        ) from error
+    where, deadline = f"{rendezvous.addr}:{rendezvous.port}", time.monotonic() + rendezvous.timeout_s
+    while True:
+        try:
+            return dial(
+                (rendezvous.addr, rendezvous.port),
+                connections,
+                context=context,
+                deadline=deadline,
+                timeout_s=rendezvous.timeout_s,
+            )
+        except NotAMemberError as error:
+            raise PeerFailedError(f"what listens at the rendezvous {where} {error}") from error
+        except OSError as error:
+            displaced = isinstance(error, ConnectionResetError) and time.monotonic() + _RETRY_S < deadline
+            if not displaced:
+                raise PeerFailedError(f"no rendezvous at {where}: {error.strerror or error}") from error
+        connections.pause(_RETRY_S)
 
 
 def join(
@@ -163,6 +168,8 @@ def join(
             raise DeadlineError(
                 f"not all members came to the rendezvous at {where} within {figure(rendezvous.timeout_s)} s"
             ) from error
+        except NotAMemberError as error:
+            raise PeerFailedError(f"what listens at the rendezvous {where} {error}") from error
         except OSError as error:
             if connections.are_cut:
                 raise Closed from error
@@ -176,9 +183,10 @@ def _wait_for_roster(
     sock: socket.socket, introduction: Join, rendezvous: Rendezvous, deadline: float
 ) -> GroupRoster:
     sock.settimeout(max(0.01, deadline - time.monotonic()))
-    sock.sendall(introduction.pack())
-    head = _read(sock, ROSTER_HEAD_BYTES, deadline)
-    roster = GroupRoster.unpack(head + _read(sock, roster_length(head) - len(head), deadline))
+    with refusals(sock):
+        sock.sendall(introduction.pack())
+        head = _read(sock, ROSTER_HEAD_BYTES, deadline)
+        roster = GroupRoster.unpack(head + _read(sock, roster_length(head) - len(head), deadline))
     if set(roster.places) != set(rendezvous.members):
         raise PipeEdgeError(f"the rendezvous names the members {sorted(roster.places)}")
     return roster

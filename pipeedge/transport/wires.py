@@ -13,12 +13,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pipeedge.base.crew import Closed
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.transport.membership import describe_handshake_failure
 from pipeedge.transport.sealed import SealedSocket
 
-__all__ = ["Connections", "TcpWire", "dial", "family_of", "tune"]
+__all__ = ["Connections", "NotAMemberError", "TcpWire", "dial", "refusals", "tune"]
 
 _RECORD_BYTES = 16 << 10
 """Largest part that TLS encrypts at once."""
@@ -164,9 +166,26 @@ class Connections:
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def family_of(address: str) -> socket.AddressFamily:
-    """Return the address family of an IP address."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+class NotAMemberError(PeerFailedError):
+    """The other end of a connection is no member; the message follows its name in a sentence."""
+
+
+@contextlib.contextmanager
+def refusals(sock: socket.socket) -> Iterator[None]:
+    """Explain errors of TLS on ``sock`` in the body, which speaks to a peer for the first time.
+
+    Raises:
+        ConnectionResetError: The peer has closed the connection, as it also does with too many.
+        NotAMemberError: The peer has another key or none, or is another program.
+    """
+    try:
+        yield
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end") from error
+    except ssl.SSLError as error:
+        if not isinstance(sock, ssl.SSLSocket):
+            raise
+        raise NotAMemberError(describe_handshake_failure(error, sock)) from error
 
 
 def tune(sock: socket.socket, timeout_s: float) -> None:
@@ -201,7 +220,8 @@ def dial(
     """Connect to ``address``. Waits on the socket end at ``deadline``, by ``clock``.
 
     Raises:
-        OSError: Nobody listens there, the time is over, or the handshake failed.
+        OSError: Nobody listens there, the connection was closed, or the time is over.
+        NotAMemberError: The handshake failed.
         Closed: ``connections`` were cut.
     """
     host, port = address
@@ -222,7 +242,8 @@ def dial(
         sock = secured
         connections.add(sock)
         sock.settimeout(max(0.01, deadline - clock()))
-        secured.do_handshake()
+        with refusals(secured):
+            secured.do_handshake()
     except BaseException as error:
         connections.close(sock)
         if isinstance(error, OSError) and connections.are_cut:

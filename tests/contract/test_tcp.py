@@ -245,6 +245,32 @@ def test_open_ends_when_the_rendezvous_does() -> None:
         opening.result(LIMIT_S)
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "says"),
+    [
+        ("key", "other", "what listens at the rendezvous .* has another key"),
+        ("other", "key", "what listens at the rendezvous .* has another key"),
+    ],
+)
+def test_a_member_of_another_cluster_learns_it_at_the_rendezvous(
+    mine: str, theirs: str, says: str, key: Membership
+) -> None:
+    keys = {"key": key, "other": Membership.from_text(make_key(), "another key")}
+    server, transport = TcpRendezvousServer(ADDR, keys[theirs]), TcpTransport(3, keys[mine])
+    rendezvous = Rendezvous(ADDR, server.serve((3, 5)), (3, 5), LIMIT_S)
+    with pytest.raises(PeerFailedError, match=says):
+        transport.open(rendezvous)
+    server.close()
+
+
+def test_a_member_with_a_key_and_a_rank_without_do_not_link(key: Membership) -> None:
+    server, transport = TcpRendezvousServer(ADDR), TcpTransport(3, key)
+    rendezvous = Rendezvous(ADDR, server.serve((3, 5)), (3, 5), 1.0)
+    with pytest.raises(PeerFailedError):
+        transport.open(rendezvous)
+    server.close()
+
+
 # --- strangers --------------------------------------------------------------------------------------
 
 
