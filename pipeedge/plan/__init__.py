@@ -13,5 +13,6 @@ facts            what each rank states before a run, and where ranks disagree (p
 planning         the plan that rank 0 announces
 prediction       what was predicted beside what was measured (pure)
 simulation       a run that is computed instead of run (pure)
+after_loss       the schedule for the ranks that are left (pure)
 link_speed       the bandwidth and latency of a link, from repeated measurements (pure)
 """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from pipeedge.base.fields import encode, reader
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
 from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, EPOCH_TO_HUB, Abort, Prepare, Run
 from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
@@ -25,6 +26,7 @@ from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.ledger import Arrival, Ledger
 from pipeedge.control.liveness import Limits, RankStatus, Silent, Stalled, Stuck, diagnose
 from pipeedge.control.messages import Complete, Message, Verdict
+from pipeedge.plan.after_loss import Survivor, smallest_change
 
 if TYPE_CHECKING:
     from failover_world import World
@@ -89,6 +91,7 @@ class HubShell:
         self._progress = (0, 0)
         self._progress_at = 0.0
         self._planning = False
+        self._schedule: Schedule | None = None
         self._seen = epochs.step
 
     def begin(self) -> None:
@@ -203,27 +206,46 @@ class HubShell:
             self.world.note("plan", self.epochs.epoch, _read_plan(decision.plan))
         self._follow(outgoing)
 
-    def _decide(self, membership: Members) -> EpochPlan | Failure:
-        """Return stages that cover all layers, on ranks in any order."""
+    def _decide(self, members: Members) -> EpochPlan | Failure:
+        """Return stages that cover all layers."""
+        limits, here = self.world.limits, members.incarnations
+        if limits.changes_little and self._schedule is not None:
+            found = self._change_little(self._schedule, sorted(here))
+        else:
+            found = self._draw(sorted(here))
+        if isinstance(found, str):
+            return Failure(FailureKind.REFUSED, found)
+        self._schedule = found
+        stages = [(one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in found.stages]
+        data = (limits.data_rank, here[limits.data_rank])
+        return EpochPlan(
+            Raw(encode({"stages": stages, "data": data})), frozenset({limits.data_rank, *found.ranks})
+        )
+
+    def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:
+        """Return what the product's planner makes of the ranks that are left."""
+        held = {stage.rank: stage.layers for stage in schedule.stages}
+        survivors = [Survivor(rank, self.world.limits.capacity[rank], holds=held.get(rank)) for rank in ranks]
+        return smallest_change(schedule, survivors, [1.0] * LAYERS)
+
+    def _draw(self, ranks: list[int]) -> Schedule | str:
+        """Return stages of any size, on ranks in any order or in that of this world."""
         chance, limits = self.world.chance, self.world.limits
-        incarnations = membership.incarnations
-        order = [rank for rank in limits.order or () if rank in incarnations]
+        order = [rank for rank in limits.order or () if rank in ranks]
         if not order:
-            order = chance.sample(sorted(incarnations), len(incarnations))
-        if sum(limits.capacity[rank] for rank in order) < LAYERS:
-            return Failure(FailureKind.REFUSED, "nothing fits")
-        stages, done, left = [], 0, sum(limits.capacity[rank] for rank in order)
+            order = chance.sample(ranks, len(ranks))
+        left, done, stages = sum(limits.capacity[rank] for rank in order), 0, list[StagePlan]()
+        if left < LAYERS:
+            return "nothing fits"
         for rank in order:
             left -= limits.capacity[rank]
             least = max(0, LAYERS - done - left)
             most = min(limits.capacity[rank], LAYERS - done)
             taken = chance.randint(max(least, min(1, most)), most) if most else 0
             if taken:
-                stages.append((rank, incarnations[rank], done, done + taken))
+                stages.append(StagePlan(LayerRange(done, done + taken), rank))
                 done += taken
-        data = (limits.data_rank, incarnations[limits.data_rank])
-        plan = Raw(encode({"stages": stages, "data": data}))
-        return EpochPlan(plan, frozenset({limits.data_rank, *(rank for rank, *_ in stages)}))
+        return Schedule(tuple(stages))
 
     def _check_verdict(self) -> None:
         """Check that the run ended for a reason."""

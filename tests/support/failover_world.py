@@ -44,6 +44,8 @@ class Limits:
     ranks: int
     microbatches: int
     data_rank: int
+    changes_little: bool
+    """Whether plans after the first change as little as possible."""
     order: tuple[int, ...] | None
     """Order in which the planner always takes the ranks; None if it takes any."""
     capacity: Mapping[int, int]
@@ -139,6 +141,7 @@ class World:
             ranks=ranks,
             microbatches=chance.randint(1, 24),
             data_rank=0 if chance.random() < 0.6 else chance.randrange(ranks),
+            changes_little=chance.random() < 0.5,
             order=tuple(chance.sample(range(ranks), ranks)) if chance.random() < 0.5 else None,
             capacity={rank: chance.choice((2, 3, 4, LAYERS)) for rank in range(ranks)},
             disturbances=chance.randint(1, 4),
