@@ -293,6 +293,8 @@ def _locked(part: Path) -> BinaryIO:
             raise RequestError(
                 f"{printable(part)}: another run is writing it; wait for it, or name another --output"
             ) from None
+        except OSError:  # a file system without locks
+            return cast(BinaryIO, stream)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), part.stat()):
                 return cast(BinaryIO, stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -145,6 +147,16 @@ class TestRefusals:
                 use()
         writing.close()
         assert find_unfinished(path) is None
+
+    def test_file_system_without_locks_takes_the_rows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        left_behind(tmp_path / "rows.csv", parts([2, 2], set()))
+        assert survey(tmp_path / "rows.csv").items == 4
 
     def test_file_of_another_kind_is_left_alone(self, tmp_path: Path) -> None:
         part = tmp_path / "rows.csv.part"
