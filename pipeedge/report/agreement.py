@@ -27,6 +27,10 @@ __all__ = ["Agreement", "Outputs", "agreement", "joined", "outputs_by_block", "w
 
 SAME_DIRECTION = 0.99
 """Least cosine at which two vectors of a model without classes count as the same answer."""
+SAME_NUMBER = 0.02
+"""Largest difference at which two numbers of a regression count as the same answer, as a fraction of the
+largest of all answers.
+"""
 _LAYERS_AT_ONCE = 4
 
 
@@ -47,7 +51,7 @@ class Agreement:
     items: int
     same: int
     """Number of items with the same class, of every token if each has one, or, for a model without classes,
-    the same direction.
+    the same direction; of a regression, nearly the same number.
     """
     cosine_mean: float
     """Mean cosine between an item's outputs and those in float32."""
@@ -78,7 +82,7 @@ def agreement(found: Outputs, exact: Outputs, *, classes: bool) -> Agreement:
     Args:
         found: Outputs of the run.
         exact: Outputs in float32.
-        classes: Whether the outputs are logits.
+        classes: Whether the outputs are logits, or the numbers of a regression.
     """
     rows = {number: row for row, number in enumerate(found.numbers)}
     common = [(rows[number], row) for row, number in enumerate(exact.numbers) if number in rows]
@@ -89,8 +93,13 @@ def agreement(found: Outputs, exact: Outputs, *, classes: bool) -> Agreement:
     ours, theirs = (_padded(values, max(ours.shape[1:-1], theirs.shape[1:-1])) for values in (ours, theirs))
     cosine = F.cosine_similarity(ours.flatten(1).double(), theirs.flatten(1).double(), dim=1)
     cosine = torch.where((ours == theirs).flatten(1).all(dim=1), 1.0, cosine)
-    alike = (ours.argmax(-1) == theirs.argmax(-1)).reshape(len(ours), -1).all(dim=1)
-    same = alike if classes else cosine >= SAME_DIRECTION
+    if not classes:
+        same = cosine >= SAME_DIRECTION
+    elif theirs.shape[-1] == 1:
+        alike = (ours - theirs).abs() <= SAME_NUMBER * theirs.abs().max()
+        same = alike.flatten(1).all(dim=1)
+    else:
+        same = (ours.argmax(-1) == theirs.argmax(-1)).reshape(len(ours), -1).all(dim=1)
     return Agreement(
         items=len(common),
         same=int(same.sum()),

@@ -16,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
+from models_oracle import save, scramble
 from ports import free_port
 from rich.console import Console
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
+from small_models import VOCABULARY
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
@@ -103,6 +106,48 @@ def test_any_batch_and_microbatch(
     report = json.loads(Path("r.json").read_text())
     assert report["items"] == items
     assert report["microbatches"] == -(-items // report["ubatch_size"])
+
+
+SENTENCES = ("the cat sat", "a mat .", "the cat sat on a mat and slept all day", "day")
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "mpnet", "albert"])
+def test_text_families_run_in_eight_bits_near_float32(
+    call: Callable[..., Call], model_dirs: dict[str, Path], family: str
+) -> None:
+    Path("in.txt").write_text("\n".join(SENTENCES))
+    options = ("-m", model_dirs[family], "--input", "in.txt", "-u", 3)
+    done = call(*options, "--dtype", "int8", "--check", 4, "--output", "o.npz", "--report", "r.json")
+    assert done.status == 0, done.err
+    check = json.loads(Path("r.json").read_text())["check"]
+    assert check["items"] == 4
+    assert check["largest_deviation"] < 0.5
+    exact = call(*options, "--output", "exact.npz")
+    assert exact.status == 0, exact.err
+    assert np.abs(outputs(Path("o.npz")) - outputs(Path("exact.npz"))).max() == pytest.approx(
+        check["largest_deviation"], rel=1e-4
+    )
+
+
+def test_every_token_is_classified_as_without_padding(call: Callable[..., Call], tmp_path: Path) -> None:
+    """The reference computes each sentence by itself; RoBERTa's positions must not depend on padding."""
+    size = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    config = transformers.RobertaConfig(
+        vocab_size=len(VOCABULARY), max_position_embeddings=16, type_vocab_size=1, num_labels=3, **size
+    )
+    reference = transformers.RobertaForTokenClassification(config).eval()
+    scramble(reference, 5)
+    save(reference, tmp_path / "tagger")
+    (tmp_path / "tagger" / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    Path("in.txt").write_text("\n".join(SENTENCES))
+    done = call("-m", "tagger", "--input", "in.txt", "-u", 3, "--check", 4, "--output", "o.npz")
+    assert done.status == 0, done.err
+    ids = [[VOCABULARY.index(word) for word in ("[CLS]", *text.split(), "[SEP]")] for text in SENTENCES]
+    with torch.inference_mode():
+        expected = [reference(input_ids=torch.tensor([each])).logits[0] for each in ids]
+    with np.load("o.npz") as arrays:
+        assert arrays["tokens"].tolist() == [len(each) for each in ids]
+        np.testing.assert_allclose(arrays["outputs"], torch.cat(expected), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

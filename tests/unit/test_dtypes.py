@@ -39,7 +39,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.schedule_files import format_schedule, load_schedule
 from pipeedge.profile.options import parse_profiler
-from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
+from pipeedge.report.agreement import Outputs, agreement, joined, outputs_by_block, without_padding
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import InputRequest
 from pipeedge.request.options import parse_runtime
@@ -441,6 +441,29 @@ def test_agreement_counts_classes_and_finds_the_largest_deviation() -> None:
     assert (result.items, result.same, result.largest_deviation) == (3, 2, 1.0)
     assert result.cosine_min == pytest.approx(0.8)
     assert agreement(found, exact, classes=False).same == 1
+
+
+def test_numbers_of_a_regression_agree_if_they_are_near() -> None:
+    exact = outputs([[10.0], [0.1], [-3.0]])
+    found = outputs([[10.19], [-0.05], [-3.3]])
+    assert agreement(found, exact, classes=True).same == 2
+
+
+def test_items_agree_if_all_their_tokens_do_and_padding_does_not_count() -> None:
+    """The second microbatch has one token more, and so has the padding of the first in the comparison."""
+    exact = [torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[5.0, 0.0], [0.0, 9.0]]]), torch.zeros(1, 3, 2)]
+    lengths = [(2, 1), (3,)]
+    found = [part.clone() for part in exact]
+    found[0][1, 1] = torch.tensor([9.0, 0.0])  # padding
+    found[1][0, 2, 1] = 0.5
+
+    def whole(parts: list[torch.Tensor]) -> Outputs:
+        return Outputs(
+            (0, 1, 2), joined([without_padding(*each) for each in zip(parts, lengths, strict=True)])
+        )
+
+    result = agreement(whole(found), whole(exact), classes=True)
+    assert (result.items, result.same, result.largest_deviation) == (3, 2, 0.5)
 
 
 def test_agreement_joins_items_by_their_numbers() -> None:

@@ -92,7 +92,7 @@ def test_relative_positions_fall_into_the_buckets_of_transformers() -> None:
     position = torch.arange(300)
     relative = position[None, :] - position[:, None]
     expected = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(relative)
-    found = relative_buckets(300, torch.device("cpu"))
+    found = relative_buckets(relative)
     assert torch.equal(found, expected)
     assert len(found.unique()) == 32 - 1  # distance 0 belongs to one direction
 

@@ -54,19 +54,21 @@ class RelativeBias(MaskBias):
 
     def forward(self, state: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the bias [1 or N, H, T, T]."""
-        buckets = relative_buckets(mask.shape[1], mask.device)
-        relative = F.embedding(buckets, self.table).permute(2, 0, 1)[None]
+        tokens = mask.shape[1]
+        ahead = torch.arange(1 - tokens, tokens, device=mask.device)
+        by_distance = F.embedding(relative_buckets(ahead), self.table).t()
+        # Row i begins with distance -i: the windows of T distances, the last one first.
+        relative = by_distance.unfold(1, tokens, 1).flip(1)[None]
         masked = super().forward(state, mask)
         return relative if masked is None else relative + masked
 
 
-def relative_buckets(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return the row of the table for each pair of tokens, [T, T]: near distances have one each.
+def relative_buckets(ahead: torch.Tensor) -> torch.Tensor:
+    """Return the row of the table for each distance, in tokens, from a query to a key.
 
-    Far ones share rows on a logarithmic scale, https://arxiv.org/abs/1910.10683, section 2.1.
+    Near distances have a row each. Far ones share rows on a logarithmic scale,
+    https://arxiv.org/abs/1910.10683, section 2.1.
     """
-    position = torch.arange(tokens, device=device)
-    ahead = position[None, :] - position[:, None]
     half = _BUCKETS // 2
     near = half // 2
     distance = ahead.abs()
