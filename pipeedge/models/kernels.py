@@ -10,8 +10,8 @@
 
 For one number type, results of different kernels differ only in the last bits, and for int8 not at all.
 
-The rule depends on nothing but the processor and the number type: a choice by stopwatch could differ from run
-to run, and so could the results.
+The rule depends on nothing but the processor, the instructions of it that oneDNN is allowed to use, and the
+number type: a choice by stopwatch could differ from run to run, and so could the results.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import processor_vendor
 from pipeedge.models.dtypes import dtype_name, has_avx512
 from pipeedge.models.int8_kernels import int8_kernels
+from pipeedge.request.environment import onednn_limit
 
 __all__ = ["available", "choose", "preferred"]
 
 _INTEL = "GenuineIntel"
+_WITHOUT_AVX512 = ("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2")
+"""Limits that keep oneDNN from AVX-512, as ``ONEDNN_MAX_CPU_ISA`` names them."""
 _SIDE = 32
 """Width of the layer that shows whether oneDNN's product works."""
 _CLOSE = 0.05
@@ -47,7 +50,8 @@ def choose(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
     """
     there = available(dtype, device)
     if wanted == "auto":
-        return preferred(dtype, processor_vendor(), there, wide=has_avx512())
+        wide = has_avx512() and onednn_limit() not in _WITHOUT_AVX512
+        return preferred(dtype, processor_vendor(), there, wide=wide)
     if wanted not in there:
         listed = ", ".join(("auto", *there))
         raise RequestError(f"--kernels {wanted}: for {dtype_name(dtype)} this machine has {listed}")
@@ -72,7 +76,7 @@ def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str], *, w
         dtype: Number type of the weights.
         vendor: Vendor of an x86 processor as it names itself, or None for others.
         there: Kernels that the machine has, the fastest for int8 first.
-        wide: Whether the processor has AVX-512; with AVX2 alone, oneDNN is no faster in float32 than MKL.
+        wide: Whether oneDNN finds AVX-512 and may use it; with AVX2, it is no faster in float32 than MKL.
     """
     if dtype is torch.int8:
         return there[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["TRAIN_LAUNCHER", "Environment", "inherited_environment"]
+__all__ = ["TRAIN_LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
 
 TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
 """Environment variable in which ``train.py`` tells its workers which process started them."""
@@ -73,3 +73,12 @@ class Environment:
 def inherited_environment() -> dict[str, str]:
     """Return the environment of this process, for a process that it starts."""
     return dict(os.environ)
+
+
+def onednn_limit(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the last instruction set that oneDNN may use, in lower case; None if the environment sets none.
+
+    Of two variables, oneDNN reads the second, older one only if the first is not set.
+    """
+    limit = environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA")
+    return limit.lower() if limit else None

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import processor_vendor
-from pipeedge.models import find_model
+from pipeedge.models import find_model, kernels
 from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.kernels import available, choose, preferred
 from pipeedge.models.linear import Linear, OnednnLinear
+from pipeedge.request.environment import onednn_limit
 
 CPU = torch.device("cpu")
 DIGITS = find_model("vit-digits")
@@ -77,6 +78,43 @@ def test_linux_names_the_vendor_of_x86_processors(text: str, vendor: str | None,
 )
 def test_other_systems_name_the_vendor_at_the_end(described: str, vendor: str | None, tmp_path: Path) -> None:
     assert processor_vendor(tmp_path / "missing", described) == vendor
+
+
+@pytest.mark.parametrize(
+    ("variables", "limit"),
+    [
+        ({}, None),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"),
+        ({"DNNL_MAX_CPU_ISA": "avx512_core"}, "avx512_core"),
+        ({"ONEDNN_MAX_CPU_ISA": "DEFAULT", "DNNL_MAX_CPU_ISA": "AVX2"}, "default"),
+        ({"ONEDNN_MAX_CPU_ISA": "", "DNNL_MAX_CPU_ISA": "SSE41"}, "sse41"),
+    ],
+)
+def test_the_environment_limits_onednn(variables: dict[str, str], limit: str | None) -> None:
+    assert onednn_limit(variables) == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "chosen"),
+    [
+        (None, "onednn"),
+        ("default", "onednn"),
+        ("avx512_core_bf16", "onednn"),
+        ("avx10_1_512", "onednn"),
+        ("avx2", "torch"),
+        ("avx2_vnni_2", "torch"),
+        ("sse41", "torch"),
+    ],
+)
+def test_the_rule_knows_what_onednn_may_use(
+    limit: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "has_avx512", lambda: True)
+    monkeypatch.setattr(kernels, "processor_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(kernels, "available", lambda dtype, device: BOTH)
+    monkeypatch.setattr(kernels, "onednn_limit", lambda: limit)
+    assert choose("auto", torch.float32, CPU) == chosen
+    assert choose("auto", torch.bfloat16, CPU) == "onednn"
 
 
 # --- what a machine has ---------------------------------------------------------------------------------
