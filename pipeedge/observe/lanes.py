@@ -14,6 +14,7 @@ A ``WorkLane`` takes its operations in any order. It keeps the last ones, and ex
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -89,9 +90,9 @@ class Lane:
         self._pending: Row | None = None
         self._stride = 1
         self._places = {phase: place for place, phase in enumerate(self.phases)}
-        # Phase, its start, and the seconds of each phase before it. The tuple is replaced as a whole, so that
-        # other threads see a consistent state.
-        self._state = (0, 0.0, (0.0,) * len(self.phases))
+        # Phase, its start, and the seconds of each phase before it. Both tuple and list are replaced as a
+        # whole, so that other threads see a consistent state.
+        self._state = (0, 0.0, [0.0] * len(self.phases))
         self._began_at = 0.0
         self._finished = self._state[2]
         """Seconds of each phase when the last microbatch was finished."""
@@ -105,8 +106,9 @@ class Lane:
         """Begin ``phase`` and return the time."""
         now = self._clock()
         place, since, totals = self._state
-        spent = totals[place] + now - since
-        self._state = (self._places[phase], now, (*totals[:place], spent, *totals[place + 1 :]))
+        totals = totals.copy()
+        totals[place] += now - since
+        self._state = (self._places[phase], now, totals)
         return now
 
     def finish(
@@ -118,7 +120,7 @@ class Lane:
         """
         now = self.enter(self.phases[0])
         totals = self._state[2]
-        seconds = tuple(after - before for after, before in zip(totals, self._finished, strict=True))
+        seconds = tuple(map(operator.sub, totals, self._finished))
         start = now - sum(seconds)
         if not self.microbatches and self.phases[0].is_wait:
             self.fill_s = seconds[0]

@@ -10,6 +10,8 @@ to microseconds. A lane is known by its ``LaneId``: what kind of thread it was a
 
 from __future__ import annotations
 
+import operator
+
 from msgspec import Struct
 
 from pipeedge.base import fields
@@ -50,7 +52,7 @@ class Row(Struct, frozen=True, array_like=True):
             self.bytes + other.bytes,
             self.bits + other.bits,
             self.start_s,
-            tuple(mine + its for mine, its in zip(self.seconds, other.seconds, strict=True)),
+            tuple(map(operator.add, self.seconds, other.seconds)),
         )
 
 

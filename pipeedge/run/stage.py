@@ -8,15 +8,14 @@ Only payloads of compressed links are decoded and encoded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
-from pipeedge.models import Shard
-from pipeedge.transport.base import OWNED, Packet
+from pipeedge.models.shard import Shard
+from pipeedge.transport.base import Packet
 
 __all__ = ["Decode", "Encode", "Stage", "resolve_device"]
 
@@ -112,11 +111,10 @@ def _with_payload(packet: Packet, payload: Payload) -> Packet:
 
     Its memory is released unless part of it passed through, as a skip connection or a mask does.
     """
-    result = replace(packet, payload=payload)
     if _memory(payload).isdisjoint(_memory(packet.payload)):
         packet.lease.release()
-        return replace(result, lease=OWNED)
-    return result
+        return Packet(packet.number, packet.items, payload)
+    return Packet(packet.number, packet.items, payload, packet.lease)
 
 
 def _memory(payload: Payload) -> set[int]:

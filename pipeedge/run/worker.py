@@ -18,9 +18,10 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
@@ -33,6 +34,8 @@ from pipeedge.transport.channel import Channel
 
 __all__ = ["Activity", "Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 
+_Value = TypeVar("_Value")
+
 _WATCH_S = 0.02
 _WATCHED = 4
 _RECENT = 9
@@ -43,42 +46,47 @@ _WITH_RECEIPTS = 8
 """Number of packets that may wait for their receipts: more than may be in flight, so sending never waits."""
 
 
+class _Noted(Generic[_Value]):
+    """A value that is in a table while the body of a ``with`` statement runs."""
+
+    __slots__ = ("_table", "_value")
+
+    def __init__(self, table: dict[object, _Value], value: _Value) -> None:
+        self._table = table
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._table[self] = self._value
+
+    def __exit__(self, *_: object) -> None:
+        del self._table[self]
+
+
 class Activity:
-    """Current activity of a rank's threads, for its heartbeats."""
+    """Current activity of a rank's threads, for its heartbeats.
+
+    What a thread does changes several times a microbatch, so that it is kept in tables that need no lock: an
+    entry is added, removed, or copied with all others in one step.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._busy: dict[object, tuple[str, float]] = {}
-        self._awaiting: list[int] = []
+        self._awaiting: dict[object, int] = {}
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._finished = 0
         self._computed: deque[float] = deque(maxlen=_RECENT)
         self._work: Callable[[], StageWork] | None = None
 
-    @contextmanager
-    def busy(self, what: str) -> Iterator[None]:
-        """Mark this thread as busy with ``what``, not waiting for a peer."""
-        entry = object()
-        with self._lock:
-            self._busy[entry] = (what, self._clock())
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._busy[entry]
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """Mark this thread as busy with ``what``, not waiting for a peer, while the body runs."""
+        return _Noted(self._busy, (what, self._clock()))
 
-    @contextmanager
-    def awaiting(self, peer: int) -> Iterator[None]:
-        """Mark this thread as waiting for a microbatch from ``peer``."""
-        with self._lock:
-            self._awaiting.append(peer)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._awaiting.remove(peer)
+    def awaiting(self, peer: int) -> AbstractContextManager[None]:
+        """Mark this thread as waiting for a microbatch from ``peer`` while the body runs."""
+        return _Noted(self._awaiting, peer)
 
     def sent(self, peer: int) -> None:
         """Count a microbatch, or the end mark, that is handed to the link to ``peer``."""
@@ -107,13 +115,13 @@ class Activity:
 
     def status(self) -> RankStatus:
         """Return the activity of this moment."""
+        busy = min(tuple(self._busy.values()), key=lambda entry: entry[1], default=None)
         with self._lock:
-            busy = min(self._busy.values(), key=lambda entry: entry[1], default=None)
             return RankStatus(
                 busy=(busy[0], self._clock() - busy[1]) if busy else None,
                 sent=dict(self._sent),
                 received=dict(self._received),
-                awaiting=frozenset(self._awaiting),
+                awaiting=frozenset(tuple(self._awaiting.values())),
                 stage_s=statistics.median(self._computed) if self._computed else None,
                 work=self._work() if self._work is not None else None,
                 finished=self._finished,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pipeedge.base.payload import Payload, TensorSpec
 
@@ -45,25 +47,23 @@ class Owned:
 OWNED = Owned()
 
 
-@dataclass(frozen=True)
-class Packet:
+class Packet(Struct, frozen=True, eq=False):
     """One microbatch in flight. Its number, from 0, stays the same to the end."""
 
     number: int
     items: int
     payload: Payload
-    lease: PacketMemory = field(default=OWNED, repr=False, compare=False)
+    lease: PacketMemory = OWNED
 
 
-@dataclass(frozen=True)
-class Reserved:
+class Reserved(Struct, frozen=True, eq=False):
     """Memory reserved for a payload that is still to be computed.
 
     A packet of exactly these tensors and this lease, posted on the link that reserved them, is not copied.
     """
 
     payload: Payload
-    lease: PacketMemory = field(default=OWNED, repr=False)
+    lease: PacketMemory = OWNED
 
 
 def unbound(specs: Sequence[TensorSpec]) -> Reserved:

@@ -21,9 +21,11 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -49,6 +51,10 @@ MAX_DIMS = 6
 ALIGNMENT = 64
 
 _PRELUDE = struct.Struct("<4sHBBQQII")
+_CRC = struct.Struct("<I")
+_CRC_AT = _PRELUDE.size - _CRC.size
+_NO_CRC = bytes(_CRC.size)
+"""What stands for the checksum while it is computed."""
 _DESCRIPTOR = struct.Struct("<BB6xQ6Q")
 HEADER_BYTES = 576
 """Offset of the first tensor: prelude and all descriptors, rounded up to the alignment."""
@@ -80,8 +86,10 @@ class Kind(IntEnum):
     END = 2
 
 
-@dataclass(frozen=True)
-class Frame:
+_KINDS: Mapping[int, Kind] = MappingProxyType({kind.value: kind for kind in Kind})
+
+
+class Frame(NamedTuple):
     """A received frame; its tensors are views of the buffer it was read from."""
 
     kind: Kind
@@ -109,10 +117,18 @@ class FrameBuffer:
     """
 
     def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self.memory = torch.empty(capacity, dtype=torch.uint8)
         self._bytes = self.memory.numpy().data
         self._written: tuple[tuple[tuple[torch.dtype, tuple[int, ...]], ...], _Layout] | None = None
         self._read: tuple[bytes, int, Payload] | None = None
+        self._message = self.memory
+
+    def message(self, length: int) -> torch.Tensor:
+        """Return the first ``length`` bytes of the memory."""
+        if self._message.numel() != length:
+            self._message = self.memory[:length]
+        return self._message
 
     def write(self, *, kind: Kind, number: int, items: int = 0, payload: Payload = ()) -> torch.Tensor:
         """Write a frame and return the part of the memory to send.
@@ -120,7 +136,9 @@ class FrameBuffer:
         Raises:
             ValueError: The payload does not fit the buffer or the protocol, which is a bug of the caller.
         """
-        layout = self._layout(payload)
+        known = self._written
+        # What ``place`` returned needs no comparison of shapes.
+        layout = known[1] if known is not None and payload is known[1].views else self._layout(payload)
         header = _header(kind, number, items, layout)
         self._bytes[: len(header)] = header
         for target, tensor in zip(layout.views, payload, strict=True):
@@ -147,7 +165,7 @@ class FrameBuffer:
         Raises:
             FrameError: It is not the header of a frame that fits the memory.
         """
-        return _check_header(bytes(self._bytes[:HEADER_BYTES]), self.memory.numel())
+        return _check_header(bytes(self._bytes[:HEADER_BYTES]), self._capacity)
 
     def read(self, header: FrameHeader | None = None) -> Frame:
         """Return the frame that was received. Its tensors are views of the memory.
@@ -160,9 +178,10 @@ class FrameBuffer:
         """
         if header is None:
             header = self.header()
-        if self._read is None or self._read[:2] != (header.descriptors, header.length):
-            self._read = header.descriptors, header.length, _tensors(header, self.memory)
-        return Frame(header.kind, header.number, header.items, self._read[2], header.length)
+        known = self._read
+        if known is None or known[0] != header.descriptors or known[1] != header.length:
+            self._read = known = header.descriptors, header.length, _tensors(header, self.memory)
+        return Frame(header.kind, header.number, header.items, known[2], header.length)
 
     def _layout(self, payload: Sequence[torch.Tensor | TensorSpec]) -> _Layout:
         key = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in payload)
@@ -194,7 +213,7 @@ def write_frame(
     buffer.numpy().data[: len(header)] = header
     for target, tensor in zip(layout.views, payload, strict=True):
         target.copy_(tensor)
-    return layout.message.numel()
+    return layout.length
 
 
 @dataclass(frozen=True)
@@ -205,6 +224,7 @@ class _Layout:
     views: Payload
     message: torch.Tensor
     """Part of the buffer that the frame takes."""
+    length: int
 
     @classmethod
     def of(cls, payload: Sequence[torch.Tensor | TensorSpec], buffer: torch.Tensor) -> _Layout:
@@ -228,17 +248,16 @@ class _Layout:
             buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
             for tensor, (start, size) in zip(payload, places, strict=True)
         )
-        return cls(bytes(descriptors), views, buffer[:offset])
+        return cls(bytes(descriptors), views, buffer[:offset], offset)
 
 
 def _header(kind: Kind, number: int, items: int, layout: _Layout) -> bytes:
-    fields = (MAGIC, VERSION, kind, len(layout.views), number, layout.message.numel(), items)
-    crc = zlib.crc32(layout.descriptors, zlib.crc32(_PRELUDE.pack(*fields, 0)))
-    return _PRELUDE.pack(*fields, crc) + layout.descriptors
+    prelude = _PRELUDE.pack(MAGIC, VERSION, kind, len(layout.views), number, layout.length, items, 0)
+    header = prelude + layout.descriptors
+    return header[:_CRC_AT] + _CRC.pack(zlib.crc32(header)) + layout.descriptors
 
 
-@dataclass(frozen=True)
-class FrameHeader:
+class FrameHeader(NamedTuple):
     """A header that is consistent and within the capacity."""
 
     kind: Kind
@@ -259,14 +278,13 @@ def _check_header(header: bytes, capacity: int) -> FrameHeader:
     if count > MAX_TENSORS:
         raise FrameError(f"the frame claims {count} tensors, but the protocol allows {MAX_TENSORS}")
     descriptors = header[_PRELUDE.size : _PRELUDE.size + count * _DESCRIPTOR.size]
-    bare = _PRELUDE.pack(magic, version, kind, count, number, length, items, 0)
-    if zlib.crc32(descriptors, zlib.crc32(bare)) != crc:
+    if zlib.crc32(header[:_CRC_AT] + _NO_CRC + descriptors) != crc:
         raise FrameError("the checksum of the frame's header does not match: it was damaged in transit")
-    if kind not in (Kind.MICROBATCH, Kind.END):
+    if kind not in _KINDS:
         raise FrameError(f"the frame has the unknown kind {kind}")
     if not HEADER_BYTES <= length <= capacity:
         raise FrameError(f"the frame claims {length} bytes, but the agreed capacity is {capacity}")
-    return FrameHeader(Kind(kind), number, length, items, descriptors)
+    return FrameHeader(_KINDS[kind], number, length, items, descriptors)
 
 
 def _tensors(header: FrameHeader, buffer: torch.Tensor) -> Payload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from pipeedge.transport.frame import Frame, FrameBuffer
 __all__ = ["Draft", "Lease"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """A received frame that a packet occupies until it is released."""
 
@@ -26,15 +27,15 @@ class Lease:
 
     def holds(self, packet: Packet) -> bool:
         """Return whether ``packet`` consists of exactly the tensors of the frame."""
+        mine, its = packet.payload, self.frame.payload
         return (
             packet.number == self.frame.number
             and packet.items == self.frame.items
-            and len(packet.payload) == len(self.frame.payload)
-            and all(mine is its for mine, its in zip(packet.payload, self.frame.payload, strict=True))
+            and (mine is its or (len(mine) == len(its) and all(map(operator.is_, mine, its))))
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Draft:
     """A frame whose payload is still being computed."""
 

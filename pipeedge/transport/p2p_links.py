@@ -130,7 +130,7 @@ class P2PSender:
         if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
             return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
         if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
-            message = packet.lease.buffer.memory[: packet.lease.frame.length]
+            message = packet.lease.buffer.message(packet.lease.frame.length)
             return self._post(message, packet.lease.release)
         shipment = self._write(self._free.pop(), Kind.MICROBATCH, packet)
         packet.lease.release()
@@ -244,7 +244,7 @@ class _Inbound:
             raise _lost_receiving(self._link, error) from error
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Posted:
     buffer: FrameBuffer
     work: Any
