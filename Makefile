@@ -68,6 +68,7 @@ pytest: $(ready) lint types native
 # The exit status of each says whether its targets are met; the next one runs in any case.
 bench: $(ready)
 	-@$(python) benchmarks/throughput.py
+	-@$(python) benchmarks/start.py
 	-@$(python) benchmarks/memory.py --run
 	-@$(python) benchmarks/observing.py
 	-@$(python) benchmarks/links.py

@@ -48,7 +48,7 @@ LOAD = """
 import json, sys
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.run.main import share_one_heap
+from pipeedge.base.heap import share_one_heap
 from pipeedge.base.schedule import LayerRange
 
 def peak():
@@ -66,7 +66,7 @@ print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_
 
 COMPUTE = """
 import json, sys, torch
-import pipeedge.run.pipeline
+import pipeedge.run.pipeline, pipeedge.run.reporting
 from pipeedge.base.machine import peak_rss_mb
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model

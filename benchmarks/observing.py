@@ -58,7 +58,7 @@ def display_cost(seconds: float = 10.0) -> float:
         console = Console(file=terminal, force_terminal=True, width=120)
         progress = Progress(100_000, range(4), time.monotonic())
         with Display(
-            progress, console, lambda: int(1000 * time.monotonic()) % 100_000, time.monotonic
+            progress, lambda: console, lambda: int(1000 * time.monotonic()) % 100_000, time.monotonic
         ) as shown:
             before = _cpu_s()
             for beat in range(1, int(seconds) + 1):

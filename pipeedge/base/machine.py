@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ __all__ = [
     "peak_rss_mb",
     "processor_vendor",
     "processors",
+    "quota_threads",
     "resident_bytes",
 ]
 
@@ -131,7 +133,26 @@ def _statistic(path: Path, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
-def processors() -> int:
+def processors(groups: ControlGroups | None = None) -> int:
+    """Return the number of processors that this process can keep busy, within its quota if it has one."""
+    allowed = _runs_on()
+    threads = quota_threads(groups)
+    return allowed if threads is None else min(allowed, threads)
+
+
+def quota_threads(groups: ControlGroups | None = None) -> int | None:
+    """Return the number of threads that suits this process's quota, or None if no quota holds it back.
+
+    This is the quota to the nearest whole number, and at least 1. One thread too many pauses with all others
+    whenever the quota is used up, and one too few leaves part of it unused: rounding loses the least.
+    """
+    quota = (groups or ControlGroups()).quota()
+    if quota is None or quota >= _runs_on():
+        return None
+    return max(1, math.floor(quota + 0.5))
+
+
+def _runs_on() -> int:
     """Return the number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -18,6 +18,8 @@ from pipeedge.transport.membership import Membership
 __all__ = ["HubAddress", "connect_in_clear", "explain_refusal"]
 
 _RETRY_S = 0.2
+_FIRST_RETRY_S = 0.01
+"""Ranks that are started together listen and connect within moments of each other."""
 _CONNECT_S = 5.0
 """Longest time in seconds for one attempt to connect, and for the handshake that follows."""
 _READ_BYTES = 1 << 16
@@ -46,6 +48,7 @@ class HubAddress:
             PeerFailedError: another program listens there.
         """
         deadline = time.monotonic() + timeout_s
+        retry_s = _FIRST_RETRY_S
         while True:
             try:
                 return self._connect(max(_RETRY_S, deadline - time.monotonic()))
@@ -60,7 +63,8 @@ class HubAddress:
                         f"({error.strerror or error}): start rank 0 or read why it ended, and check "
                         "--addr and --port"
                     ) from error
-                time.sleep(_RETRY_S)  # there is no event for a remote port that opens
+                time.sleep(retry_s)  # there is no event for a remote port that opens
+                retry_s = min(2 * retry_s, _RETRY_S)
 
     def _connect(self, remaining_s: float) -> Connection:
         sock = socket.create_connection((self.addr, self.port), timeout=min(_CONNECT_S, remaining_s))

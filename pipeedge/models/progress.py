@@ -19,9 +19,12 @@ class ByteBar:
     """
 
     def __init__(self, label: str, total: int | None, initial: int = 0, delay_s: float = 0.0) -> None:
+        self._bar: Any = None
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
         from tqdm import tqdm
 
-        self._bar: Any = tqdm(
+        self._bar = tqdm(
             desc=label,
             total=total,
             initial=initial,
@@ -29,15 +32,16 @@ class ByteBar:
             unit_scale=True,
             unit_divisor=1024,
             delay=delay_s,
-            disable=sys.stderr is None or not sys.stderr.isatty(),
         )
 
     def __enter__(self) -> ByteBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def advance(self, count: int) -> None:
         """Add ``count`` completed bytes."""
-        self._bar.update(count)
+        if self._bar is not None:
+            self._bar.update(count)

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import StageWork
+
+if TYPE_CHECKING:  # rich takes a while to import, and a short run shows nothing
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 __all__ = ["Display", "DisplayState", "Progress", "StageShown"]
 
@@ -128,7 +127,7 @@ class Display:
 
     Args:
         progress: progress of the run.
-        console: console to print on.
+        open_console: opens the console to print on; called by the display's thread, after a while.
         items: function that returns the number of items done.
         clock: clock of ``progress``, in seconds.
         waited_s: function that returns the seconds spent waiting for input.
@@ -137,13 +136,13 @@ class Display:
     def __init__(
         self,
         progress: Progress,
-        console: Console,
+        open_console: Callable[[], Console],
         items: Callable[[], int],
         clock: Callable[[], float],
         waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._progress = progress
-        self._console = console
+        self._open_console = open_console
         self._items = items
         self._clock = clock
         self._waited_s = waited_s
@@ -167,28 +166,36 @@ class Display:
         self._thread.join()
 
     def _show(self) -> None:
+        if self._ending.wait(_TABLE_S):
+            return
         with suppress(OSError, ValueError):  # the run continues without a display
-            if self._console.is_terminal:
-                self._show_table()
+            console = self._open_console()
+            if console.is_terminal:
+                self._show_table(console)
             else:
-                self._show_lines()
+                self._show_lines(console)
 
-    def _show_table(self) -> None:
+    def _show_table(self, console: Console) -> None:
+        from rich.live import Live
+
         # Output of other threads goes through ``Live`` and appears above the table. Standard error is only
         # redirected if it is a terminal too; messages that go to a file must stay there.
         with Live(
-            console=self._console,
+            console=console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=True,
             redirect_stderr=sys.stderr.isatty(),
         ) as live:
+            live.update(_table(self._now()), refresh=True)
             while not self._ending.wait(_TABLE_S):
                 live.update(_table(self._now()), refresh=True)
 
-    def _show_lines(self) -> None:
-        while not self._ending.wait(_LINE_S):
-            self._console.print(_line(self._now()), highlight=False, markup=False, soft_wrap=True)
+    def _show_lines(self, console: Console) -> None:
+        wait_s = max(0.0, _LINE_S - _TABLE_S)
+        while not self._ending.wait(wait_s):
+            console.print(_line(self._now()), highlight=False, markup=False, soft_wrap=True)
+            wait_s = _LINE_S
 
     def _now(self) -> DisplayState:
         with self._lock:
@@ -196,6 +203,11 @@ class Display:
 
 
 def _table(shown: DisplayState) -> RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
     head = Table.grid(padding=(0, 2))
     head.add_row(
         ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
@@ -214,6 +226,8 @@ def _table(shown: DisplayState) -> RenderableType:
 def _bar(stage: StageShown) -> Text:
     busy = round(_BAR * stage.busy)
     link = min(_BAR - busy, round(_BAR * stage.wait_link))
+    from rich.text import Text
+
     bar = Text()
     bar.append(_BUSY * busy, style="green")
     bar.append(_LINK * link, style="red")

@@ -4,6 +4,8 @@
 a schedule file     ──> its stages
 the YAML files      ──> what sched-pipeline answers, with its prediction
 nothing             ──> an even split over the ranks
+
+A dry run is to answer at once, so what only some of these need is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -12,21 +14,18 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeedge.base.errors import ScheduleError
-from pipeedge.base.payload import specs_bytes
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.models import Model
-from pipeedge.models.dtypes import find_dtype
-from pipeedge.plan import scheduler
-from pipeedge.plan.dtype_choice import choose_dtype
-from pipeedge.plan.planning import link_specs
 from pipeedge.plan.prediction import Prediction, StagePrediction
-from pipeedge.plan.schedule_files import load_schedule
-from pipeedge.plan.spec_files import read_files
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
+
+if TYPE_CHECKING:
+    from pipeedge.plan.scheduler import Solution
 
 __all__ = ["PlannedSchedule", "plan_schedule"]
 
@@ -96,6 +95,9 @@ def _compressed(
         planned = dataclasses.replace(planned, notes=(*planned.notes, note))
     if planned.prediction is None:
         return dataclasses.replace(planned, schedule=schedule)
+    from pipeedge.base.payload import specs_bytes
+    from pipeedge.models.dtypes import find_dtype
+    from pipeedge.plan.planning import link_specs
 
     def shrink(stage: StagePlan, before: StagePlan) -> float:
         specs = model.payload_specs(stage.layers.stop, request.microbatch_size, dtype=find_dtype(stage.dtype))
@@ -121,9 +123,15 @@ def _requested_schedule(
     if wanted.partition is not None:
         return _partitioned(request, model, wanted.partition)
     if wanted.schedule_file is not None:
+        from pipeedge.plan.schedule_files import load_schedule
+
         return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
+    from pipeedge.models.dtypes import find_dtype
+    from pipeedge.plan import scheduler
+    from pipeedge.plan.dtype_choice import choose_dtype
+
     hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = find_dtype("float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0])
@@ -166,6 +174,8 @@ def _known_hosts(
 
     Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
     """
+    from pipeedge.plan.spec_files import read_files
+
     files = read_files(device_types=dev_types_file, devices=dev_file)
     listed = {host: kind for kind, hosts in files.devices.items() for host in hosts}
     ranks = tuple(map(str, range(request.world.size)))
@@ -183,7 +193,7 @@ def _known_hosts(
     return hosts, None, (note,)
 
 
-def _prediction(found: scheduler.Solution, request: RunRequest, tokens: int | None) -> Prediction:
+def _prediction(found: Solution, request: RunRequest, tokens: int | None) -> Prediction:
     """Return the scheduler's prediction."""
     stages = (
         StagePrediction(

@@ -10,9 +10,10 @@ import torch
 from pipeedge.base.errors import InputError, ScheduleError, WeightsError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.base.schedule import LayerRange
-from pipeedge.models import Model, Shard, find_model
+from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.kernels import choose
+from pipeedge.models.shard import Shard
 from pipeedge.profile.handling import Handling
 from pipeedge.profile.measuring import shard_bytes
 from pipeedge.profile.request import MeasureRequest

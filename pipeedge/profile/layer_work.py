@@ -20,7 +20,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.machine import ControlGroups, available_bytes, processors
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
-from pipeedge.models import Shard
+from pipeedge.models.shard import Shard
 from pipeedge.profile.data_work import DataWork, measure_data_work
 from pipeedge.profile.handling import Handling, Wire, distinct, measure_handling, measure_wire
 from pipeedge.profile.job import SEED, Job, Readings, bytes_of_layers

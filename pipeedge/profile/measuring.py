@@ -36,8 +36,8 @@ from torch import nn
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.payload import Payload, TensorSpec
-from pipeedge.models import Shard
 from pipeedge.models.family import attends
+from pipeedge.models.shard import Shard
 
 __all__ = [
     "Pacing",

@@ -17,6 +17,7 @@ import torch
 
 from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
+from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.data.protected_files import input_paths, model_paths
 from pipeedge.models.dtypes import slow_here
@@ -101,6 +102,7 @@ def _check(command: ProfileCommand, job: Job, products: Products) -> _Checked:
 def _measure(job: Job, tell: Tell) -> ProfileResults:
     """Return everything that is measured of the job."""
     process_bytes = _process_bytes()  # before any layer is loaded
+    keep_freed_memory()  # as a rank does
     with progress_bar() as advance:
         measured = measure_layers(job, advance)
     data_work = measure_data_rank(job)
@@ -115,7 +117,8 @@ def _measure(job: Job, tell: Tell) -> ProfileResults:
 
 def _process_bytes() -> int:
     """Return the memory of a rank without a shard: that of this process with everything a rank imports."""
-    importlib.import_module("pipeedge.run.pipeline")
+    for module in ("pipeedge.run.pipeline", "pipeedge.run.reporting", "pipeedge.base.console"):
+        importlib.import_module(module)
     with torch.inference_mode():
         torch.nn.functional.linear(torch.ones(8, 64), torch.ones(64, 64))  # starts threads and kernels
     return resident_bytes()

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-
 from pipeedge.base.wording import count, figure
 from pipeedge.observe.timeline import ThreadState, Timeline
 from pipeedge.report.bottleneck import Part, find_bottleneck
@@ -329,6 +327,8 @@ def _over_time(run: SavedRun) -> list[Chart]:
 
 
 def _page(template: str, **values: Any) -> str:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # most reports are no pages
+
     environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,

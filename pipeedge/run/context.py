@@ -7,17 +7,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import DeadlineError
 from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.models import Model
-from pipeedge.observe.live import Display
 from pipeedge.request.config import RunRequest
 from pipeedge.run.worker import Activity
 from pipeedge.transport.base import RendezvousService, Transport
+
+if TYPE_CHECKING:  # only the data rank needs them
+    from rich.console import Console
+
+    from pipeedge.observe.live import Display
 
 __all__ = ["PATIENCE_S", "DisplayFeed", "RankContext", "aborted_on_failure"]
 
@@ -53,8 +56,8 @@ class RankContext:
 
     request: RunRequest
     model: Model
-    console: Console
-    """Console where the data rank prints its table."""
+    open_console: Callable[[], Console]
+    """Opens the console where the data rank prints its table."""
     warn: Callable[[str], None]
     """Takes a line for the user that ends nothing; called from any thread."""
     transport: Transport

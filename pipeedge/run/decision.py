@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
@@ -17,7 +17,9 @@ from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.run.context import RankContext
-from pipeedge.run.data_part import DataFiles
+
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.run.data_part import DataFiles
 
 __all__ = ["FORMS", "RunSession", "decide", "find_facts"]
 

@@ -5,28 +5,31 @@ The script ``runtime.py`` in a checkout and ``python -m pipeedge.run.main`` both
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pipeedge.base.guard import guard
+from pipeedge.base.heap import lasting_imports, share_one_heap
+from pipeedge.base.machine import quota_threads
 from pipeedge.base.program import program_name
-from pipeedge.base.streams import end, say
+from pipeedge.base.streams import end, print_result, say
+from pipeedge.base.wording import printable
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 
-__all__ = ["PROGRAM", "main", "share_one_heap", "signals_end_at_once", "terminated"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["PROGRAM", "limit_threads", "main", "signals_end_at_once", "terminated"]
 
 PROGRAM = "runtime.py"
-
-_M_ARENA_MAX = -8
-"""Value of ``M_ARENA_MAX`` in glibc's malloc.h."""
 
 
 def main() -> NoReturn:
@@ -40,21 +43,41 @@ def main() -> NoReturn:
 def _run() -> None:
     command = parse_runtime(sys.argv[1:], Environment.read())
     share_one_heap()
+    limit_threads()
     # Otherwise torch logs broken connections before the line with the reason. It reads this when imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Imported late, because torch takes seconds to import, and mistakes should be reported at once. Its
     # native part aborts with a long message on KeyboardInterrupt; there is nothing to clean up yet.
-    with signals_end_at_once():
-        from pipeedge.base.console import StandardOutput
-        from pipeedge.run.pipeline import run, show_schedule
+    with signals_end_at_once(), lasting_imports():
+        if command.dry_run:
+            from pipeedge.run.preview import show_schedule
+        else:
+            from pipeedge.run.pipeline import run
 
     def warn(line: str) -> None:
         say(program_name(PROGRAM), f"rank {command.request.world.rank}: {line}")
 
     if command.dry_run:
-        show_schedule(command.request, StandardOutput(result=True))
+        show_schedule(command.request, lambda line: print_result(printable(line)))
     else:
-        run(command.request, StandardOutput(), warn)
+        run(command.request, _open_console, warn)
+
+
+@cache
+def _open_console() -> Console:
+    from pipeedge.base.console import StandardOutput
+
+    return StandardOutput()
+
+
+def limit_threads() -> None:
+    """Let torch, when it is imported, use no more threads than a quota allows, unless the user says how many.
+
+    torch counts processors. Under a quota its threads would use up their time together, and then all pause.
+    """
+    threads = quota_threads()
+    if threads is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 @contextmanager
@@ -69,20 +92,6 @@ def signals_end_at_once() -> Iterator[None]:
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-
-
-def share_one_heap() -> None:
-    """Let all threads of this process allocate from one heap, if the C library is glibc.
-
-    By default each thread gets its own heap, and cannot use memory that another thread has freed: the
-    activations of the computing thread would come on top of what loading left behind (46 MB for a quarter
-    of ViT-Large). Only one thread computes, so there is no contention for the heap's lock.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
 
 
 def terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,33 +8,26 @@ the data rank fails.
 from __future__ import annotations
 
 import dataclasses
-import json
-import platform
 import socket
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-import pipeedge
 from pipeedge.base.errors import PeerError, PeerFailedError, one_line
-from pipeedge.base.fields import decoding
-from pipeedge.base.files import write_whole
 from pipeedge.base.wording import count, plural
 from pipeedge.control.member import Member
-from pipeedge.observe.assembly import assemble as assemble_timeline
-from pipeedge.observe.assembly import series
-from pipeedge.observe.metrics import Latency, StageStats, energy_body
+from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.records import Recording
-from pipeedge.observe.trace import trace_events
 from pipeedge.plan.planning import Plan
-from pipeedge.report.run_report import RunReport, print_report, save_report
 from pipeedge.request.files import OutputRequest
 from pipeedge.run.context import RankContext
-from pipeedge.run.data_part import DataPart
 from pipeedge.run.decision import RunSession
 from pipeedge.run.parts import Parts
 from pipeedge.run.phases import close_links
+
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.report.run_report import RunReport
 
 __all__ = ["explain_missing_report", "finish"]
 
@@ -82,11 +75,14 @@ def finish(
     if missing:
         context.warn(explain_missing_report(context.request.output, missing))
         return None
-    report = _make_report(context, plan, data, stages, member, startup_s)
+    # Imported late, because it takes a while, and only the data rank makes a report.
+    from pipeedge.run.reporting import make_report, save_and_print
+
+    report = make_report(context, plan, data, stages, member, startup_s)
     if context.request.output.check_items:
         # The others have ended: what is computed from now on holds nobody up.
         report = dataclasses.replace(report, check=data.check(context.request, context.model, device))
-    _save_and_print(context, plan, data, report)
+    save_and_print(context, plan, data, report)
     return report
 
 
@@ -148,75 +144,3 @@ def explain_missing_report(output: OutputRequest, missing: Sequence[int]) -> str
     if asked:
         raise PeerFailedError(f"{why}, but there is nothing for {' and '.join(asked)}; run again for that")
     return f"{why}, without a table"
-
-
-def _make_report(
-    context: RankContext,
-    plan: Plan,
-    data: DataPart,
-    stages: Sequence[StageStats],
-    member: Member,
-    startup_s: float,
-) -> RunReport:
-    """Build the report from what the data rank collected and the figures of the stages."""
-    collector, writer = data.collector, data.files.writer
-    began_s = member.hub_clock(data.feeder.started_at or 0.0)
-    recordings = _recordings(member)
-    return RunReport(
-        model=context.model.name,
-        schedule=plan.schedule,
-        items=writer.items,
-        microbatches=len(collector.latencies),
-        microbatch_size=plan.microbatch_size,
-        startup_s=startup_s,
-        elapsed_s=collector.elapsed_s,
-        latency=Latency.of(collector.latencies),
-        accuracy=collector.accuracy,
-        stages=stages,
-        skipped=[skipped.reason for skipped in data.files.source.skipped],
-        prediction=plan.prediction,
-        steady_items_per_s=collector.steady_items_per_s,
-        latencies_s=collector.latencies,
-        timeline=assemble_timeline(recordings, began_s, collector.elapsed_s),
-        series=series(recordings, began_s),
-        energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, writer.items),
-        command=context.request.command,
-        versions=_versions(),
-    )
-
-
-def _recordings(member: Member) -> list[Recording]:
-    """Return the recordings of all ranks, on the data rank."""
-    found = []
-    for rank, text in member.records().items():
-        with decoding(f"what rank {rank} recorded of the run", peer=rank):
-            found.append(Recording.from_text(rank, text))
-    return found
-
-
-def _save_and_print(context: RankContext, plan: Plan, data: DataPart, report: RunReport) -> None:
-    output = context.request.output
-    if output.report is not None:
-        save_report(report, output.report)
-    if output.trace is not None and report.timeline is not None:
-        events = trace_events(report.timeline, plan.schedule, plan.data_rank)
-        write_whole(output.trace, json.dumps(events, separators=(",", ":")), "--trace")
-    if not output.quiet:
-        print_report(
-            report,
-            context.console,
-            results=output.results,
-            saved=output.report,
-            trace=output.trace,
-            replaced=data.files.replaced,
-        )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "pipeedge": pipeedge.__version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }

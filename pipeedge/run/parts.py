@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeedge.control.member import Member
 from pipeedge.observe.energy import EnergyMeter, open_source
 from pipeedge.observe.monitoring import DATA_KEYS, STAGE_KEYS, CsvFiles, Exporter, Monitor, Sink
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.data_part import DataFiles, DataPart, make_data_part
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, make_stage_part
+
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.run.data_part import DataFiles, DataPart
 
 __all__ = ["Parts", "assemble"]
 
@@ -72,6 +75,8 @@ def assemble(
         bits = make_stage_bits(plan, model, number, lambda: member.slowest_stage_s, tell)
         stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor)
     if files is not None:
+        from pipeedge.run.data_part import make_data_part
+
         data_part = make_data_part(files, plan, model, ends, activity, monitor)
     return Parts(ends, monitor, stage_part, data_part)
 

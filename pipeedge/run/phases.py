@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,22 +22,22 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import printable
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
-from pipeedge.data.results import ResultWriter
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
-from pipeedge.observe.live import Display, Progress
 from pipeedge.observe.monitoring import KEYS, Exporter, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
-from pipeedge.run.data_part import DataFiles, DataPart, open_data_files
 from pipeedge.run.decision import RunSession, decide, find_facts
 from pipeedge.run.parts import Parts, assemble
-from pipeedge.run.resuming import plan_dependencies
 from pipeedge.run.stage import Stage, resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
+
+if TYPE_CHECKING:  # only the data rank needs them
+    from pipeedge.data.results import ResultWriter
+    from pipeedge.run.data_part import DataFiles, DataPart
 
 __all__ = [
     "Prepared",
@@ -84,6 +84,8 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
             stack.callback(exporter.close)
         files = None
         if context.rank == request.schedule.data_rank:
+            from pipeedge.run.data_part import open_data_files
+
             metrics = metrics_files(request.metrics.directory, context.rank)
             files = open_data_files(request, context.model, metrics)
             for note in files.notes:
@@ -113,6 +115,8 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     """
     plan = session.agree(prepared.facts, functools.partial(decide, context))
     if prepared.files is not None:
+        from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
+
         prepared.files.writer.add_dependencies(plan_dependencies(plan))
     member, crew = session.member, context.crew
     if context.rank in plan.participants:
@@ -244,12 +248,14 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> 
     if data is None or context.request.output.quiet:
         yield
         return
+    from pipeedge.observe.live import Display, Progress
+
     writer = data.files.writer
     progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
     with (
         Display(
             progress,
-            context.console,
+            context.open_console,
             lambda: writer.items,
             time.monotonic,
             data.feeder.waited_for_input_s,

@@ -21,17 +21,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psutil
-from rich.console import Console
 
-from pipeedge.base.wording import figure
+from pipeedge.base.heap import keep_freed_memory
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session, report_early_failure
-from pipeedge.data import open_run_input
-from pipeedge.models import Model, find_model
+from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
-from pipeedge.report.run_report import RunReport
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import RankContext, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
@@ -39,43 +37,22 @@ from pipeedge.run.outcome import finish
 from pipeedge.run.phases import agree, connect, leave, load_stage, open_parts, prepare, stream
 from pipeedge.transport.choice import make_rendezvous, make_transport
 
-__all__ = ["run", "show_schedule"]
+if TYPE_CHECKING:  # only the data rank needs them
+    from rich.console import Console
+
+    from pipeedge.report.run_report import RunReport
+
+__all__ = ["run"]
 
 
-def show_schedule(request: RunRequest, console: Console) -> None:
-    """Print the schedule that would run (``--dry-run``), starting nothing.
-
-    Raises:
-        PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
-    """
-    model = find_model(request.model.name)
-    model.check_sizes(request.model.weights)
-    arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
-    planned = plan_schedule(request, model, _tokens_here(request, model), eight_bit=not arrays)
-    for line in planned.schedule.lines():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
-    if planned.prediction is not None and predicted is not None:
-        console.print(f"predicted throughput: {figure(predicted)} items/s", highlight=False)
-        console.print(f"predicted bottleneck: {planned.prediction.bottleneck}", highlight=False)
-    for note in planned.notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
-
-
-def _tokens_here(request: RunRequest, model: Model) -> int | None:
-    """Tokens of the longest sentence, where this rank has the input and its length counts."""
-    counts = request.schedule.automatic and model.takes_text
-    if not counts or request.world.rank != request.schedule.data_rank:
-        return None
-    return open_run_input(request, model).max_tokens
-
-
-def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> RunReport | None:
+def run(
+    request: RunRequest, open_console: Callable[[], Console], warn: Callable[[str], None]
+) -> RunReport | None:
     """Take part in a run. Returns the report on the data rank, None on the others.
 
     Args:
         request: What to do.
-        console: Console where the data rank prints its table.
+        open_console: Opens the console where the data rank prints its table.
         warn: Called with a line for the user that ends nothing; from any thread.
 
     Raises:
@@ -87,7 +64,7 @@ def run(request: RunRequest, console: Console, warn: Callable[[str], None]) -> R
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     transport = make_transport(request.transport, request.world.rank)
     rendezvous = make_rendezvous(request.transport, request.world.addr)
-    context = RankContext(request, model, console, warn, transport, rendezvous)
+    context = RankContext(request, model, open_console, warn, transport, rendezvous)
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,
@@ -109,6 +86,7 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
         connect(context, plan, prepared.interface)
         stage = load_stage(context, plan, prepared.device)
         parts = open_parts(context, plan, session.member, prepared, stage)
+        keep_freed_memory()  # not before: what loading frees is returned
         session.start()
         startup_s = time.time() - psutil.Process().create_time()
         stream(context, plan, parts)

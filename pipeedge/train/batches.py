@@ -17,13 +17,13 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from rich.console import Console
 
+from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.machine import resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.lanes import WorkLane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.worker import Activity
 from pipeedge.train.engine import BatchSize, Engine, Watch
-from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.preparing import TrainingSetup
 from pipeedge.train.recording import BatchResult, WorkerFigures
 

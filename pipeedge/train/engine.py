@@ -26,10 +26,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
+from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.train.batchlinear import BatchLinear
-from pipeedge.train.heap import return_freed_memory
 from pipeedge.train.networks import StageModule
 from pipeedge.train.orders import Order
 from pipeedge.train.sends import Sends

@@ -21,6 +21,7 @@ from msgspec import Struct
 from pipeedge.base.errors import EXIT_PEER, PeerFailedError, RequestError, one_line
 from pipeedge.base.fields import MALFORMED, Line, decode, encode
 from pipeedge.base.guard import guard
+from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import processors
 from pipeedge.base.program import module_words, program_name
 from pipeedge.base.streams import end, pass_on, print_notice, say
@@ -29,8 +30,7 @@ from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
 from pipeedge.request.environment import TRAIN_LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
-from pipeedge.run.main import share_one_heap, signals_end_at_once, terminated
-from pipeedge.train.heap import keep_freed_memory
+from pipeedge.run.main import signals_end_at_once, terminated
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
 
 __all__ = ["main"]

@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _runtime(argv: Sequence[str]) -> None:
-    pipeline.run(parse_runtime(["0", "1", *argv], Environment()).request, Console(), print)
+    pipeline.run(parse_runtime(["0", "1", *argv], Environment()).request, Console, print)
 
 
 def _profiler(argv: Sequence[str]) -> None:

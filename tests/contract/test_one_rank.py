@@ -32,6 +32,7 @@ from pipeedge.request.config import WorldRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
+from pipeedge.run.preview import show_schedule
 
 # --- one rank, in this process ----------------------------------------------------------------------
 
@@ -64,11 +65,10 @@ def call(
         def main() -> None:
             words = [str(word) for word in (*place, "--port", free_port(), "--timeout", 20, *options)]
             command = parse_runtime(words, Environment())
-            shown = Console(file=console, width=120)
             if command.dry_run:
-                pipeline.show_schedule(command.request, shown)
+                show_schedule(command.request, lambda line: print(line, file=console))
             else:
-                pipeline.run(command.request, shown, warnings.append)
+                pipeline.run(command.request, lambda: Console(file=console, width=120), warnings.append)
 
         status = guard("runtime.py", main, verbose=False)
         out, err = capsys.readouterr()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from runtime_request import request
 from shipped_model import DIGITS
 
@@ -18,7 +16,7 @@ from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.spec_writing import save_device_types, save_models
 from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
-from pipeedge.run.pipeline import show_schedule
+from pipeedge.run.preview import show_schedule
 
 
 def test_automatic_scheduling_uses_measured_links(tmp_path: Path) -> None:
@@ -102,10 +100,10 @@ def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path
 
 def test_a_dry_run_uses_the_length_of_the_sentences(tmp_path: Path) -> None:
     line = f"0 2 {write_text_cluster(tmp_path, (512, 32))} --dry-run"
-    shown = io.StringIO()
-    show_schedule(request(line), Console(file=shown, width=200))
+    shown: list[str] = []
+    show_schedule(request(line), shown.append)
     longest = max(len(entry.bert_uncased_ids) for entry in shipped_sentences())
-    assert f"scheduled for sentences of {longest} tokens" in shown.getvalue()
+    assert f"scheduled for sentences of {longest} tokens" in "\n".join(shown)
 
 
 @pytest.fixture

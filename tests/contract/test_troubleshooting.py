@@ -101,7 +101,7 @@ from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import context, pipeline
 from pipeedge.run.outcome import explain_missing_report
-from pipeedge.run.pipeline import show_schedule
+from pipeedge.run.preview import show_schedule
 from pipeedge.run.stage import Encode, resolve_device
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.testbed.bed import TestBeds
@@ -307,9 +307,9 @@ def start(line: str) -> str:
         command = parse_runtime(line.split(), Environment())
         console = Console(file=shown, width=200)
         if command.dry_run:
-            show_schedule(command.request, console)
+            show_schedule(command.request, notices.append)
         else:
-            pipeline.run(command.request, console, notices.append)
+            pipeline.run(command.request, lambda: console, notices.append)
     except PipeEdgeError as error:
         return one_line(error)
     return "\n".join((*notices, shown.getvalue()))

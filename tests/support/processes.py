@@ -38,7 +38,8 @@ from pipeedge.control.messages import Complete
 
 PRELOADED = (
     *("pipeedge.auction.main", "pipeedge.doctor.examine", "pipeedge.run.main", "pipeedge.run.pipeline"),
-    *("pipeedge.train.main", "pipeedge.train.session", "rich.console"),
+    *("pipeedge.run.preview", "pipeedge.run.reporting", "pipeedge.observe.live", "pipeedge.base.console"),
+    *("pipeedge.train.main", "pipeedge.train.session", "pipeedge.transport.rpc"),
 )
 """Modules that the server of a test process imports before it forks programs."""
 DEADLINE_S = 60.0

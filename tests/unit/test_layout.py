@@ -15,7 +15,7 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine payload errors archive fields files schedule streams yamlfile
+base       wording crew machine heap payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
 models     activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
@@ -38,12 +38,12 @@ plan       sched_pipeline problem specs spec_files spec_writing schedule_files l
 data       source model_inputs pictures selection tables unfinished row_formats results reading arrays
            companions images text imagenet cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt run_report bottleneck comparison render main __main__
-run        worker stage data_rank context links stage_part resuming data_part parts decision phases outcome
-           pipeline main __main__
+run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
+           outcome pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
-train      batchlinear checkpoint dropout heap sends orders recording request report networks
+train      batchlinear checkpoint dropout sends orders recording request report networks
            options costs engine exporting samples partition preparing dividing batches session main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look
            links link_work review examine main __main__

@@ -65,7 +65,7 @@ def displayed(console: Console, monkeypatch: pytest.MonkeyPatch) -> str:
         return 250
 
     progress = Progress(1000, [0, 1], 0.0)
-    with Display(progress, console, items, lambda: 10.0) as display:
+    with Display(progress, lambda: console, items, lambda: 10.0) as display:
         display.heard({0: StageWork(3.0, 1.0, 0.0, 8), 1: StageWork(0.0, 0.5, 0.5)})
         assert shown.wait(10)
     stream = console.file

@@ -1,0 +1,42 @@
+"""The schedule that would run (``--dry-run``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeedge.base.wording import figure
+from pipeedge.models import Model, find_model
+from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.request.config import RunRequest
+
+__all__ = ["show_schedule"]
+
+
+def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
+    """Call ``show`` with each line of the schedule that would run, starting nothing.
+
+    Raises:
+        PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
+    """
+    model = find_model(request.model.name)
+    model.check_sizes(request.model.weights)
+    arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
+    planned = plan_schedule(request, model, _tokens_here(request, model), eight_bit=not arrays)
+    for line in planned.schedule.lines():
+        show(line)
+    predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
+    if planned.prediction is not None and predicted is not None:
+        show(f"predicted throughput: {figure(predicted)} items/s")
+        show(f"predicted bottleneck: {planned.prediction.bottleneck}")
+    for note in planned.notes:
+        show(note)
+
+
+def _tokens_here(request: RunRequest, model: Model) -> int | None:
+    """Tokens of the longest sentence, where this rank has the input and its length counts."""
+    counts = request.schedule.automatic and model.takes_text
+    if not counts or request.world.rank != request.schedule.data_rank:
+        return None
+    from pipeedge.data import open_run_input  # imports much that other runs do without
+
+    return open_run_input(request, model).max_tokens

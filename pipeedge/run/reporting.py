@@ -1,0 +1,99 @@
+"""The report of a run, on the data rank: made of what all ranks recorded, saved and printed."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+import pipeedge
+from pipeedge.base.fields import decoding
+from pipeedge.base.files import write_whole
+from pipeedge.control.member import Member
+from pipeedge.observe.assembly import assemble as assemble_timeline
+from pipeedge.observe.assembly import series
+from pipeedge.observe.metrics import Latency, StageStats, energy_body
+from pipeedge.observe.records import Recording
+from pipeedge.observe.trace import trace_events
+from pipeedge.plan.planning import Plan
+from pipeedge.report.run_report import RunReport, print_report, save_report
+from pipeedge.run.context import RankContext
+from pipeedge.run.data_part import DataPart
+
+__all__ = ["make_report", "save_and_print"]
+
+
+def make_report(
+    context: RankContext,
+    plan: Plan,
+    data: DataPart,
+    stages: Sequence[StageStats],
+    member: Member,
+    startup_s: float,
+) -> RunReport:
+    """Build the report from what the data rank collected and the figures of the stages."""
+    collector, writer = data.collector, data.files.writer
+    began_s = member.hub_clock(data.feeder.started_at or 0.0)
+    recordings = _recordings(member)
+    return RunReport(
+        model=context.model.name,
+        schedule=plan.schedule,
+        items=writer.items,
+        microbatches=len(collector.latencies),
+        microbatch_size=plan.microbatch_size,
+        startup_s=startup_s,
+        elapsed_s=collector.elapsed_s,
+        latency=Latency.of(collector.latencies),
+        accuracy=collector.accuracy,
+        stages=stages,
+        skipped=[skipped.reason for skipped in data.files.source.skipped],
+        prediction=plan.prediction,
+        steady_items_per_s=collector.steady_items_per_s,
+        latencies_s=collector.latencies,
+        timeline=assemble_timeline(recordings, began_s, collector.elapsed_s),
+        series=series(recordings, began_s),
+        energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, writer.items),
+        command=context.request.command,
+        versions=_versions(),
+    )
+
+
+def _recordings(member: Member) -> list[Recording]:
+    """Return the recordings of all ranks, on the data rank."""
+    found = []
+    for rank, text in member.records().items():
+        with decoding(f"what rank {rank} recorded of the run", peer=rank):
+            found.append(Recording.from_text(rank, text))
+    return found
+
+
+def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: RunReport) -> None:
+    """Write report and trace where they were asked for, and print the table unless the run is to be quiet."""
+    output = context.request.output
+    if output.report is not None:
+        save_report(report, output.report)
+    if output.trace is not None and report.timeline is not None:
+        events = trace_events(report.timeline, plan.schedule, plan.data_rank)
+        write_whole(output.trace, json.dumps(events, separators=(",", ":")), "--trace")
+    if not output.quiet:
+        print_report(
+            report,
+            context.open_console(),
+            results=output.results,
+            saved=output.report,
+            trace=output.trace,
+            replaced=data.files.replaced,
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "pipeedge": pipeedge.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }

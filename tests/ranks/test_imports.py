@@ -1,0 +1,64 @@
+"""What a program imports before it answers, and what a rank imports: importing is most of a start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from ports import free_port
+from processes import environment
+
+LIMIT_S = 60
+COMPUTING = {"torch", "numpy", "safetensors", "PIL"}
+SHOWING = {"rich", "jinja2"}
+NEVER = {"transformers", "datasets", "scipy", "matplotlib", "prometheus_client"}
+
+
+def run(logs: Path, *commands: tuple[str, ...]) -> list[set[str]]:
+    """Run the program with each list of words, all at once; return what each imported until it ended."""
+    started = []
+    for number, words in enumerate(commands):
+        command = [sys.executable, "-X", "importtime", "runtime.py", *words]
+        with (logs / str(number)).open("w") as log:  # a pipe would fill up, and its program would wait
+            started.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=log)
+            )
+    found = []
+    for number, process in enumerate(started):
+        status, err = process.wait(LIMIT_S), (logs / str(number)).read_text()
+        lines = [line for line in err.splitlines() if line.startswith("import time:")]
+        assert status == 0, err.replace("\n".join(lines), "")
+        found.append({line.rpartition("|")[2].strip() for line in lines})
+    return found
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    (imported,) = run(tmp_path, ("--help",))
+    assert "pipeedge.request.options" in imported
+    assert not imported & (COMPUTING | SHOWING | NEVER | {"yaml"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-m", "vit-digits"),
+        ("-m", "vit-digits", "-pt", "1,8,9,16", "-q", "8,0", "--dtype", "bfloat16"),
+        ("-m", "bert-base-uncased", "-M", "no.npz"),
+    ],
+)
+def test_a_dry_run_imports_nothing_to_show_it(options: tuple[str, ...], tmp_path: Path) -> None:
+    (imported,) = run(tmp_path, ("0", "2", *options, "--dry-run"))
+    assert not imported & (SHOWING | NEVER | {"PIL", "yaml"})
+
+
+def test_a_rank_imports_only_what_its_part_needs(tmp_path: Path) -> None:
+    options = ("2", "-m", "vit-digits", "--port", str(free_port()))
+    data, stage = run(tmp_path, ("0", *options), ("1", *options))
+    assert {"torch", "PIL", "rich"} <= data
+    assert "torch" in stage
+    unneeded = NEVER | {"jinja2", "yaml", "torch._dynamo", "pipeedge.transport.rpc"}
+    assert not data & unneeded
+    assert not stage & (unneeded | {"PIL", "rich", "pipeedge.data", "pipeedge.report"})
