@@ -82,7 +82,7 @@ class WordEmbeddings(nn.Module):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class AttentionInputs:
     """What the attentions of a stage need besides their own queries, keys and values."""
 
     everywhere: Rotation
@@ -93,7 +93,7 @@ class Surroundings:
     """True for tokens and false for padding, [N, T], or None if nothing is padding."""
 
 
-class Surrounding(nn.Module):
+class SharedInputs(nn.Module):
     """Rotations and biases for the length of a microbatch."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -103,12 +103,12 @@ class Surrounding(nn.Module):
         self.bases = options.global_base, options.local_base
         self.padding = MaskBias(architecture)
 
-    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> Surroundings:
+    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> AttentionInputs:
         """Compute them from the hidden state [N, T, D] and the mask [N, T]."""
         tokens = state.shape[1]
         everywhere, nearby = (rotation_by_position(tokens, self.width, base, state) for base in self.bases)
         bias = self.padding(state, mask)
-        return Surroundings(everywhere, nearby, bias, None if bias is None else mask)
+        return AttentionInputs(everywhere, nearby, bias, None if bias is None else mask)
 
 
 class ModernBertAttention(nn.Module):
@@ -123,7 +123,7 @@ class ModernBertAttention(nn.Module):
         self.norm1 = _norm(architecture) if block else None
         self.qkv = Linear(hidden, 3 * hidden, bias=architecture.qkv_bias)
 
-    def forward(self, hidden: torch.Tensor, around: Surroundings) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, around: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         qkv = self.qkv(hidden, norm=self.norm1)
         if self.reach is None:
@@ -328,5 +328,5 @@ MODERNBERT = Family(
     prefix="model.",
     unprefixed=("head.", "classifier"),
     carried=(dataclasses.replace(MASK, head=_means),),
-    shared=Surrounding,
+    shared=SharedInputs,
 )
