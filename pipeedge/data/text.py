@@ -6,7 +6,7 @@ import logging
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.source import Item
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, TableRow, lines_of, rows_of
 from pipeedge.request.files import STANDARD_INPUT
@@ -121,19 +122,20 @@ class Tokenizer:
     path: Path
     """File that it was read from."""
     model: ModelInputs
+    rules: SentenceRules = field(default_factory=SentenceRules)
 
     def items(self, sentences: Sequence[Sentence]) -> TokenItems:
         """Tokenise sentences, or pairs. Those that are too long for the model are truncated, with a warning.
 
         Of such a pair, the longer sentence loses its end first.
         """
-        limit = self.model.config.max_positions
+        limit = min(self.model.config.max_positions, self.rules.most_tokens or sys.maxsize)
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
         encoded = self._encode(texts)
         too_long = [
             number
             for number, (one, sentence) in enumerate(zip(encoded, sentences, strict=True))
-            if len(one.ids) > limit or texts[number] != sentence.texts
+            if len(one.ids) > limit or texts[number] != self._whole(sentence)
         ]
         if too_long:
             log.warning(
@@ -172,7 +174,10 @@ class Tokenizer:
         least = limit * _TOKEN_CHARACTERS
         if sentence.pair is not None:
             least = max(least, _CHUNK_CHARACTERS // 2)
-        return tuple(self._beginning(text, limit, least) for text in sentence.texts)
+        return tuple(self._beginning(text, limit, least) for text in self._whole(sentence))
+
+    def _whole(self, sentence: Sentence) -> tuple[str, ...]:
+        return tuple(map(self.rules.apply, sentence.texts))
 
     def _beginning(self, text: str, limit: int, characters: int) -> str:
         """Return ``characters`` characters of ``text``, or more if they do not give ``limit`` tokens."""
@@ -293,7 +298,7 @@ def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
             backend = BertTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # a damaged file may raise anything inside transformers
         raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
-    return Tokenizer(backend, path, model)
+    return Tokenizer(backend, path, model, read_rules(directory))
 
 
 def download_tokenizer(model_name: str) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pipeedge.base.errors import ModelError
 from pipeedge.base.wording import excerpt
 from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.models.pooling import Pooling
 
 __all__ = [
     "LAYERS_PER_BLOCK",
@@ -151,6 +152,8 @@ class Architecture:
     """Number of classes of the head, or 0 for ``vector``."""
     options: FamilyOptions | None = None
     """Options that only this family has."""
+    pooling: Pooling | None = None
+    """Pooling that makes the vector of a sentence, or None for the family's own."""
 
     def __post_init__(self) -> None:
         positive = ["hidden", "blocks", "heads", "intermediate"]
@@ -231,6 +234,8 @@ class Architecture:
         """Number of output values per item, or per token for ``tokens``."""
         if self.head != "vector":
             return self.num_labels
+        if self.pooling is not None:
+            return self.pooling.output_size(self.hidden)
         return self.pooler_size if self.pooler else self.hidden
 
     def output_shape(self, items: int, tokens: int) -> tuple[int, ...]:
@@ -246,10 +251,14 @@ class Architecture:
         fingerprints that are stored with converted weights depend on this form.
         """
         fields = asdict(self)
-        own, options = fields.pop("input"), fields.pop("options")
+        own = fields.pop("input")
         own.pop("prefix_tokens", None)  # follows from the family
         fields.update({**_NO_INPUT, **own})
-        return fields if options is None else {**fields, "options": options}
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name not in ("options", "pooling")
+        }
 
 
 _NO_INPUT: Mapping[str, Any] = MappingProxyType(

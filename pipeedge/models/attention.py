@@ -15,9 +15,15 @@ from pipeedge import _native as native
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.family import Carried
 
-__all__ = ["MASK", "MaskBias", "attend", "norm"]
+__all__ = ["MASK", "MaskBias", "attend", "norm", "pools_tokens"]
 
-MASK = Carried("mask", torch.bool)
+
+def pools_tokens(architecture: Architecture) -> bool:
+    """Return whether the vector of a sentence depends on which of its positions are padding."""
+    return architecture.pooling is not None and architecture.pooling.needs_mask
+
+
+MASK = Carried("mask", torch.bool, head=pools_tokens)
 """Mask of a microbatch of sentences: true for tokens and false for padding, one byte a token."""
 
 _NATIVE = frozenset(getattr(torch, name) for name in native.attention_types())

@@ -148,6 +148,10 @@ class Family:
     them, and a shard holds them once.
     """
     image_defaults: ImageDefaults = field(default_factory=ImageDefaults)
+    final_norm: LayerFactory | None = None
+    """Factory of the norm after the last block, for heads that are not the family's own, with the same name
+    as in its own, ``head.norm``; None without such a norm.
+    """
     tower: str | None = None
     """``vision`` or ``text`` if a checkpoint may contain two models of which this is one, else None."""
     any_image_size: bool = False

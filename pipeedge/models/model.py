@@ -23,6 +23,7 @@ from pipeedge.models.kernels import choose
 from pipeedge.models.shard import Shard, payload_specs
 from pipeedge.models.weights.fill import check_sizes, fill, plan
 from pipeedge.models.weights.hub import fetch_weights, missing_weights
+from pipeedge.models.weights.joined import JoinedWeights
 from pipeedge.models.weights.locating import find_pooler, hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.reading import SINGLE_FILE, WeightsFile, identity_digest, open_weights
@@ -246,7 +247,7 @@ class Model:
             WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
         chosen = choose(kernels, dtype, torch.device(device))
-        with self._open(weights, dtype) as file:
+        with self.open(weights, dtype) as file:
             self._compare(file, layers)
             shard = self.shard_for(file, layers, dtype, chosen)
             return fill(shard, self.config, file, device=device, progress=progress)
@@ -259,7 +260,7 @@ class Model:
         Raises:
             WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
-        with self._open(weights, dtype) as file:
+        with self.open(weights, dtype) as file:
             self._compare(file)
             plan(self.shard_for(file, dtype=dtype), self.config, file)
 
@@ -273,7 +274,7 @@ class Model:
         """
         path = self.find_weights() if weights is None else Path(weights)
         if path.is_file() or (weights is not None and path.is_dir()):
-            with self._open(path) as file:
+            with self.open(path) as file:
                 self._compare(file)
 
     def _compare(self, file: WeightsFile, layers: LayerRange | None = None) -> None:
@@ -326,19 +327,37 @@ class Model:
         Raises:
             WeightsError: The file is missing, truncated, or of an unknown kind.
         """
-        with self._open(weights) as file:
+        with self.open(weights) as file:
             if file.source is not None:
                 return file.source
             config = json.dumps(self.config.as_dict(), sort_keys=True).encode()
             return identity_digest(iter([config, *file.identity()]))
 
-    def _open(self, weights: str | os.PathLike[str] | None, dtype: torch.dtype | None = None) -> WeightsFile:
+    def open(
+        self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype | None = None
+    ) -> WeightsFile:
+        """Open the weights in a file, or the default ones for ``dtype``, fetching those of a repository.
+
+        Raises:
+            WeightsError: The file is missing, damaged, or of a kind that cannot be read.
+        """
         if weights is not None:
-            return open_weights(weights)
+            return self._with_modules(open_weights(weights))
         path = self.find_weights(dtype)
         if path == self.default_weights:
             self.fetch_weights()
-        return open_weights(path)
+        return self._with_modules(open_weights(path))
+
+    def _with_modules(self, file: WeightsFile) -> WeightsFile:
+        """Return ``file`` with the dense layers of a sentence embedding, which have a file of their own."""
+        pooling = self.config.pooling
+        if pooling is None or self.directory is None or not pooling.dense:
+            return file
+        first = pooling.dense[0]
+        if f"{first.path}.linear.weight" in file.names:  # as in converted weights
+            return file
+        modules = {f"{one.path}.": open_weights(self.directory / one.path) for one in pooling.dense}
+        return JoinedWeights(file, modules)
 
     def _build(
         self, config: Architecture, layers: LayerRange | None, dtype: torch.dtype, kernels: str = "torch"
@@ -353,6 +372,8 @@ class Model:
 
 def _with_pooler_of(config: Architecture, file: WeightsFile) -> Architecture:
     """Return ``config`` with the pooler that ``file`` has, if the file decides."""
+    if config.pooling is not None:
+        return config
     found = find_pooler(config, file.names)
     if found is not None:
         return dataclasses.replace(config, pooler=True, pooler_size=file.entry(found).shape[0])

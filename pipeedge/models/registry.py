@@ -14,6 +14,7 @@ from pipeedge.models.families.catalogue import TOWERS, family_of, parse_hf_confi
 from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
 from pipeedge.models.model import Model
+from pipeedge.models.sentence import with_pooling
 from pipeedge.models.weights.hub import (
     UnknownRepositoryError,
     fetch_weights,
@@ -143,6 +144,8 @@ def _from_directory(
         config, labels = parse_hf_config(document, tensor_names=names, tower=tower)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    if config.head == "vector":
+        config = with_pooling(config, directory)
     size = preprocessed_size(directory) if family_of(config).any_image_size else None
     if size is not None:
         config = dataclasses.replace(config, input=dataclasses.replace(config.image, image_size=size))

@@ -31,6 +31,7 @@ from pipeedge.models.dtypes import stream_dtype
 from pipeedge.models.family import Family, attends
 from pipeedge.models.int8 import Int8Linear
 from pipeedge.models.linear import Linear, OnednnLinear, PackedLinear
+from pipeedge.models.sentence import SentenceHead
 
 __all__ = ["Shard", "payload_specs"]
 
@@ -74,7 +75,7 @@ class Shard(nn.Module):
         self.embeddings = family.embeddings(architecture) if first else None
         self.shared = family.shared(architecture) if family.shared is not None and attending else None
         self.parts = nn.ModuleDict(_parts(family, architecture, layers))
-        self.head = family.head(architecture) if last else None
+        self.head = _head(family, architecture) if last else None
         self.to(self.stream_dtype)
         for part in self.parts.values():
             _choose_layers(part, dtype, kernels)
@@ -124,6 +125,12 @@ class Shard(nn.Module):
     def _in_stream_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` contiguous, and converted to the stream type if it is floating point."""
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _head(family: Family, architecture: Architecture) -> nn.Module:
+    if architecture.pooling is not None:
+        return SentenceHead(family, architecture, architecture.pooling)
+    return family.head(architecture)
 
 
 def _parts(family: Family, architecture: Architecture, layers: LayerRange) -> Mapping[str, nn.Module]:

@@ -18,9 +18,9 @@ PICTURE = """
 base       wording crew machine heap payload errors archive fields files schedule streams yamlfile
            yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
-models     activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
-           weights.hub weights.random_weights architecture hub_config weights.names family attention rotary
-           shard
+models     pooling activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
+           weights.joined weights.hub weights.random_weights architecture hub_config weights.names family
+           attention rotary sentence shard
            families.bert families.roberta families.distilbert families.mpnet families.albert
            families.modernbert families.vit families.deit families.dinov2 families.clip families.siglip
            families.catalogue
@@ -35,8 +35,8 @@ control    clocks failures liveness messages epoch_messages epochs epoch_member 
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice facts planning schedule_choice
-data       source model_inputs pictures selection tables unfinished row_formats results reading arrays
-           companions images text imagenet cola defaults opening protected_files fingerprint
+data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
+           reading arrays companions images text imagenet cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
            outcome pipeline preview main __main__

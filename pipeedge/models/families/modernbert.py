@@ -23,7 +23,7 @@ from pipeedge.models.architecture import (
     TextInput,
     check_range,
 )
-from pipeedge.models.attention import MASK, MaskBias
+from pipeedge.models.attention import MASK, MaskBias, pools_tokens
 from pipeedge.models.family import Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
@@ -305,7 +305,9 @@ _NAMES: Dialect = {
 
 
 def _means(architecture: Architecture) -> bool:
-    return architecture.head == "classifier" and architecture.own(ModernBertOptions).mean_pooling
+    """Return whether the head takes a mean, which depends on the mask."""
+    own_mean = architecture.head == "classifier" and architecture.own(ModernBertOptions).mean_pooling
+    return own_mean or pools_tokens(architecture)
 
 
 MODERNBERT = Family(
@@ -329,4 +331,5 @@ MODERNBERT = Family(
     unprefixed=("head.", "classifier"),
     carried=(dataclasses.replace(MASK, head=_means),),
     shared=SharedInputs,
+    final_norm=_norm,
 )

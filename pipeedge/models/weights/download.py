@@ -157,7 +157,7 @@ def convert(
             if there.source == fingerprint:
                 say(f"{target}: already there and made from the same weights, kept")
                 return
-    with open_weights(source) as file:
+    with model.open(source) as file:
         shard = model.shard_for(file, dtype=dtype)
         total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
         with ByteBar(target.name, total) as bar:

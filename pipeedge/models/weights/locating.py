@@ -9,8 +9,9 @@ import torch
 
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.families.catalogue import family_of
+from pipeedge.models.pooling import DenseModule
 from pipeedge.models.shard import Shard
-from pipeedge.models.weights.names import Dialect, FileTensor, canonical_name
+from pipeedge.models.weights.names import Dialect, FileTensor, canonical_name, same
 
 __all__ = [
     "Filling",
@@ -21,6 +22,10 @@ __all__ = [
     "resolve",
     "stray_block",
 ]
+
+
+_SENTENCE_LAYERS = "head.layers."
+"""Beginning of the names of the dense layers of ``sentence.SentenceHead``."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,9 @@ def hub_filling(parameter: str, architecture: Architecture) -> Filling:
     """Return the Hugging Face hub's tensors, with prefixed names, that make up ``parameter``."""
     family = family_of(architecture)
     templates = _templates(parameter, family.dialects(architecture)[0], architecture)
+    unprefixed = (*family.unprefixed, *(f"{one.path}." for one in _dense_modules(architecture)))
     prefixed = (
-        template if template.name.startswith(family.unprefixed) else template.prefixed(family.prefix)
+        template if template.name.startswith(unprefixed) else template.prefixed(family.prefix)
         for template in templates
     )
     return Filling(parameter, tuple(prefixed))
@@ -103,6 +109,10 @@ def _first_of(
     return None
 
 
+def _dense_modules(architecture: Architecture) -> tuple[DenseModule, ...]:
+    return () if architecture.pooling is None else architecture.pooling.dense
+
+
 def _prefixes(architecture: Architecture) -> tuple[str, ...]:
     return "", family_of(architecture).prefix
 
@@ -111,6 +121,9 @@ def _templates(parameter: str, table: Dialect, architecture: Architecture) -> tu
     """Return the file tensors of a parameter in one dialect, with the number of the block filled in."""
     key, block = canonical_name(parameter)
     templates = table.get(key, ())
+    if key.startswith(_SENTENCE_LAYERS):
+        number, _, kind = key.removeprefix(_SENTENCE_LAYERS).partition(".")
+        return (FileTensor(f"{_dense_modules(architecture)[int(number)].path}.linear.{kind}", same),)
     if block is None:
         return templates
     stored = family_of(architecture).stored_block(architecture, block)

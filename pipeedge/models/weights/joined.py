@@ -1,0 +1,53 @@
+"""Weights in a file of a model and in those of modules behind it, as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from pipeedge.models.weights.reading import TensorEntry, WeightsFile
+
+__all__ = ["JoinedWeights"]
+
+
+class JoinedWeights(WeightsFile):
+    """A file and further ones, whose tensors have a prefix.
+
+    Args:
+        main: File whose names stay as they are.
+        others: Further files by the prefix of their names.
+    """
+
+    def __init__(self, main: WeightsFile, others: Mapping[str, WeightsFile]) -> None:
+        super().__init__(main.path)
+        self.source = main.source
+        self._files = {"": main, **others}
+        self._places = {
+            f"{prefix}{name}": (file, name) for prefix, file in self._files.items() for name in file.names
+        }
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors, with their prefixes."""
+        return self._places.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return the shape and number type of one tensor."""
+        file, own = self._places[name]
+        return file.entry(own)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor into ``out``."""
+        file, own = self._places[name]
+        file.read_into(own, out)
+
+    def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the content of all files."""
+        for file in self._files.values():
+            yield from file.identity()
