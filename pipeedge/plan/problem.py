@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct
+
 from pipeedge import _native
 from pipeedge.base.errors import RequestError
+from pipeedge.base.fields import convert
 
 __all__ = ["ELEMENT_BYTES", "HostKind", "HostLink", "LayerSizes", "Notes", "Problem", "SolverOptions"]
 
@@ -95,28 +98,6 @@ class HostKind:
             "collect_s": self.collect_s,
             "stage_s": [[None if math.isinf(bid) else bid for bid in row] for row in self.stage_s] or None,
         }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> HostKind:
-        """Parse a JSON object. Raises KeyError, TypeError or ValueError if it is malformed."""
-        lists = ("time_s", "weight_bytes", "receive_s", "send_s", "activation_bytes")
-        threads, kernels = body.get("threads"), body.get("kernels")
-        return cls(
-            name=str(body["name"]),
-            mem_bytes=float(body["mem_bytes"]),
-            bw_bytes_per_s=float(body["bw_bytes_per_s"]),
-            **{key: tuple(map(float, body.get(key, ()))) for key in lists},
-            feed_s=float(body["feed_s"]),
-            collect_s=float(body["collect_s"]),
-            stage_s=tuple(
-                tuple(math.inf if bid is None else float(bid) for bid in row)
-                for row in body.get("stage_s") or ()
-            ),
-            dtype=str(body["dtype"]),
-            threads=None if threads is None else int(threads),
-            tokens=tuple(map(int, body.get("tokens", ()))),
-            kernels=None if kernels is None else str(kernels),
-        )
 
 
 @dataclass(frozen=True)
@@ -227,39 +208,59 @@ class Problem:
     def from_json(cls, text: str, options: SolverOptions) -> Problem:
         """Parse a problem. Raises KeyError, TypeError or ValueError if it is malformed."""
         body = json.loads(text)
-        optional = {
-            key: float(body[key]) for key in ("input_bytes", "output_bytes") if body.get(key) is not None
-        }
+        for kind in body["types"]:
+            rows = kind.get("stage_s") or ()
+            kind["stage_s"] = [[math.inf if bid is None else bid for bid in row] for row in rows]
+        read: _Body = convert(body, _Body)
         return cls(
-            layers=LayerSizes(
-                weight_bytes=tuple(map(float, body["weight_bytes"])),
-                elements_in=float(body["elements_in"]),
-                elements_out=tuple(map(float, body["elements_out"])),
-                element_bytes=float(body["element_bytes"]),
-                shared_with=tuple(map(int, body.get("shared_with", ()))),
-                **optional,
-            ),
-            kinds=tuple(map(HostKind.from_json, body["types"])),
-            hosts={str(host["name"]): str(host["type"]) for host in body["hosts"]},
+            layers=convert(body, LayerSizes),
+            kinds=read.types,
+            hosts={host.name: host.type for host in read.hosts},
             links=tuple(
-                HostLink(
-                    str(link["from"]),
-                    str(link["to"]),
-                    float(link["bw_bytes_per_s"]),
-                    float(link["latency_s"]),
-                )
-                for link in body["links"]
+                HostLink(link.source, link.target, link.bw_bytes_per_s, link.latency_s) for link in read.links
             ),
-            data_host=body.get("data_host"),
-            batch_size=float(body["batch_size"]),
-            buffers=(float(body["buffers_in"]), float(body["buffers_out"])),
+            data_host=read.data_host,
+            batch_size=read.batch_size,
+            buffers=(read.buffers_in, read.buffers_out),
             options=options,
             notes=Notes(
-                model=str(body["model"]),
-                dtype=str(body["dtype"]),
-                left_out=tuple(
-                    (str(host["host"]), str(host["type"]), str(host["why"])) for host in body["left_out"]
-                ),
-                warnings=tuple(map(str, body["warnings"])),
+                model=read.model,
+                dtype=read.dtype,
+                left_out=tuple((host.host, host.type, host.why) for host in read.left_out),
+                warnings=read.warnings,
             ),
         )
+
+
+class _Host(Struct):
+    name: str
+    type: str
+
+
+class _Link(Struct, rename={"source": "from", "target": "to"}):
+    source: str
+    target: str
+    bw_bytes_per_s: float
+    latency_s: float
+
+
+class _LeftOut(Struct):
+    host: str
+    type: str
+    why: str
+
+
+class _Body(Struct):
+    """The JSON of a problem, except for ``LayerSizes``."""
+
+    model: str
+    dtype: str
+    batch_size: float
+    buffers_in: float
+    buffers_out: float
+    types: tuple[HostKind, ...]
+    hosts: tuple[_Host, ...]
+    links: tuple[_Link, ...]
+    left_out: tuple[_LeftOut, ...]
+    warnings: tuple[str, ...]
+    data_host: str | None = None
