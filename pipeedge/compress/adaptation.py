@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pipeedge.base.wording import count
 from pipeedge.compress.policies import Decided, Decision, Policy, Sizes, Window
 
-__all__ = ["AdaptiveBits", "FixedBits", "Surroundings"]
+__all__ = ["AdaptiveBits", "FixedBits", "LinkContext"]
 
 _FIRST = 3
 """Number of microbatches in the first window."""
@@ -46,7 +46,7 @@ class FixedBits:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LinkContext:
     """What the choice of bits needs beyond its own link."""
 
     slowest_s: Callable[[], float]
@@ -65,7 +65,7 @@ class AdaptiveBits:
         sizes: Largest size of the link's microbatches at each width.
         window: Microbatches from one decision to the next.
         first_bits: Bits used before anything is measured.
-        surroundings: Clock, speed of the stages, and messages.
+        context: Clock, speed of the stages, and messages.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class AdaptiveBits:
         *,
         window: int,
         first_bits: int,
-        surroundings: Surroundings,
+        context: LinkContext,
     ) -> None:
         if first_bits not in sizes.bytes_at:
             raise ValueError(f"{first_bits} bits is not one of the widths {sizes.widths}")
         self._policy = policy
         self._sizes = sizes
         self._window = window
-        self._surroundings = surroundings
+        self._context = context
         start = policy(sizes).start()
         self._state = replace(start, decision=Decision.all(first_bits, "nothing is measured yet"))
         self.latest = first_bits
@@ -141,7 +141,7 @@ class AdaptiveBits:
         if recent:
             pace = sum(one.bytes for one in recent) / sum(one.seconds for one in recent)
             fill = statistics.fmean(one.fill for one in recent)
-        slowest_s = self._surroundings.slowest_s()
+        slowest_s = self._context.slowest_s()
         window = Window(
             number=self._number,
             microbatches=self._done,
@@ -158,12 +158,12 @@ class AdaptiveBits:
         self._length, self._done, self._items = self._window if is_known else 1, 0, 0
         decision = self._state.decision
         if _widths(decision) != _widths(before):
-            self._surroundings.notify(
+            self._context.notify(
                 f"{_widths(decision)} from microbatch {microbatch} on, {_widths(before)} before: "
                 f"{decision.reason}"
             )
         self._decided.append(
-            Decided(microbatch, self._surroundings.clock(), decision.bits(0), pace, decision.reason)
+            Decided(microbatch, self._context.clock(), decision.bits(0), pace, decision.reason)
         )
 
 

@@ -237,7 +237,7 @@ class _Host(Struct):
     type: str
 
 
-class _Link(Struct, rename={"source": "from", "target": "to"}):
+class _LinkBody(Struct, rename={"source": "from", "target": "to"}):
     source: str
     target: str
     bw_bytes_per_s: float
@@ -260,7 +260,7 @@ class _Body(Struct):
     buffers_out: float
     types: tuple[HostKind, ...]
     hosts: tuple[_Host, ...]
-    links: tuple[_Link, ...]
+    links: tuple[_LinkBody, ...]
     left_out: tuple[_LeftOut, ...]
     warnings: tuple[str, ...]
     data_host: str | None = None

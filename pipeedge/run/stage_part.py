@@ -15,7 +15,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.machine import peak_rss_mb
-from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, Surroundings
+from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Decided, make_policy
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype, stream_dtype
@@ -70,7 +70,7 @@ def make_stage_bits(
         sizes,
         window=compression.window_size,
         first_bits=bits if bits in sizes.bytes_at else 0,
-        surroundings=Surroundings(slowest_s, time.perf_counter, tell),
+        context=LinkContext(slowest_s, time.perf_counter, tell),
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeedge.base.fields import decode, encode
 from pipeedge.base.payload import TensorSpec
-from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, Surroundings
+from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
 from pipeedge.run.worker import Activity, Outgoing, SendingEnd
 from pipeedge.transport.base import Link, Packet, Receipt
@@ -191,7 +191,7 @@ def adaptive(
         SIZES,
         window=window,
         first_bits=first,
-        surroundings=Surroundings(lambda: slowest_s, clock, told.append),
+        context=LinkContext(lambda: slowest_s, clock, told.append),
     )
     return bits, clock, told
 
@@ -248,7 +248,7 @@ def test_first_decision_follows_the_first_measurement() -> None:
         SIZES,
         window=50,
         first_bits=0,
-        surroundings=Surroundings(lambda: known[0], clock, told.append),
+        context=LinkContext(lambda: known[0], clock, told.append),
     )
     link = ToyLink(bits, clock)
     assert link.run(9, 500.0) == [0] * 9
