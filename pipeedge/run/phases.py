@@ -239,7 +239,7 @@ def _show_unfinished(context: RankContext, writer: ResultWriter) -> None:
     """Print where the rows are that are written already."""
     if writer.unfinished is not None:
         line = f"unfinished  {printable(writer.unfinished)}; a run with --resume goes on from there"
-        context.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        context.open_console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
