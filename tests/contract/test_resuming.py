@@ -36,7 +36,7 @@ class Runs:
         warnings: list[str] = []
         words = [str(word) for word in (0, 1, "--port", free_port(), "--timeout", 20, *SCRIPT, *options)]
         request = parse_runtime(words, Environment()).request
-        pipeline.run(request, Console(file=io.StringIO()), warnings.append)
+        pipeline.run(request, lambda: Console(file=io.StringIO()), warnings.append)
         return tuple(warnings)
 
     def end_early(self, after: int, *options: object) -> None:
