@@ -148,7 +148,7 @@ class TcpGroup:
         self._dialed[link.destination] += 1
         frames, replies = (self._dial(link, serial, purpose) for purpose in Purpose)
         sender = TcpSender(link, frames, replies, self._connections)
-        self._senders.append(sender)
+        self._senders = [*(one for one in self._senders if not one.finished), sender]
         return sender
 
     def receiver(self, link: Link) -> TcpReceiver:
@@ -160,14 +160,14 @@ class TcpGroup:
             return frames, replies
 
         receiver = TcpReceiver(link, accept, self._connections)
-        self._receivers.append(receiver)
+        self._receivers = [*(one for one in self._receivers if not one.finished), receiver]
         return receiver
 
     def cut(self) -> None:
         """Wake all threads that wait for connections or on them."""
         self._connections.cut()
         self._arrivals.cut()
-        for receiver in list(self._receivers):
+        for receiver in self._receivers:
             receiver.close()
 
     def close(self) -> None:

@@ -65,6 +65,8 @@ class TcpReceiver:
         self._wires: tuple[TcpWire, TcpWire] | None = None
         self._free: deque[FrameBuffer] = deque()
         self._received = 0
+        self.finished = False
+        """Whether everything was received, and the connections are closed."""
         # Threads take turns in reading frames; what follows is shared.
         self._changed = threading.Condition()
         self._replying = threading.Lock()
@@ -90,6 +92,7 @@ class TcpReceiver:
             raise lost(self._link.source, "receiving", error, self._connections) from error
         if frame.kind is Kind.END:
             self._shut()
+            self.finished = True
             return None
         return Packet(frame.number, frame.items, frame.payload, Lease(arrived.buffer, frame, self._free))
 

@@ -289,6 +289,8 @@ class TcpSender:
         capacity = frame_capacity(link.specs)
         self._free = deque(FrameBuffer(capacity) for _ in range(IN_FLIGHT))
         self._sent = 0
+        self.finished = False
+        """Whether everything was sent, and the connections are closed."""
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
         """Reserve the next frame; blocks while two are in flight, or the receiving stage is behind."""
@@ -315,6 +317,7 @@ class TcpSender:
         self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
         self._replies.wait_for_credits(self._sent, self._sent)
         self.close()
+        self.finished = True
 
     def close(self) -> None:
         """Close the connections, which must be cut or idle; wake all waiting threads for good."""
