@@ -68,15 +68,10 @@ def first(items: Items, limit: int | None) -> range:
     return range(len(items) if limit is None else min(limit, len(items)))
 
 
-def takes_text(model: ModelInputs) -> bool:
-    """Return whether the model takes sentences, rather than images."""
-    return model.takes_text
-
-
 def default_items(request: InputRequest, model: ModelInputs) -> Items:
     """Return the input that ships with the package for ``model``."""
     directories = companion_directories(request, model)
-    if takes_text(model):
+    if model.takes_text:
         return default_sentences(model, directories)
     if digits_fit(model):
         return default_digits()
@@ -89,13 +84,13 @@ def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
     if request.dataset_name == "CoLA":
         from pipeedge.data.cola import cola_items
 
-        if not takes_text(model):
+        if not model.takes_text:
             raise InputError(f"CoLA is a data set of sentences; {model.name} takes images")
         items = cola_items(request, model)
     else:
         from pipeedge.data.imagenet import imagenet_items
 
-        if takes_text(model):
+        if model.takes_text:
             raise InputError(f"ImageNet is a data set of images; {model.name} takes sentences")
         items = imagenet_items(request, model)
     return InputSource(items, order=select(request, len(items)), skip_bad=request.skip_bad_input)
@@ -120,8 +115,8 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
         raise InputError(f"--text-column {request.text_column}: the input has no .csv, .tsv or .jsonl")
     if kind == ARRAYS:
         return join(array_items(given, request.max_items, model))
-    if takes_text(model) != (kind == TEXT):
-        takes = "sentences (.txt, .csv, .tsv, .jsonl)" if takes_text(model) else "images"
+    if model.takes_text != (kind == TEXT):
+        takes = "sentences (.txt, .csv, .tsv, .jsonl)" if model.takes_text else "images"
         raise InputError(f"{one} holds {kind}; {model.name} takes {takes} or .npz arrays")
     directories = companion_directories(request, model)
     if kind == TEXT:
@@ -173,7 +168,7 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
 def kind_of(path: Path, model: ModelInputs) -> str:
     """Return the kind of input at ``path``: images for a folder, what the model takes for standard input."""
     if path == STANDARD_INPUT:
-        return TEXT if takes_text(model) else IMAGES
+        return TEXT if model.takes_text else IMAGES
     if path.is_dir():
         return IMAGES
     if not path.exists():

@@ -72,7 +72,7 @@ def over(comm: str, directory: Path) -> None:
     assert [stage["quant_bits"] for stage in report["schedule"]] == [8, 4, 16]
     first, middle, last = report["stages"]
     raw = specs_bytes(DIGITS.payload_specs(5, 8))
-    assert raw == 8 * 4 * 2 * DIGITS.config.hidden * DIGITS.config.image_tokens
+    assert raw == 8 * 4 * 2 * DIGITS.config.hidden * DIGITS.config.image.tokens
     assert first["bytes_out_mean"] < 0.35 * raw
     assert middle["bytes_out_mean"] < 0.65 * first["bytes_out_mean"]
     assert min(first["encode_s_mean"], middle["encode_s_mean"], last["encode_s_mean"]) > 0

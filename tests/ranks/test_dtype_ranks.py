@@ -29,7 +29,7 @@ def reduced_world(directory: Path) -> None:
     report = json.loads((directory / "r.json").read_text())
     assert [stage["dtype"] for stage in report["schedule"]] == ["int8", "bfloat16"]
     assert report["accuracy"]["correct"] >= 355
-    full = 8 * 4 * DIGITS.config.hidden * DIGITS.config.image_tokens
+    full = 8 * 4 * DIGITS.config.hidden * DIGITS.config.image.tokens
     assert report["stages"][0]["bytes_out_mean"] < 0.6 * full
     images, _ = heldout()
     outputs = np.load(directory / "o.npz")["outputs"]

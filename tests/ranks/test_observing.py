@@ -45,8 +45,8 @@ def check_timeline(body: dict[str, Any], ranks: list[int]) -> None:
         computed = {span.microbatch: span for span in spans if span.doing is ThreadState.COMPUTE}
         assert sorted(computed, key=str) == sorted(range(MICROBATCHES), key=str)
         for number, span in computed.items():
-            # One clock for all ranks, to well under a millisecond.
-            assert span.start_s >= done.get(number or 0, 0.0) - 5e-4
+            # One clock for all ranks, to half a round trip, which takes milliseconds on a busy machine.
+            assert span.start_s >= done.get(number or 0, 0.0) - 0.05
         done = {number or 0: span.end_s for number, span in computed.items()}
 
 

@@ -29,7 +29,7 @@ TRUTH = (2, 1, 3, 3, 2)
 
 def model(classes: int = 3) -> FakeModel:
     config = FakeConfig(image_size=(8, 8), channels=3, num_labels=classes)
-    return FakeModel("local/vit", "vit", ("pixel_values",), config)
+    return FakeModel("local/vit", False, ("pixel_values",), config)
 
 
 def jpeg(value: int) -> bytes:
