@@ -87,6 +87,8 @@ def read_files(
     try:
         contents: _Contents = _decode(run_program(["--format=files", *given]))
     except RefusedError as error:
+        if error.line.startswith("--format"):  # a program older than this form
+            raise not_understood(error) from error
         raise SpecError(error.line) from error
     except MALFORMED as error:
         raise not_understood(error) from error

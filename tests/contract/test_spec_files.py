@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from mutations import mutate_text, refused, rounds
 from places import ROOT
 
-from pipeedge.base.errors import SpecError
+from pipeedge.base.errors import PipeEdgeError, SpecError
 from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec, NeighborLink
 
@@ -184,6 +185,16 @@ def test_repository_examples_include_a_profile_of_this_profiler() -> None:
     assert len(profile.time_s) == len(profile.send_s) == 48
     hosts = spec_files.load_devices(ROOT / "devices.yml")
     assert not set(made) & set(hosts)
+
+
+def test_older_program_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sched-pipeline"
+    line = "sched-pipeline: error: --format: 'files' is neither yaml, json nor problem"
+    program.write_text(f'#!/bin/sh\necho "{line}" >&2\nexit 2\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(PipeEdgeError, match=r"sched-pipeline is of another version.*install the package anew"):
+        spec_files.load_devices(ROOT / "devices.yml")
 
 
 def test_block_of_output_sizes_repeats(tmp_path: Path) -> None:
