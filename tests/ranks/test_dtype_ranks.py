@@ -102,7 +102,9 @@ def test_the_profiler_measures_a_type_and_how_it_agrees(tmp_path: Path, logs: Pa
     assert results.agreement is not None
     assert results.agreement > 0.9
     held = [DIGITS.weight_bytes(LayerRange(at, at + 1), torch.int8) for at in range(16)]
-    assert [layer.memory_bytes for layer in results.profile_data] == pytest.approx(held)
+    # Packed weights may have sums of their columns beside them, which small layers notice.
+    for layer, weights in zip(results.profile_data, held, strict=True):
+        assert weights <= layer.memory_bytes <= 1.06 * weights
     full = [DIGITS.weight_bytes(LayerRange(at, at + 1)) for at in range(16)]
     assert load_models(tmp_path / "models.yml")["vit-digits"].mem_bytes == pytest.approx(full)
     (profile,) = load_device_types(tmp_path / "device_types.yml")["board"].profiles["vit-digits"]
