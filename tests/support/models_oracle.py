@@ -22,6 +22,7 @@ TEXT_CLASSES = {
     "distilbert": (["DistilBert"], []),
     "mpnet": (["MPNet"], []),
     "albert": (["Albert"], ["ForPreTraining"]),
+    "electra": (["Electra"], ["ForPreTraining"]),
 }
 """Beginnings of the names of each family's classes, and ends besides those that all have."""
 TEXT_HEADS = ["ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM"]
@@ -75,7 +76,9 @@ def scramble(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.1 * noise + (1.0 if name.endswith("weight") else 0.0))
             elif parameter.dim() < 2:
                 parameter.copy_(0.1 * noise)
-            elif "mapping" not in name and ("embedding" in name or "token" in name):
+            elif name.endswith(("mapping_in.weight", "embeddings_project.weight")):
+                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
+            elif "embedding" in name or "token" in name:
                 parameter.copy_(noise)
             else:
                 parameter.copy_(noise / math.sqrt(parameter[0].numel()))
@@ -155,6 +158,8 @@ def text_cases(draw: st.DrawFn, family: str = "bert") -> Case:
         options["activation"] = options.pop("hidden_act")
         options["hidden_dim"] = options.pop("intermediate_size")
         del options["layer_norm_eps"]
+    if family == "electra":
+        options["embedding_size"] = draw(st.sampled_from([options["hidden_size"], 3, 10]))
     if family == "albert":
         options["embedding_size"] = draw(st.integers(2, 12))
         options["num_hidden_groups"] = draw(st.integers(1, blocks))

@@ -44,6 +44,9 @@ def save_small_models(root: Path) -> dict[str, Path]:
             transformers.DistilBertConfig(**_SENTENCES | narrow)
         ),
         "mpnet": transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**_TEXT | longer)),
+        "electra": transformers.ElectraForSequenceClassification(
+            transformers.ElectraConfig(**_TEXT, embedding_size=12)
+        ),
         "albert": transformers.AlbertForSequenceClassification(
             transformers.AlbertConfig(**_TEXT, embedding_size=12)
         ),
@@ -68,6 +71,6 @@ def save_small_models(root: Path) -> dict[str, Path]:
     for seed, (name, model) in enumerate(models.items()):
         scramble(model, seed)
         directories[name] = save(model, root / name)
-    for name in ("bert", "roberta", "distilbert", "mpnet", "albert", "modernbert"):
+    for name in ("bert", "roberta", "distilbert", "mpnet", "electra", "albert", "modernbert"):
         (directories[name] / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     return directories

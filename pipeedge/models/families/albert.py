@@ -19,29 +19,35 @@ from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
-__all__ = ["ALBERT"]
+__all__ = ["ALBERT", "NarrowEmbeddings", "NarrowOptions"]
 
 _MOST_EMBEDDING = 1 << 16
 
 
 @dataclass(frozen=True)
-class AlbertOptions(FamilyOptions):
-    """Options of an ALBERT."""
+class NarrowOptions(FamilyOptions):
+    """Option of families whose embeddings are projected to the hidden size."""
 
     embedding: int
     """Width E of the embeddings."""
-    groups: int
-    """Number of different blocks."""
 
     def __post_init__(self) -> None:
         check_range("embedding_size", self.embedding, _MOST_EMBEDDING)
+
+
+@dataclass(frozen=True)
+class AlbertOptions(NarrowOptions):
+    """Options of an ALBERT."""
+
+    groups: int
+    """Number of different blocks."""
 
 
 class NarrowEmbeddings(TextEmbeddings):
     """Embeddings of width E, projected to the hidden size."""
 
     def __init__(self, architecture: Architecture) -> None:
-        width = architecture.own(AlbertOptions).embedding
+        width = architecture.own(NarrowOptions).embedding
         super().__init__(architecture, width=width)
         self.projection = Linear(width, architecture.hidden)
 

@@ -15,6 +15,7 @@ from pipeedge.models.families.clip import CLIP_TEXT, CLIP_VISION
 from pipeedge.models.families.deit import DEIT
 from pipeedge.models.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from pipeedge.models.families.distilbert import DISTILBERT
+from pipeedge.models.families.electra import ELECTRA
 from pipeedge.models.families.modernbert import MODERNBERT
 from pipeedge.models.families.mpnet import MPNET
 from pipeedge.models.families.roberta import ROBERTA
@@ -27,7 +28,7 @@ __all__ = ["FAMILIES", "MODEL_TYPES", "TOWERS", "family_of", "hf_config", "parse
 
 FAMILIES: tuple[Family, ...] = (
     *(VIT, DEIT, DINOV2, DINOV2_REGISTERS, CLIP_VISION, SIGLIP_VISION),
-    *(BERT, ROBERTA, DISTILBERT, MPNET, ALBERT, MODERNBERT, CLIP_TEXT, SIGLIP_TEXT),
+    *(BERT, ROBERTA, DISTILBERT, MPNET, ALBERT, ELECTRA, MODERNBERT, CLIP_TEXT, SIGLIP_TEXT),
 )
 MODEL_TYPES: tuple[str, ...] = tuple(
     dict.fromkeys(kind for family in FAMILIES for kind in family.model_types)
