@@ -193,7 +193,9 @@ def test_older_program_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyP
     program.write_text(f'#!/bin/sh\necho "{line}" >&2\nexit 2\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(PipeEdgeError, match=r"sched-pipeline is of another version.*install the package anew"):
+    with pytest.raises(
+        PipeEdgeError, match=r"sched-pipeline is of another version.*install the package anew"
+    ):
         spec_files.load_devices(ROOT / "devices.yml")
 
 
