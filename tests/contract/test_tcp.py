@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from mutations import mutate_bytes, rounds
 from transport_cycles import LIMIT_S, SPECS, in_thread, open_all, receive_all, send
 
 from pipeedge.base.crew import Closed
@@ -384,14 +386,12 @@ def test_a_link_that_does_not_lead_here_is_refused(
 # --- frames of a peer that is not itself -------------------------------------------------------------
 
 
-def forged(pair: Pair, data: bytes) -> BaseException | None:
-    """Return the error of a receiver whose peer connects and sends ``data``."""
+def forged(pair: Pair, data: bytes, serial: int = 0) -> BaseException | None:
+    """Return the error of a receiver whose peer connects and sends ``data``, on the link ``serial``."""
     receiver = pair[1].receiver(LINK)
     with contextlib.ExitStack() as stack:
-        frames, _ = (
-            stack.enter_context(introduced(pair, hello_for(pair[1], purpose=purpose, capacity=640)))
-            for purpose in Purpose
-        )
+        hellos = [hello_for(pair[1], purpose=each, capacity=640, serial=serial) for each in Purpose]
+        frames, _ = (stack.enter_context(introduced(pair, hello)) for hello in hellos)
         frames.recv(ANSWER_BYTES)
         frames.sendall(data)
         socket.socket.shutdown(frames, socket.SHUT_WR)
@@ -429,3 +429,34 @@ def test_a_forged_frame_is_refused_without_memory_for_it(data: bytes, says: str,
     assert isinstance(error, PeerFailedError)
     assert str(error).startswith(says)
     assert error.peer == 3
+
+
+# --- at random --------------------------------------------------------------------------------------
+
+FUZZ_ROUNDS = rounds(40)
+
+
+def test_damaged_introductions_cost_nothing_but_their_connection(pair: Pair) -> None:
+    chance = random.Random(3)
+    port = listening_port(pair[1])
+    for _ in range(FUZZ_ROUNDS):
+        message = hello_for(pair[1], purpose=chance.choice(list(Purpose))).pack()
+        says = mutate_bytes(message, chance) if chance.random() < 0.8 else chance.randbytes(200)
+        if says == message:
+            continue
+        with socket.create_connection((ADDR, port), timeout=LIMIT_S) as stranger:
+            cut = chance.randrange(len(says) + 1)
+            with contextlib.suppress(OSError):
+                stranger.sendall(says[:cut])
+                stranger.sendall(says[cut:])
+    works(pair)
+
+
+def test_damaged_frames_are_refused_or_read(pair: Pair) -> None:
+    """Values may change in clear; a header that was damaged is noticed, and so is a length."""
+    chance = random.Random(4)
+    for serial in range(FUZZ_ROUNDS):
+        good = frame(0) + frame(1)
+        error = forged(pair, mutate_bytes(good, chance, HEADER_BYTES), serial)
+        assert isinstance(error, PeerFailedError)
+        assert error.peer == 3
