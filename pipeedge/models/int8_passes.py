@@ -98,7 +98,7 @@ def quantize_with_torch(x: torch.Tensor, norm: nn.LayerNorm | None) -> tuple[tor
     """Do the same as ``quantize_tokens`` on any device."""
     values = x.float()
     if norm is not None:
-        weight, bias = norm.weight.float(), norm.bias.float()
+        weight, bias = norm.weight.float(), _norm_bias(norm).float()
         values = F.layer_norm(values, norm.normalized_shape, weight, bias, norm.eps)
     scales = values.abs().amax(1).div_(LARGEST_CODE).clamp_(min=LEAST_SCALE)
     scales.masked_fill_(scales.isinf(), torch.nan)
@@ -155,7 +155,13 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _norm(norm: nn.LayerNorm | None) -> Any:
-    return None if norm is None else (_array(norm.weight), _array(norm.bias), norm.eps)
+    return None if norm is None else (_array(norm.weight), _array(_norm_bias(norm)), norm.eps)
+
+
+def _norm_bias(norm: nn.LayerNorm) -> torch.Tensor:
+    """Return the bias of a norm, or zeros if it has none."""
+    bias: torch.Tensor | None = norm.bias
+    return torch.zeros_like(norm.weight) if bias is None else bias
 
 
 def _arrays(finish: Finish) -> dict[str, Any]:

@@ -178,6 +178,24 @@ def dinov2_cases(draw: st.DrawFn, prefix: str) -> TowerCase:
 
 
 @st.composite
+def dinov3_cases(draw: st.DrawFn) -> TowerCase:
+    """Draw DINOv3, with heads whose width is a multiple of 4, and images of any size."""
+    seed, own = draw(st.integers(0, 999)), vision_config(draw)
+    heads = own["num_attention_heads"]
+    options = {
+        **own,
+        "hidden_size": heads * draw(st.sampled_from([4, 8])),
+        "use_gated_mlp": draw(st.booleans()),
+        "num_register_tokens": draw(st.integers(0, 4)),
+        "rope_theta": draw(st.sampled_from([100.0, 10.0])),
+    }
+    patch = own["patch_size"]
+    height, width = (draw(st.integers(patch, 4 * patch + 1)) for _ in range(2))
+    inputs = pixels(draw, own["num_channels"], height, width, seed)
+    return TowerCase("DINOv3ViTModel", transformers.DINOv3ViTConfig(**options), seed, inputs)
+
+
+@st.composite
 def modernbert_cases(draw: st.DrawFn) -> TowerCase:
     """Draw ModernBERT, with windows shorter than some sentences."""
     seed, own = draw(st.integers(0, 999)), sizes(draw, even_heads=True)
@@ -218,5 +236,6 @@ CASES: Mapping[str, Callable[[], st.SearchStrategy[TowerCase]]] = {
     "SigLIP text": lambda: text_tower_cases("Siglip"),
     "DINOv2": lambda: dinov2_cases("Dinov2"),
     "DINOv2 with registers": lambda: dinov2_cases("Dinov2WithRegisters"),
+    "DINOv3": dinov3_cases,
     "ModernBERT": modernbert_cases,
 }

@@ -22,8 +22,8 @@ models     pooling activations dtypes linear int8_passes int8_kernels int8 kerne
            weights.joined weights.hub weights.random_weights architecture hub_config weights.names family
            attention rotary sentence shard
            families.bert families.roberta families.distilbert families.mpnet families.albert families.electra
-           families.modernbert families.vit families.deit families.dinov2 families.clip families.siglip
-           families.catalogue
+           families.modernbert families.vit families.deit families.dinov2 families.dinov3 families.clip
+           families.siglip families.catalogue
            weights.locating weights.fill weights.writing model known image_size registry
            weights.download
 compress   policies clamping adaptation codec wire link

@@ -14,6 +14,7 @@ from pipeedge.models.families.bert import BERT
 from pipeedge.models.families.clip import CLIP_TEXT, CLIP_VISION
 from pipeedge.models.families.deit import DEIT
 from pipeedge.models.families.dinov2 import DINOV2, DINOV2_REGISTERS
+from pipeedge.models.families.dinov3 import DINOV3
 from pipeedge.models.families.distilbert import DISTILBERT
 from pipeedge.models.families.electra import ELECTRA
 from pipeedge.models.families.modernbert import MODERNBERT
@@ -27,7 +28,7 @@ from pipeedge.models.hub_config import HubConfig
 __all__ = ["FAMILIES", "MODEL_TYPES", "TOWERS", "family_of", "hf_config", "parse_hf_config"]
 
 FAMILIES: tuple[Family, ...] = (
-    *(VIT, DEIT, DINOV2, DINOV2_REGISTERS, CLIP_VISION, SIGLIP_VISION),
+    *(VIT, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, CLIP_VISION, SIGLIP_VISION),
     *(BERT, ROBERTA, DISTILBERT, MPNET, ALBERT, ELECTRA, MODERNBERT, CLIP_TEXT, SIGLIP_TEXT),
 )
 MODEL_TYPES: tuple[str, ...] = tuple(
