@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,15 @@ __all__ = [
     "MemoryBudget",
     "available_bytes",
     "peak_rss_mb",
+    "process_age_s",
     "processor_vendor",
     "processors",
     "quota_threads",
     "resident_bytes",
 ]
 
+_START_TIME = 19
+"""Place of ``starttime`` in Linux's ``/proc/PID/stat``, counted behind the name of the program."""
 SYSTEM_RESERVE_BYTES = 256 << 20
 """Memory left to the system and to other programs, in bytes."""
 
@@ -173,6 +177,16 @@ def processor_vendor(cpuinfo: Path = Path("/proc/cpuinfo"), described: str | Non
         _, comma, vendor = (platform.processor() if described is None else described).rpartition(", ")
         return vendor if comma else None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), None)
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process was started."""
+    stat = Path("/proc/self/stat")
+    if stat.exists():
+        # By the clock that counts from boot: the time of day may have been set since then.
+        started = int(stat.read_text().rpartition(")")[2].split()[_START_TIME])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return time.time() - psutil.Process().create_time()
 
 
 def resident_bytes() -> int:

@@ -19,13 +19,11 @@ soon as it knows that. Every phase is a function in ``run.phases`` or ``run.outc
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import psutil
-
 from pipeedge.base.heap import keep_freed_memory
+from pipeedge.base.machine import process_age_s
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
@@ -88,6 +86,6 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
         parts = open_parts(context, plan, session.member, prepared, stage)
         keep_freed_memory()  # not before: what loading frees is returned
         session.start()
-        startup_s = time.time() - psutil.Process().create_time()
+        startup_s = process_age_s()
         stream(context, plan, parts)
         return finish(context, session, plan, parts, startup_s=startup_s, device=prepared.device)

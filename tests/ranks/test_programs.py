@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from processes import run_program
 from quick_python import run_text
 
 import pipeedge
+from pipeedge.base.machine import process_age_s
 
 
 def test_a_full_disk_behind_standard_output_gets_one_line() -> None:
@@ -65,6 +68,15 @@ def test_help_is_there_before_anything_heavy_is_imported() -> None:
     )
     assert "--partition" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "status 0 heavy []"
+
+
+def test_a_process_is_younger_than_its_parent_has_waited() -> None:
+    began = time.monotonic()
+    code = "from pipeedge.base.machine import process_age_s; print(process_age_s())"
+    age_s = float(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    assert 0 <= age_s <= time.monotonic() - began + tick_s
+    assert process_age_s() > age_s
 
 
 @pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
