@@ -19,7 +19,10 @@ rules      the hub's reaction to each message (pure)
 epochs     the hub's rules for going on after a failure: members, epochs (pure)
 epoch_member, epoch_messages the same at a rank, and what they say to each other (pure)
 ledger     the microbatches that are fed but not written (pure)
+wire       one end of a connection in memory, in clear or sealed by TLS
+connection a socket with such an end
 hub        the thread that serves the rules
+dialling   connecting to the hub
 member     a rank's end of the connection
 session    the protocol for programs: hello, brief, facts, plan, ready, start, done, summary
 

@@ -52,6 +52,7 @@ class Attendance:
         self._sent_away: set[int] = set()  # connections that have been refused
         self._told_absent: tuple[int, ...] = ()
         self._stranger = ""  # the last process that was not admitted
+        self._stranger_untold = False  # because rank 0 itself had not come yet
         self._stranger_told_at = -_TELL_AGAIN_S
 
     # -- connections ------------------------------------------------------------------------------
@@ -95,7 +96,10 @@ class Attendance:
         self._roster.seats[rank] = Seat(connection, host, now)
         self._roster.rank_of[connection] = rank
         brief = self._terms.brief
-        return [] if brief is None else [(connection, Brief(brief))], None
+        outgoing: list[tuple[int, Message]] = [] if brief is None else [(connection, Brief(brief))]
+        if rank == 0 and self._stranger_untold and self._roster.absent():
+            outgoing += self._tell_stranger(now)
+        return outgoing, None
 
     def has_sent_away(self, connection: int) -> bool:
         """Return whether a connection has been refused, so that its messages are ignored."""
@@ -114,14 +118,18 @@ class Attendance:
             what: its address, and why it was not admitted.
             now: present time, in seconds of the hub's clock.
         """
-        absent = self._roster.absent()
-        if self._roster.participants is not None or not absent:
+        if self._roster.participants is not None or not self._roster.absent():
             return []
         self._stranger = f"a process at {what}"
-        if 0 not in self._roster.seats or now < self._stranger_told_at + _TELL_AGAIN_S:
+        if 0 not in self._roster.seats:
+            self._stranger_untold = True
             return []
+        return [] if now < self._stranger_told_at + _TELL_AGAIN_S else self._tell_stranger(now)
+
+    def _tell_stranger(self, now: float) -> list[tuple[int, Message]]:
+        self._stranger_untold = False
         self._stranger_told_at = now
-        line = f"{self._stranger}; ranks still missing: {_listed(absent)}"
+        line = f"{self._stranger}; ranks still missing: {_listed(self._roster.absent())}"
         return [(self._roster.seats[0].connection, Notice(line))]
 
     # -- passage of time --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _RETRY_S = 0.2
 _FIRST_RETRY_S = 0.01
 """Ranks that are started together listen and connect within moments of each other."""
 _CONNECT_S = 5.0
-"""Longest time in seconds for one attempt to connect, and for the handshake that follows."""
+"""Longest time in seconds for one attempt to connect. TLS may take longer, where many knock at the hub."""
 _READ_BYTES = 1 << 16
 
 
@@ -75,7 +75,7 @@ class HubAddress:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end: WireEnd = ClearEnd(accepts=False)
             if self.context is not None:
-                end = self._shake_hands(sock, self.context, _CONNECT_S)
+                end = self._shake_hands(sock, self.context, remaining_s)
         except BaseException:
             sock.close()
             raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import selectors
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from msgspec import Raw
@@ -33,6 +34,12 @@ _MAX_STRANGERS = 256
 """The same in a run with a key, where each is closed soon."""
 _PROOF_S = 5.0
 """Seconds within which a peer must prove that it has the key, and read why it is refused."""
+_GRACE_S = 0.5
+"""Seconds within which no other connection replaces that of a peer that may be about to prove it."""
+_PAUSE_S = 0.05
+"""Seconds for which nobody is accepted when there is no room."""
+_STRANGERS_AT_ONCE = 16
+"""Largest number of strangers that are served before the ranks get their turn, as a handshake takes long."""
 _ACCEPTED_AT_ONCE = 64
 """Largest number of connections that are accepted before those that are open get their turn."""
 
@@ -109,6 +116,7 @@ class Hub:
         self._max_connections = world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS)
         self._connections: dict[int, _Caller] = {}
         self._opened = 0
+        self._accepts_again_at: float | None = None  # while there is no room for further connections
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
         self._parting = False
@@ -217,19 +225,14 @@ class Hub:
     def _serve(self) -> None:
         try:
             while True:
-                events = self._selector.select(self._interval_s)
+                events = self._selector.select(self._wait_s())
                 with self._changed:
                     if self._closing:
                         return
-                    for key, mask in events:
-                        if key.fileobj is self._listener:
-                            self._accept_waiting()
-                        elif key.fileobj is self._wakened:
-                            self._wakened.recv(4096)
-                        else:
-                            self._exchange(key.data, mask)
+                    self._handle(events)
                     self._queue(self._state.tick(self._clock()))
                     self._close_overdue()
+                    self._accept_again()
                     self._flush()
                     if self._parting and self._state.verdict is None:
                         self._stop_listening()
@@ -246,6 +249,20 @@ class Hub:
                 self._waker.close()
                 self._wakened.close()
                 self._changed.notify_all()
+
+    def _handle(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Handle what is ready. Strangers beyond the limit are ready again in the next turn."""
+        ready = {key.fileobj: (key.data, mask) for key, mask in events}
+        someone_knocks = ready.pop(self._listener, None) is not None
+        if ready.pop(self._wakened, None) is not None:
+            self._wakened.recv(4096)
+        strangers = [connection for connection, _ in ready.values() if connection.is_stranger]
+        waiting = {connection.number for connection in strangers[_STRANGERS_AT_ONCE:]}
+        for connection, mask in ready.values():
+            if connection.number not in waiting:
+                self._exchange(connection, mask)
+        if someone_knocks:
+            self._accept_waiting(waiting)
 
     def _give_up(self, error: Exception) -> None:
         """Tell all ranks that the hub has failed, if they accept the message at once."""
@@ -267,11 +284,39 @@ class Hub:
     def _stop_listening(self) -> None:
         """Free the address, so that the next session can use it while the last ranks leave."""
         if self._listener.fileno() >= 0:
-            self._selector.unregister(self._listener)
+            if self._accepts_again_at is None:
+                self._selector.unregister(self._listener)
+            self._accepts_again_at = None
             self._listener.close()
 
-    def _accept_waiting(self) -> None:
+    def _wait_s(self) -> float:
+        """Return how many seconds the thread may wait for the network."""
+        if self._accepts_again_at is None:
+            return self._interval_s
+        return min(self._interval_s, max(0.0, self._accepts_again_at - self._clock()))
+
+    def _pause_accepting(self) -> None:
+        """Leave those that knock waiting for a moment, without being woken by them."""
+        self._selector.unregister(self._listener)
+        self._accepts_again_at = self._clock() + _PAUSE_S
+
+    def _accept_again(self) -> None:
+        if self._accepts_again_at is not None and self._clock() >= self._accepts_again_at:
+            self._accepts_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def _accept_waiting(self, unheard: Set[int]) -> None:
+        """Accept connections, as long as there is room.
+
+        Args:
+            unheard: numbers of the connections that are not closed for others, because their turn will come.
+        """
         for _ in range(_ACCEPTED_AT_ONCE):
+            is_full = len(self._connections) >= self._max_connections
+            dispensable = self._dispensable(unheard) if is_full else None
+            if is_full and dispensable is None:
+                self._pause_accepting()
+                return
             try:
                 sock, address = self._listener.accept()
             except OSError:
@@ -281,8 +326,8 @@ class Hub:
             except OSError:
                 sock.close()
                 continue
-            if len(self._connections) >= self._max_connections:
-                self._drop(self._dispensable())
+            if dispensable is not None:
+                self._drop(dispensable)
             self._add(sock, str(address[0]))
 
     def _add(self, sock: socket.socket, peer: str) -> None:
@@ -299,13 +344,19 @@ class Hub:
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _dispensable(self) -> _Caller:
-        """Return the connection to close for another one: the oldest from the address that has most.
+    def _dispensable(self, unheard: Set[int]) -> _Caller | None:
+        """Return the connection to close for another one, if any: the oldest from the address that has most.
 
         Strangers at one address thus do not displace a rank at another.
         """
         ranked = set(self._state.roster.connections())
-        unknown = [each for number, each in self._connections.items() if number not in ranked]
+        kept, until = ranked | unheard, math.inf
+        if self._context is not None:
+            until = self._clock() + _PROOF_S - _GRACE_S
+        unknown = [each for number, each in self._connections.items() if number not in kept]
+        unknown = [each for each in unknown if each.close_at <= until]
+        if not unknown:
+            return None
         strangers = [each for each in unknown if each.is_stranger] or unknown
         ((crowded, _),) = Counter(each.peer for each in strangers).most_common(1)
         return next(each for each in strangers if each.peer == crowded)

@@ -15,6 +15,8 @@ from pipeedge.base.errors import RequestError
 __all__ = ["choose_interface", "interface_addresses", "is_loopback", "listen", "use_interface"]
 
 _OPEN_FILES = 1 << 16
+_BACKLOG = 1024
+"""Connections that wait to be accepted. While there are as many, nobody else can connect."""
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
@@ -106,7 +108,7 @@ def listen(addr: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(128)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         if isinstance(error, PermissionError):

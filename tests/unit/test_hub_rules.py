@@ -636,6 +636,17 @@ def test_a_process_that_leaves_before_its_hello_is_reported() -> None:
     assert f"ranks 1, 2 of 3 never appeared within 10 s ({early}): start each rank" in play.line()
 
 
+def test_rank_0_hears_of_a_stranger_that_came_before_it() -> None:
+    play = Play(world=3)
+    play._note(play.state.refused("10.0.0.9", "has another key", play.now))
+    play.hello(0)
+    line = "a process at 10.0.0.9 has another key; ranks still missing: 1, 2"
+    assert [notice.line for notice in play.heard(0, "notice")] == [line]
+    play.hello(1).hello(2)
+    play._note(play.state.refused("10.0.0.9", "has another key", play.now + 60))
+    assert len(play.heard(0, "notice")) == 1
+
+
 def test_an_unknown_connection_that_closes_is_ignored() -> None:
     play = Play().hello(0)
     play.close(55)
