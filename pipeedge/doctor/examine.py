@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from pipeedge.base.errors import DeadlineError, PeerError, PipeEdgeError, RequestError
+from pipeedge.base.errors import DeadlineError, PipeEdgeError, RequestError
 from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Announcement, Deadlines, Forms, Session
-from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from
+from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from, warning
 from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, MeetingPoint, measure_links
 from pipeedge.doctor.network_checks import diagnose_dial
@@ -31,6 +31,8 @@ from pipeedge.plan.spec_writing import add_links
 from pipeedge.plan.specs import SpecFiles
 from pipeedge.request.config import RunRequest, WorldRequest
 from pipeedge.request.options import DoctorCommand
+from pipeedge.transport.interfaces import is_loopback
+from pipeedge.transport.membership import Membership, load_membership, open_to_all
 
 __all__ = ["examine"]
 
@@ -99,8 +101,10 @@ class _Examination:
     def run(self) -> int:
         """Examine this rank, alone and with the others; return the exit status."""
         try:
+            membership = self._look_at_key()
+            self._meeting = MeetingPoint(self._request.transport, self._world, membership)
             network = look_at_network(self._world, self._notes)
-            self._examine_together(network)
+            self._examine_together(network, membership)
         except ExaminationOver:
             pass
         findings = self._notes.findings
@@ -112,7 +116,20 @@ class _Examination:
             self._notes.say("fit to run" + (f", with {count(warnings, 'warning')}" if warnings else ""))
         return exit_status(findings)
 
-    def _examine_together(self, network: NetworkLook) -> None:
+    def _look_at_key(self) -> Membership | None:
+        """Return the key of the run, if this rank has one that can be used."""
+        try:
+            membership = load_membership(self._world.keys)
+        except RequestError as error:
+            self._notes.add_own(problem_from("key", error))
+            raise ExaminationOver from error
+        if membership is not None:
+            self._notes.add_own(ok("key", f"{membership.source}, fingerprint {membership.fingerprint}"))
+        elif self._rank == 0 and self._world.size > 1 and not is_loopback(self._world.addr):
+            self._notes.add(warning("key", open_to_all()))
+        return membership
+
+    def _examine_together(self, network: NetworkLook, membership: Membership | None) -> None:
         world, began = self._world, time.monotonic()
         callbacks = Callbacks(
             # Always busy: the hub ends no examination because nothing seems to move.
@@ -125,6 +142,7 @@ class _Examination:
             callbacks,
             deadlines=Deadlines(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
             host=self._probe.machine().host,
+            membership=membership,
         )
         try:
             with session:
@@ -151,18 +169,20 @@ class _Examination:
         world = self._world
         try:
             session.connect()
-        except PeerError as error:
-            cause = error.__cause__ if isinstance(error, DeadlineError) else None
+        except DeadlineError as error:
             self._notes.add_own(
                 diagnose_dial(
                     world.addr,
                     world.port,
-                    cause if isinstance(cause, OSError) else None,
+                    error.__cause__ if isinstance(error.__cause__, OSError) else None,
                     resolved=resolved,
                     timeout_s=world.timeout_s,
                     own=own_addresses(),
                 )
             )
+            raise ExaminationOver from error
+        except PipeEdgeError as error:  # somebody answers, but with another key or none
+            self._notes.add_own(problem_from("key", error))
             raise ExaminationOver from error
         if self._rank != 0:
             self._notes.add_own(ok("port", f"rank 0 answers at {world.addr}:{world.port}"))

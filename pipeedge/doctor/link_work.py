@@ -17,6 +17,7 @@ from pipeedge.transport.interfaces import use_interface
 
 if TYPE_CHECKING:
     from pipeedge.transport.base import RendezvousService, Transport
+    from pipeedge.transport.membership import Membership
 
 __all__ = ["LinkRound", "MeasuredLinks", "MeetingPoint", "measure_links"]
 
@@ -36,8 +37,11 @@ class MeetingPoint:
     Links are measured over TCP if the run uses that, else over gloo, which has the same wire as RPC.
     """
 
-    def __init__(self, request: TransportRequest, world: WorldRequest) -> None:
+    def __init__(
+        self, request: TransportRequest, world: WorldRequest, membership: Membership | None = None
+    ) -> None:
         """Serve nothing yet."""
+        self._membership = membership
         self._request = request if request.comm == "tcp" else TransportRequest()
         self._world = world
         self._service: RendezvousService | None = None
@@ -46,14 +50,14 @@ class MeetingPoint:
         """Serve the rendezvous of ``members``; return its port."""
         from pipeedge.transport.choice import make_rendezvous
 
-        self._service = make_rendezvous(self._request, self._world.addr)
+        self._service = make_rendezvous(self._request, self._world.addr, self._membership)
         return self._service.serve(members)
 
     def transport(self) -> Transport:
         """Return the transport of this rank, still closed."""
         from pipeedge.transport.choice import make_transport
 
-        return make_transport(self._request, self._world.rank)
+        return make_transport(self._request, self._world.rank, self._membership)
 
     def close(self) -> None:
         """Serve the rendezvous no longer, if this rank did."""

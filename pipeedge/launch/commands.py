@@ -8,6 +8,10 @@ A remote command passes through two shells, the login shell that ssh starts and 
 script, and is quoted for both. The script ties the rank's life to the connection: ssh's standard input
 stays open as long as the launcher lives, and the script stops the rank when it reaches the end of it. (A
 pseudo-terminal would do that too, but mixes standard output with standard error.)
+
+The key of the run comes first on that input, as one line with commas for its line ends, because ``read``
+takes one line and not a byte more. The script passes it on to the rank's own standard input (``--key -``), so
+it is in no command line, no environment and no file.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class RankCommand:
     """Environment variables to set, unless the launcher's own environment has them already."""
     remote: bool = False
     """Whether the process is an ssh client, whose rank exits when its standard input is closed."""
+    secret: str = field(default="", repr=False)
+    """Line to write to the standard input of a remote one, or nothing."""
 
     def shown(self) -> str:
         """Return the command in a form that can be pasted into a shell."""
@@ -167,6 +173,7 @@ def remote_commands(
     module: str,
     name_addr: bool,
     name_hosts: bool,
+    key: str | None = None,
 ) -> list[RankCommand]:
     """Return the commands that start one rank on each of ``hosts``.
 
@@ -177,6 +184,7 @@ def remote_commands(
         module: module to run, and the words that follow it.
         name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
         name_hosts: whether to add ``-H`` with all hosts.
+        key: text of the membership file that all ranks are given, or None.
 
     Raises:
         RequestError: a host is named twice.
@@ -186,6 +194,8 @@ def remote_commands(
         if names.count(name) > 1:
             raise RequestError(f"host {name} is named twice; each host runs one rank")
     extra = [*(("--addr", names[0]) if name_addr else ()), *(("-H", ",".join(names)) if name_hosts else ())]
+    if key is not None:
+        extra += ["--key", "-"]
     return [
         RankCommand(
             rank,
@@ -200,28 +210,36 @@ def remote_commands(
                         *(str(rank), str(len(hosts)), *extra, *arguments),
                     ],
                     remote,
+                    reads_key=key is not None,
                 ),
             ),
             remote=True,
+            secret="" if key is None else ",".join(key.splitlines()) + "\n",
         )
         for rank, host in enumerate(hosts)
     ]
 
 
-def _there(command: Sequence[str], remote: Remote) -> str:
+def _there(command: Sequence[str], remote: Remote, *, reads_key: bool) -> str:
     """Return the line for the remote login shell: ``sh -c`` and one quoted word, which every shell reads."""
-    return f"exec sh -c {shlex.quote(_script(command, remote.directory))}"
+    return f"exec sh -c {shlex.quote(_script(command, remote.directory, reads_key=reads_key))}"
 
 
-def _script(command: Sequence[str], directory: str) -> str:
+def _script(command: Sequence[str], directory: str, *, reads_key: bool) -> str:
     """Return an ``sh`` script that runs ``command``, stops it at the end of its input, and exits as it does.
 
-    The watcher must not hold standard output or error open, because sshd would wait for it.
+    The watcher must not hold standard output or error open, because sshd would wait for it. ``echo`` is part
+    of every shell, so that the key is not in the arguments of a process.
     """
+    rank = shlex.join(command)
+    if reads_key:
+        start = f'read -r key <&3; echo "$key" | tr , \\\\012 | {rank} 3<&- & rank=$!; key=; '
+    else:
+        start = f"{rank} 3<&- </dev/null & rank=$!; "
     return (
         f"cd {_quoted_path(directory)} || exit 2; "
         "exec 3<&0; "
-        f"{shlex.join(command)} 3<&- </dev/null & rank=$!; "
+        f"{start}"
         "{ cat <&3; kill -TERM $rank; "
         f"sleep {_KILL_AFTER_S}; kill -KILL $rank; }} >/dev/null 2>&1 & watch=$!; "
         "wait $rank; status=$?; "

@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,6 +37,8 @@ from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.options import parse_doctor, parse_runtime
 from pipeedge.request.parsing import OneLineParser, add_common
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
 
 __all__ = ["LaunchRequest", "free_port", "launch_parser", "main", "parse_launch", "plan_launch"]
 
@@ -60,6 +62,8 @@ class LaunchRequest:
     """Module that each rank runs."""
     show: bool = False
     """Whether to print the commands instead of running them."""
+    plain: bool = False
+    """Whether to start a run on several machines without a key."""
 
     def __post_init__(self) -> None:
         if (self.local is None) == (not self.hosts):
@@ -93,11 +97,11 @@ def main() -> NoReturn:
 
 def _launch(argv: Sequence[str]) -> int:
     request = parse_launch(argv)
-    commands = plan_launch(request)
     if request.show:
-        for command in commands:
+        for command in plan_launch(request):
             print_result(command.shown())
         return 0
+    commands = plan_launch(request, make_key=make_key)
 
     environment = inherited_environment()
     if sys.stdout.isatty():
@@ -112,8 +116,13 @@ def _launch(argv: Sequence[str]) -> int:
     return Supervisor(commands, environment, output).run()
 
 
-def plan_launch(request: LaunchRequest) -> list[RankCommand]:
+def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = None) -> list[RankCommand]:
     """Return the command of each rank.
+
+    Args:
+        request: what to start.
+        make_key: makes the key of a run on several machines, if it was not given one. Without it there is
+            none, as for commands that are shown, which anybody can run.
 
     Raises:
         RequestError: the runtime would reject the arguments on every rank.
@@ -137,17 +146,39 @@ def plan_launch(request: LaunchRequest) -> list[RankCommand]:
         module=module,
         name_addr=_lacks(request, "--addr"),
         name_hosts=asked.schedule.hosts is None,
+        key=None if make_key is None or request.plain else _key(request, make_key),
     )
+
+
+def _key(request: LaunchRequest, make_key: Callable[[], str]) -> str | None:
+    """Return the key to hand over to the ranks, or None if they have one or cannot use it."""
+    if _parse(request, Environment()).world.keys.given:
+        return None  # its files are on the machines already
+    named = _parse(request, Environment.read()).world.keys.key
+    if named is not None:  # by the environment, which ssh does not pass on
+        return Membership.from_file(named, "PIPEEDGE_KEY").to_text()
+    if request.world_size == 1:
+        return None
+    try:
+        _parse(request, Environment(), "--key", str(STANDARD_INPUT))
+    except RequestError:
+        return None  # its links cannot be encrypted (-c)
+    return make_key()
+
+
+def _parse(request: LaunchRequest, environment: Environment, *more: str) -> RunRequest:
+    """Parse the arguments as rank 0 will, and ``more``."""
+    parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
+    return parse(["0", str(request.world_size), *request.arguments, *more], environment).request
 
 
 def _check(request: LaunchRequest) -> RunRequest:
     """Parse the arguments as every rank will, to report mistakes once, before anything starts."""
-    argv = ["0", str(request.world_size), *request.arguments]
-    environment = Environment.read()
-    parse = parse_doctor if request.module == DOCTOR_MODULE else parse_runtime
-    asked = parse(argv, environment).request
+    asked = _parse(request, Environment.read())
     if STANDARD_INPUT in asked.input.paths:
         raise RequestError("--input -: launched ranks have no standard input; give a file")
+    if asked.world.keys.key == STANDARD_INPUT:
+        raise RequestError("--key -: launched ranks have no standard input; give a file")
     if asked.schedule.partition is not None:
         schedule = Schedule.from_partition(asked.schedule.partition)
         if asked.schedule.rank_order is not None:
@@ -175,7 +206,7 @@ def free_port(addr: str) -> int:
 
 # --- the command line -------------------------------------------------------------------------------
 
-_FLAGS = ("--print", "--doctor", "--verbose", "--version", "--help", "-h")
+_FLAGS = ("--print", "--plain", "--doctor", "--verbose", "--version", "--help", "-h")
 _WITH_VALUE = ("--local", "--hosts", "--python", "--directory", "--user", "--ssh")
 _DEVICES = ("-sd", "--sched-dev-file")
 _ENDED = "--"
@@ -222,6 +253,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
         remote=remote,
         module=DOCTOR_MODULE if parsed.doctor else RUNTIME_MODULE,
         show=parsed.print,
+        plain=parsed.plain,
     )
 
 
@@ -302,6 +334,12 @@ def launch_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--doctor", action="store_true", help=f"run {program_name('pipeedge-doctor')} on each rank instead"
+    )
+    remote.add_argument(
+        "--plain",
+        action="store_true",
+        help="leave out the key that is made for each run on several machines, with which its ranks encrypt "
+        "what they send and accept nobody else",
     )
     parser.add_argument("--print", action="store_true", help="print the commands without running them")
     add_common(parser)

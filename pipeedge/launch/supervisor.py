@@ -108,6 +108,10 @@ class _Process:
             )
         except OSError as error:
             raise RequestError(f"cannot start {command.argv[0]}: {error.strerror}") from error
+        if self._popen.stdin is not None and command.secret:
+            with suppress(OSError):  # ssh has ended, and its output says why
+                self._popen.stdin.write(command.secret.encode())
+                self._popen.stdin.flush()
         self._forward = forward
         self._ended = ended
         streams = [(self._popen.stdout, False), (self._popen.stderr, True)]

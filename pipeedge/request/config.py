@@ -31,6 +31,7 @@ from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
 __all__ = [
     "COMMS",
     "DEFAULT_WORKER_THREADS",
+    "ENCRYPTED",
     "GivenOptions",
     "ModelRequest",
     "RunRequest",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 COMMS = ("p2p", "rpc", "tcp")
+ENCRYPTED = "tcp"
+"""The transport that can encrypt its links, which it does with a key."""
 DEFAULT_WORKER_THREADS = 4
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024
@@ -204,6 +207,12 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.world.keys.given and self.transport.comm != ENCRYPTED:
+            engine = "gloo" if self.transport.comm == "p2p" else "TensorPipe"
+            raise RequestError(
+                f"-c {self.transport.comm} with a key: {engine} cannot encrypt its links; leave out -c, for "
+                f"links over {ENCRYPTED}, or the key"
+            )
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if not 0 <= self.schedule.data_rank < self.world.size:

@@ -11,7 +11,14 @@ from typing import Any
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
-from pipeedge.request.config import GivenOptions, ModelRequest, RunRequest, TransportRequest, WorldRequest
+from pipeedge.request.config import (
+    ENCRYPTED,
+    GivenOptions,
+    ModelRequest,
+    RunRequest,
+    TransportRequest,
+    WorldRequest,
+)
 from pipeedge.request.declared import (
     ObeyedBy,
     Section,
@@ -25,6 +32,7 @@ from pipeedge.request.declared import (
 )
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, path
 from pipeedge.request.scheduling import CompressionRequest, LinkRequest, ScheduleRequest
 
@@ -73,6 +81,7 @@ SECTIONS = (
         ),
         chapter="[running.md](running.md), [rpc.md](rpc.md)",
     ),
+    Section("key (on every rank)", options_of(KeyRequest), chapter="[security.md](security.md)"),
     Section("model", options_of(ModelRequest), chapter="[models.md](models.md), [kernels.md](kernels.md)"),
     Section(
         "input (on the data rank)",
@@ -208,8 +217,11 @@ def _run_request(
     arguments: argparse.Namespace, environment: Environment, command: tuple[str, ...] = ()
 ) -> RunRequest:
     """Return the request; an option takes precedence over its variable in the environment."""
-    world = _world_request(arguments, environment)
     read_variables(arguments, SECTIONS, environment.variables)
+    world = _world_request(arguments, environment)
+    transport = given(arguments, TransportRequest)
+    if world.keys.given:
+        transport.setdefault("comm", ENCRYPTED)
     compression = CompressionRequest(**given(arguments, CompressionRequest))
     return RunRequest(
         world=world,
@@ -219,7 +231,7 @@ def _run_request(
         links=LinkRequest(**given(arguments, LinkRequest), compression=compression),
         output=OutputRequest(**given(arguments, OutputRequest)),
         metrics=MetricsRequest(**given(arguments, MetricsRequest), window_size=compression.window_size),
-        transport=TransportRequest(**given(arguments, TransportRequest)),
+        transport=TransportRequest(**transport),
         **given(arguments, RunRequest),
         command=command,
         given=_one_ranks_options(arguments),
@@ -233,7 +245,10 @@ def _world_request(arguments: argparse.Namespace, environment: Environment) -> W
     if arguments.RANK is None:
         from_torchrun = {"addr": environment.master_addr, "port": environment.master_port}
         fields = {name: value for name, value in from_torchrun.items() if value is not None} | fields
-    return WorldRequest(rank, size, **fields, agent_store=has_agent, agent_run=environment.agent_run)
+    keys = KeyRequest(**given(arguments, KeyRequest))
+    return WorldRequest(
+        rank, size, **fields, agent_store=has_agent, agent_run=environment.agent_run, keys=keys
+    )
 
 
 def _place(arguments: argparse.Namespace, environment: Environment) -> tuple[int, int]:

@@ -34,6 +34,8 @@ from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.outcome import finish
 from pipeedge.run.phases import agree, connect, leave, load_stage, open_parts, prepare, stream
 from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.interfaces import is_loopback
+from pipeedge.transport.membership import load_membership, open_to_all
 
 if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
@@ -56,12 +58,18 @@ def run(
     Raises:
         PipeEdgeError: The run failed; the message is one line for the user.
     """
-    with report_early_failure(request.world):
+    membership = load_membership(request.world.keys)
+    with report_early_failure(request.world, membership):
         model = find_model(request.model.name)
         if request.schedule.partition is not None:
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
-    transport = make_transport(request.transport, request.world.rank)
-    rendezvous = make_rendezvous(request.transport, request.world.addr)
+    world = request.world
+    # With -c rpc, every rank has something worse to warn of.
+    speaks_openly = membership is None and request.transport.comm != "rpc" and world.size > 1
+    if speaks_openly and world.rank == 0 and not is_loopback(world.addr):
+        warn(open_to_all())
+    transport = make_transport(request.transport, world.rank, membership)
+    rendezvous = make_rendezvous(request.transport, world.addr, membership)
     context = RankContext(request, model, open_console, warn, transport, rendezvous)
     callbacks = Callbacks(
         status=context.activity.status,
@@ -69,7 +77,10 @@ def run(
         show_waiting=warn if sys.stderr.isatty() else lambda line: None,
         record_stage_work=context.display_feed,
     )
-    with aborted_on_failure(transport), Session(request.world, FORMS, callbacks) as session:
+    with (
+        aborted_on_failure(transport),
+        Session(world, FORMS, callbacks, membership=membership) as session,
+    ):
         session.open()
         return _take_part(context, session)
 

@@ -51,10 +51,10 @@ from pipeedge.train.recording import WorkerRecord
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import TrainingRequest
 from pipeedge.transport.interfaces import choose_interface, is_loopback, use_interface
-from pipeedge.transport.membership import load_membership
+from pipeedge.transport.membership import Membership, load_membership
 from pipeedge.transport.rendezvous import RendezvousServer, connect_store, join_group
 
-__all__ = ["show", "train"]
+__all__ = ["describe_openness", "show", "train"]
 
 _LINKS_OPEN = (
     "--key protects the control connection alone: activations, gradients and weights cross the network in "
@@ -96,7 +96,7 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
     with report_early_failure(request.world, membership):
         setup = prepare_training(request)
     if request.world.rank == 0 and request.world.size > 1 and not is_loopback(request.world.addr):
-        warn(_OPEN if membership is None else _LINKS_OPEN)
+        warn(describe_openness(membership))
     log = WorkerLog()
     callbacks = Callbacks(status=log.activity.status, notify=warn)
     with Session(request.world, _forms(setup), callbacks, membership=membership) as session:
@@ -120,6 +120,11 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
         report = _make_report(setup, plan, _records(member), startup_s)
         _save_and_print(setup, report, console)
         return report
+
+
+def describe_openness(membership: Membership | None) -> str:
+    """Return the warning about what is open in a training on a network, with a key or without one."""
+    return _OPEN if membership is None else _LINKS_OPEN
 
 
 def _forms(setup: TrainingSetup) -> Forms[Options, TrainingPlan, None]:

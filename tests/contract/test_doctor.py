@@ -15,6 +15,7 @@ import pytest
 from ports import free_port
 from safetensors.torch import load_file, save_file
 
+from pipeedge.base.files import write_secret
 from pipeedge.doctor.examine import examine
 from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.models import DIGITS, find_model
@@ -22,6 +23,8 @@ from pipeedge.plan.spec_writing import save_device_types, save_devices, save_mod
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_doctor
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
 
 WITHIN_S = 60.0
 """Deadline of each diagnosis, in seconds."""
@@ -137,6 +140,39 @@ def test_fault_port_in_use() -> None:
     assert alone.status == 2
     assert not single.found("problem", "port")
     assert single.status == 0
+
+
+def test_keys_are_checked_and_shown(tmp_path: Path) -> None:
+    for name in ("a.pem", "b.pem", "open.pem"):
+        write_secret(tmp_path / name, make_key(), "FILE")
+    (tmp_path / "open.pem").chmod(0o644)
+    shown = Membership.from_file(tmp_path / "a.pem").fingerprint
+    (alone,) = examine_all((0, 1, "--key", tmp_path / "a.pem"))
+    assert alone.status == 0
+    assert [line.split()[-1] for line in alone.found("ok", "key")] == [shown]
+    for name, said in (("none.pem", "no such file"), ("open.pem", "other users may read it (mode 644)")):
+        (alone,) = examine_all((0, 2, "--key", tmp_path / name))
+        only_problem(alone, "key", said)
+        assert alone.status == 2
+    first, second = examine_all((0, 2, "--key", tmp_path / "a.pem"), (1, 2, "--key", tmp_path / "b.pem"))
+    only_problem(second, "key", "rank 0 at 127.0.0.1:", "has another key: give every rank the same --key")
+    assert second.status == 2
+    assert any("a process at 127.0.0.1 has another key" in line for line in first.lines)
+
+
+def test_a_rank_without_the_key_of_the_others_is_told_so(tmp_path: Path) -> None:
+    write_secret(tmp_path / "a.pem", make_key(), "FILE")
+    first, second = examine_all((0, 2, "--key", tmp_path / "a.pem"), (1, 2))
+    only_problem(second, "ranks", "rank 0 has a key, and this rank has none")
+    assert second.status == 2
+    assert any("a process at 127.0.0.1 has no key" in line for line in first.lines)
+
+
+def test_links_are_measured_with_the_key(tmp_path: Path) -> None:
+    write_secret(tmp_path / "a.pem", make_key(), "FILE")
+    examined = examine_all(*((rank, 2, "--key", tmp_path / "a.pem") for rank in range(2)), timeout=10)
+    assert [entry.status for entry in examined] == [0, 0], examined
+    assert len([line for line in examined[0].lines if line.split()[1] == "link"]) == 2
 
 
 def test_fault_rank_0_absent() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.files import write_secret
 from pipeedge.launch.commands import (
     DOCTOR_MODULE,
     RUNTIME_MODULE,
@@ -19,6 +20,7 @@ from pipeedge.launch.commands import (
 )
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.launch.supervisor import RankExit, status_of
+from pipeedge.transport.new_key import make_key
 
 # --- commands ---------------------------------------------------------------------------------------
 
@@ -111,11 +113,59 @@ def test_options_of_the_runtime_follow_with_or_without_a_separator() -> None:
         (["--lcoal", "2", "--", "-u", "4"], r"unknown option --lcoal; did you mean --local\?"),
         (["--local", "2", "--prnt", "--", "-u", "4"], r"did you mean --print\?"),
         (["--local", "2", "--", "--addr", "198.51.100.7"], "not an address of this machine"),
+        (["--local", "2", "--", "--key", "-"], "launched ranks have no standard input; give a file"),
+        (["--hosts", "a,b", "--", "--key", "k", "-c", "rpc"], "TensorPipe cannot encrypt its links"),
     ],
 )
 def test_mistakes_are_reported_before_anything_starts(argv: list[str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         plan_launch(parse_launch(argv))
+
+
+def launched_key(*argv: str) -> set[str]:
+    """Return the lines that the ranks get on standard input."""
+    made = iter(["first\nkey\n", "second\nkey\n"])
+    commands = plan_launch(parse_launch(argv), make_key=lambda: next(made))
+    for command in commands:
+        assert command.secret.strip() not in " ".join(command.argv) or not command.secret
+        assert ("--key -" in command.argv[-1]) == bool(command.secret)
+    return {command.secret for command in commands}
+
+
+@pytest.mark.parametrize(
+    ("argv", "secret"),
+    [
+        (["--hosts", "a,b", "--", "-m", "vit-digits"], "first,key\n"),
+        (["--hosts", "a,b", "--doctor", "--"], "first,key\n"),
+        (["--hosts", "a,b", "--", "-c", "tcp"], "first,key\n"),
+        (["--hosts", "a,b", "--plain", "--", "-m", "vit-digits"], ""),
+        (["--hosts", "a,b", "--", "-c", "rpc"], ""),
+        (["--hosts", "a,b", "--", "-cp2p"], ""),
+        (["--hosts", "a,b", "--", "--key", "there.pem"], ""),
+        (["--hosts", "a", "--", "-m", "vit-digits"], ""),
+        (["--local", "2", "--", "-m", "vit-digits"], ""),
+    ],
+)
+def test_a_run_on_several_machines_gets_a_fresh_key_unless_it_cannot_use_it(
+    argv: list[str], secret: str
+) -> None:
+    if "there.pem" in argv:
+        assert {command.secret for command in plan_launch(parse_launch(argv), lambda: "x")} == {""}
+    else:
+        assert launched_key(*argv) == {secret}
+
+
+def test_the_key_of_the_environment_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_key()
+    write_secret(tmp_path / "k.pem", text, "FILE")
+    monkeypatch.setenv("PIPEEDGE_KEY", str(tmp_path / "k.pem"))
+    (secret,) = launched_key("--hosts", "a,b", "--", "-m", "vit-digits")
+    assert secret.replace(",", "\n").split() == text.split()
+
+
+def test_shown_commands_have_no_key() -> None:
+    commands = plan_launch(parse_launch(["--hosts", "a,b", "--print", "--", "-m", "vit-digits"]))
+    assert not any("--key" in command.shown() for command in commands)
 
 
 def test_a_devices_file_gives_one_rank_per_host_in_order(tmp_path: Path) -> None:

@@ -45,13 +45,15 @@ from small_models import VOCABULARY
 from pipeedge.auction import main as auction
 from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import PipeEdgeError, one_line
+from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.streams import unprinted
 from pipeedge.control.attendance import Terms
-from pipeedge.control.dialling import HubAddress, connect_in_clear
+from pipeedge.control.dialling import HubAddress, connect_in_clear, explain_refusal
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import (
+    FROM_HUB,
     TO_HUB,
     Beat,
     Decoder,
@@ -67,6 +69,7 @@ from pipeedge.control.messages import (
     frame,
 )
 from pipeedge.control.rules import HubState
+from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
@@ -106,6 +109,7 @@ from pipeedge.run.stage import Encode, resolve_device
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.testbed.bed import TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
+from pipeedge.train import session as training
 from pipeedge.train.checkpoint import Checkpoint, latest
 from pipeedge.train.costs import LayerCosts
 from pipeedge.train.options import parse_train
@@ -115,6 +119,8 @@ from pipeedge.train.session import train
 from pipeedge.transport import interfaces, p2p
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
 from pipeedge.transport.rpc import RpcTransport
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -175,6 +181,17 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in DIGITS.weights_path().parent.iterdir():
         shutil.copy(path, here / "model")
     (here / "s.txt").write_text("a sentence\n")
+    key = make_key()
+    certificate = key.index("-----BEGIN CERTIFICATE")
+    keys = {
+        "open.pem": key,
+        "cut.pem": key[:-40],
+        "half.pem": key[:certificate],
+        "mixed.pem": key[:certificate] + OTHER_KEY[certificate:],
+    }
+    for name, text in keys.items():
+        (here / name).touch(mode=0o644 if name == "open.pem" else 0o600)
+        (here / name).write_text(text)
     (here / "a.csv").write_text("one,other\na,b\n")
     (here / "s.yml").write_text("- mb-0: [1, 8]\n- mb-7: [9, 16]\n")
     np.savez(here / "t.npz", input_ids=np.zeros((2, 4), np.int64))
@@ -183,6 +200,7 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DIGITS = find_model("vit-digits")
+KEY, OTHER_KEY = make_key(), make_key()
 
 
 @pytest.mark.parametrize("quote", list(quotes()), ids=lambda quote: re.sub(r"\W+", "-", quote)[:50])
@@ -215,6 +233,25 @@ RUNTIME = {
     ),
     "--addr nowhere.invalid: cannot resolve this name": (
         "1 2 -m vit-digits --addr nowhere.invalid --timeout 1"
+    ),
+    "--key none.pem: no such file: make it with pipeedge-key, and copy it to every machine": (
+        "0 1 -m vit-digits --key none.pem"
+    ),
+    "--key open.pem: other users may read it (mode 644): run chmod 600 on it, …": (
+        "0 1 -m vit-digits --key open.pem"
+    ),
+    "--key cut.pem: is cut off within a PEM block; copy it again": "0 1 -m vit-digits --key cut.pem",
+    "--key half.pem: holds no certificate, or lacks its end; copy it again": (
+        "0 1 -m vit-digits --key half.pem"
+    ),
+    "--key mixed.pem: the private key does not belong to the certificate": (
+        "0 1 -m vit-digits --key mixed.pem"
+    ),
+    "-c p2p with a key: gloo cannot encrypt its links; leave out -c, for links over tcp, or the key": (
+        "0 2 -m vit-digits -c p2p --key open.pem"
+    ),
+    "give either --key (PIPEEDGE_KEY) or --tls-cert, --tls-key and --tls-ca": (
+        "0 2 -m vit-digits --key open.pem --tls-cert open.pem --tls-key open.pem --tls-ca open.pem"
     ),
     "-s/--socket-ifname eth77: the interface does not exist": "0 1 -m vit-digits -s eth77",
     "-q changes nothing: with one stage, on the data rank, nothing crosses a link": (
@@ -621,6 +658,89 @@ def a_rank_dies_before_its_hello(patch: Patch) -> str:
     state.received(0, Hello(0, 3, "pi0"), 0.0)
     ((_, notice),) = state.closed(1, 1.0, left="10.0.0.9")
     return str(notice.line)
+
+
+def refusal_by(hub: WireEnd, member: WireEnd) -> str:
+    """Return what a member says of a hub, after each has received what the other one sends."""
+    hub.receive(member.outgoing())
+    member.receive(hub.outgoing())
+    return str(explain_refusal("rank 0 at pi1:29500", member.failure))
+
+
+def sealed(key: str, *, accepts: bool) -> SealedEnd:
+    membership = Membership.from_text(key, "--key k.pem")
+    context = membership.server_context() if accepts else membership.client_context()
+    return SealedEnd(context, accepts=accepts)
+
+
+@says("rank 0 at … has another key: give every rank the same --key")
+def rank_0_has_another_key(patch: Patch) -> str:
+    return refusal_by(sealed(KEY, accepts=True), sealed(OTHER_KEY, accepts=False))
+
+
+@says("rank 0 at … has no key: give every rank the same --key")
+def rank_0_has_no_key(patch: Patch) -> str:
+    return refusal_by(ClearEnd(accepts=True), sealed(KEY, accepts=False))
+
+
+@says("rank 0 has a key, and this rank has none: give every rank the same --key")
+def only_rank_0_has_a_key(patch: Patch) -> str:
+    hub = sealed(KEY, accepts=True)
+    hub.receive(frame(Hello(1, 2, "pi1")))
+    (verdict,) = Decoder(FROM_HUB).feed(hub.outgoing())
+    assert isinstance(verdict, Verdict)
+    return verdict.failure.line
+
+
+@says("rank 0 at … does not speak TLS 1.3: is it PipeEdge? Check --addr and --port")
+def rank_0_is_a_foreign_service(patch: Patch) -> str:
+    member = sealed(KEY, accepts=False)
+    member.receive(b"SSH-2.0-OpenSSH_9.2\r\n")
+    return str(explain_refusal("rank 0 at pi1:29500", member.failure))
+
+
+@says("rank 0 at … is another program: is it PipeEdge? Check --addr and --port")
+def rank_0_is_a_web_server(patch: Patch) -> str:
+    context = Membership.from_text(OTHER_KEY, "a web server").server_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return refusal_by(SealedEnd(context, accepts=True), sealed(KEY, accepts=False))
+
+
+@says("a process at 10.0.0.9 has another key; ranks still missing: 1, 2")
+def a_process_has_another_key(patch: Patch) -> str:
+    state = HubState(world_size=3, timeout_s=60.0, now=0.0)
+    state.received(0, Hello(0, 3, "pi0"), 0.0)
+    ((_, notice),) = state.refused("10.0.0.9", "has another key", 1.0)
+    return str(notice.line)
+
+
+@says("FILE open.pem: exists already, and is not replaced: name another")
+def a_key_exists(patch: Patch) -> str:
+    return refused(lambda: write_secret(Path("open.pem"), KEY, "FILE"))
+
+
+@says("making a key needs the package cryptography: …")
+def keys_cannot_be_made(patch: Patch) -> str:
+    patch.setitem(sys.modules, "cryptography", None)
+    return refused(make_key)
+
+
+@says(
+    "links and control are open: whoever is on this network can take part in the run, and read and change "
+    "what is sent; …"
+)
+def the_run_has_no_key(patch: Patch) -> str:
+    patch.setattr(pipeline, "is_loopback", lambda addr: False)
+    said: list[str] = []
+    line = f"0 2 -m vit-digits -pt 1,8,9,16 --port {free_port()} --timeout 0.1"
+    with pytest.raises(PipeEdgeError):  # rank 1 does not come
+        pipeline.run(parse_runtime(line.split(), Environment()).request, Console, said.append)
+    return said[0]
+
+
+@says("--key protects the control connection alone: …")
+def a_training_has_a_key(patch: Patch) -> str:
+    return training.describe_openness(Membership.from_text(KEY, "--key k.pem"))
 
 
 @says("the display of the run has failed: …")

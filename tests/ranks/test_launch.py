@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -83,6 +84,46 @@ def test_both_shells_preserve_arguments(
         shown = done.stdout.read()
         assert done.wait(timeout=60) == 0
     assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
+
+
+KEY_READER = """
+import contextlib, pathlib, sys
+key, seen = sys.stdin.read(), []
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    for path in (process / "cmdline", process / "environ"):
+        with contextlib.suppress(OSError):  # it has ended
+            seen += [str(path)] if b"S0ME+BASE/64=" in path.read_bytes() else []
+print(repr((key, sys.argv[1:], seen)))
+"""
+
+
+@pytest.mark.parametrize("shell", [("bash", "-c"), ("sh", "-c"), ("busybox", "sh", "-c")], ids=" ".join)
+def test_a_key_reaches_standard_input_and_is_seen_nowhere_else(
+    shell: tuple[str, ...], tmp_path: Path
+) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"there is no {shell[0]}")
+    (tmp_path / "reader.py").write_text(KEY_READER)
+    key = "-----BEGIN PRIVATE KEY-----\nS0ME+BASE/64=\n-----END PRIVATE KEY-----\n"
+    (command,) = remote_commands(
+        [Host("a")],
+        ["-u", "4"],
+        Remote(str(tmp_path), sys.executable),
+        module="reader",
+        name_addr=False,
+        name_hosts=False,
+        key=key,
+    )
+    assert "S0ME" not in command.shown() + repr(command)
+    remote_end = dataclasses.replace(command, argv=(*shell, command.argv[-1]))
+    lines: list[str] = []
+
+    def keep(text: str, *, error: bool) -> None:
+        lines.append(text)
+
+    supervisor = Supervisor([remote_end], environment(), Output(keep, print))
+    assert supervisor.run() == 0
+    assert "".join(lines) == f"[0] {(key, ['0', '1', '--key', '-', '-u', '4'], [])!r}\n"
 
 
 # --- the command line -------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ PRELOADED = (
 )
 """Modules that the server of a test process imports before it forks programs."""
 DEADLINE_S = 60.0
+NO_KEY = "links and control are open"
+"""Part of what rank 0 says, where a run has no key, on any network but the loopback."""
 DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 
@@ -57,8 +59,8 @@ class Ended:
 
     @property
     def line(self) -> str:
-        """Return the single line on standard error that a failure may print."""
-        lines = [line for line in self.err.splitlines() if line.strip()]
+        """Return the single line on standard error that a failure may print, besides the lack of a key."""
+        lines = [line for line in self.err.splitlines() if line.strip() and NO_KEY not in line]
         assert len(lines) == 1, f"{len(lines)} lines on standard error:\n{self.err}"
         return lines[0]
 
