@@ -155,6 +155,26 @@ def test_head_without_a_class_name_is_found_in_the_weights(
     assert find_model(NAME).config.head == "classifier"
 
 
+def test_modules_of_sentence_transformers_are_fetched(
+    hub: Site, hub_cache: Path, model_dirs: dict[str, Path]
+) -> None:
+    files = repository(model_dirs["bert"])
+    config = {**json.loads(files["config.json"]), "architectures": ["BertModel"]}
+    kind = "sentence_transformers.models."
+    modules = [
+        {"type": f"{kind}Transformer", "path": ""},
+        {"type": f"{kind}Pooling", "path": "1_Pooling"},
+        {"type": f"{kind}Normalize", "path": "2_Normalize"},
+    ]
+    pooling = {"word_embedding_dimension": config["hidden_size"], "pooling_mode_mean_tokens": True}
+    documents = {"config.json": config, "modules.json": modules, "1_Pooling/config.json": pooling}
+    encoded = {name: json.dumps(document).encode() for name, document in documents.items()}
+    hub.add_repository(NAME, {**files, **encoded})
+    found = find_model(NAME).config.pooling
+    assert found is not None
+    assert (found.modes, found.normalize) == (("mean",), True)
+
+
 def test_looking_does_not_fetch(hub: Site, hub_cache: Path, model_dirs: dict[str, Path]) -> None:
     hub.add_repository(NAME, repository(model_dirs["vit"]))
     refusal(ModelError, lambda: find_model(NAME, fetch=False))

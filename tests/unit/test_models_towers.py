@@ -25,6 +25,7 @@ from tower_cases import CASES, TowerCase
 from pipeedge.base.errors import ModelError
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
+from pipeedge.compress import LinkDecoder, LinkEncoder
 from pipeedge.data import InputRequest, open_input
 from pipeedge.models import Model, find_model
 from pipeedge.models.kernels import available
@@ -131,6 +132,29 @@ def test_every_cut_gives_the_same_bits_in_reduced_precision(
         # Outputs may be larger than one here, as no norm follows a projection.
         step = STEPS[dtype] * max(1.0, float(expected[valid].abs().max()))
         assert (whole - expected)[valid].abs().max() <= step
+
+
+@pytest.mark.parametrize("name", ["clip", "clip#text", "siglip", "dinov2", "modernbert"])
+def test_compressed_links_carry_what_travels_beside_the_hidden_state(
+    name: str, model_dirs: dict[str, Path]
+) -> None:
+    family, mark, tower = name.partition("#")
+    model = find_model(f"{model_dirs[family]}{mark}{tower}")
+    generator = torch.Generator().manual_seed(0)
+    specs = model.payload_specs(0, 2, 7 if model.takes_text else None)
+    inputs = tuple(
+        torch.randn(spec.shape, generator=generator)
+        if spec.dtype.is_floating_point
+        else spec.empty().fill_(1)
+        for spec in specs
+    )
+    with torch.inference_mode():
+        (exact,) = model.load()(inputs)
+        sent = model.load(LayerRange(0, 6))(inputs)
+        received = LinkDecoder().decode(LinkEncoder("none", window=4).encode(sent, 8))
+        assert all(torch.equal(*pair) for pair in zip(sent[1:], received[1:], strict=True))
+        (output,) = model.load(LayerRange(6, model.n_layers))(received)
+    assert 0 < (output - exact).abs().max() < 0.02 * exact.abs().max()
 
 
 # Towers, and sizes of images -----------------------------------------------------------------------------
