@@ -112,13 +112,13 @@ class Reception:
         self.reconsider()
         self._thread.join()
         self._waker.close()
+        self._wakened.close()
 
     def _serve(self) -> None:
         try:
-            while True:
+            # Asked before each wait: the byte that wakes it may have been read together with an earlier one.
+            while not self._closing:
                 events = self._selector.select(self._patience_s())
-                if self._closing:
-                    return
                 for key, _ in events:
                     if key.fileobj is self._listener:
                         self._accept()
@@ -133,7 +133,6 @@ class Reception:
                 caller.socket.close()
             self._selector.close()
             self._listener.close()
-            self._wakened.close()
 
     def _patience_s(self) -> float | None:
         first = next(iter(self._callers.values()), None)  # all have the same patience

@@ -23,7 +23,7 @@ from pipeedge.transport.base import Link, Packet, Rendezvous
 from pipeedge.transport.frame import HEADER_BYTES, FrameError, Kind, write_frame
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
-from pipeedge.transport.reception import MAX_CALLERS
+from pipeedge.transport.reception import MAX_CALLERS, Reception
 from pipeedge.transport.tcp import TcpTransport
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
@@ -460,3 +460,16 @@ def test_damaged_frames_are_refused_or_read(pair: Pair) -> None:
         error = forged(pair, mutate_bytes(good, chance, HEADER_BYTES), serial)
         assert isinstance(error, PeerFailedError)
         assert error.peer == 3
+
+
+def test_a_reception_closes_while_it_is_asked_to_reconsider() -> None:
+    """The byte that asks it to close may be read together with the one that asked it to reconsider."""
+
+    def open_and_close() -> None:
+        for _ in range(2000):
+            listener = socket.create_server(("127.0.0.1", 0))
+            reception = Reception(listener, context=None, hello_bytes=4, admit=lambda sock, hello: False)
+            reception.reconsider()
+            reception.close()
+
+    in_thread(open_and_close).result(LIMIT_S)
