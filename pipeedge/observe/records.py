@@ -6,6 +6,7 @@ to microseconds. A lane is known by its ``LaneId``: what kind of thread it was a
     LaneRecord   a thread that repeats the same phases for every microbatch: rows
     LinkRecord   a link: transfers
     WorkRecord   a thread that takes its operations in any order: works
+    EpochRecord  a plan of a run that went on after failures
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import operator
 from msgspec import Struct
 
 from pipeedge.base import fields
-from pipeedge.base.fields import Amount, Count, Name, Number, Positive
+from pipeedge.base.fields import Amount, Count, LongLine, Name, Number, Positive
+from pipeedge.base.schedule import Schedule
 from pipeedge.compress.policies import Decided
 from pipeedge.observe.metrics import NOT_MEASURED, EnergyUse
 from pipeedge.observe.timeline import LaneId, ThreadState
 
-__all__ = ["LaneRecord", "LinkRecord", "Recording", "Row", "Transfer", "Work", "WorkRecord"]
+__all__ = ["EpochRecord", "LaneRecord", "LinkRecord", "Recording", "Row", "Transfer", "Work", "WorkRecord"]
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -72,6 +74,35 @@ class Work(Struct, frozen=True, array_like=True):
     start_s: Number
     end_s: Number
     microbatch: Count | None = None
+
+
+class EpochRecord(Struct, frozen=True):
+    """One epoch of a run: a plan, from its start to a failure or to the end of the run.
+
+    The seconds that a failure costs are those until the first new result::
+
+        failure known ──waiting_s──> plan known ──preparing_s──> all start ──filling_s──> new result
+    """
+
+    number: Positive
+    schedule: Schedule
+    started_s: Number
+    """Time at which all its ranks started, in seconds from the beginning of the run."""
+    cause: LongLine = ""
+    """Reason why the epoch before it ended; empty for the first epoch."""
+    waiting_s: Amount = 0.0
+    """Seconds from hearing of the failure until the new plan arrived. All zero for the first epoch."""
+    preparing_s: Amount = 0.0
+    """Seconds from the arrival of the plan until all its ranks had loaded their layers and started."""
+    filling_s: Amount = 0.0
+    """Seconds from the start until the first result that is new."""
+    repeated: Count = 0
+    """Number of microbatches that had been fed before the failure and were computed again."""
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds without a new result."""
+        return self.waiting_s + self.preparing_s + self.filling_s
 
 
 class LaneRecord(Struct, frozen=True):

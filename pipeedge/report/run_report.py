@@ -19,6 +19,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.observe.records import EpochRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
@@ -63,6 +64,8 @@ class RunReport:
     """Versions of the data rank's software."""
     check: Agreement | None = None
     """Comparison of the first items with float32, or None if it was not requested."""
+    epochs: Sequence[EpochRecord] = ()
+    """Epochs of a run that can go on after a failure, in order; empty for one that cannot."""
 
     @property
     def throughput_items_per_s(self) -> float:
