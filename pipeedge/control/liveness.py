@@ -4,6 +4,7 @@ no heartbeat for a while                           -> Silent: suspended, or disc
 heartbeats, no rank busy, no counter grows         -> Stuck: a link on which more was sent than received,
                                                       and whose receiver waits; Stalled if there is none
 heartbeats, one rank busy for a long time          -> Slow: a notice, not a failure
+heartbeats, the data rank waits for more input     -> nothing: the pipeline is empty, and idle
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class RankStatus(Struct, frozen=True):
     """Work of its stage; None without one."""
     finished: Count = 0
     """Number of finished operations, for programs that may work for a long time without sending."""
+    idle: bool = False
+    """Whether the whole pipeline has nothing to do, because it feeds it and has had no input lately."""
 
     @property
     def progress(self) -> int:
@@ -151,7 +154,7 @@ def diagnose(
     if silent:
         rank = max(silent, key=lambda rank: (silence_s[rank], -rank))
         return Silent(rank, silence_s[rank])
-    if stalled_s <= limits.stall_s:
+    if stalled_s <= limits.stall_s or any(status.idle for status in statuses.values()):
         return None
     busy = [(status.busy[1], rank) for rank, status in statuses.items() if status.busy]
     if busy:

@@ -10,10 +10,12 @@ cola, imagenet   data sets; selection chooses their items
 defaults         input that ships with the package, for runs that name none
 companions       tokenizers and image processors next to a model
 opening          InputRequest + model -> InputSource
+ends             where microbatches come from and results go: a file, or requests and answers
 results          result files and accuracy
 protected_files  inputs that no output may replace
 """
 
+from pipeedge.data.ends import DataSetSource, DataSetStream, GroupStream, ItemSource, ResultSink
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.reading import ReadAhead, read_threads
@@ -22,13 +24,18 @@ from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = [
     "DEFAULT_ITEMS",
+    "DataSetSource",
+    "DataSetStream",
     "InputRequest",
     "Group",
+    "GroupStream",
     "InputSource",
+    "ItemSource",
     "Microbatch",
     "ModelInputs",
     "ReadAhead",
     "Reading",
+    "ResultSink",
     "SkippedItem",
     "open_input",
     "open_run_input",

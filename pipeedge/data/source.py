@@ -343,10 +343,9 @@ class InputSource:
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
     def rest(self, position: int) -> InputSource:
-        """Return a source of the items from ``position`` on; they keep their positions in the input."""
-        return InputSource(
-            self._items, order=self._order[position:], skip_bad=self._skip_bad, position=position
-        )
+        """Return a source of the items from ``position`` in the input on; they keep their positions."""
+        order = self._order[position - self._position :]
+        return InputSource(self._items, order=order, skip_bad=self._skip_bad, position=position)
 
     @property
     def items(self) -> Items:

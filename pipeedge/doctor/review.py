@@ -114,7 +114,6 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
     """Return the memory that the plan needs on each rank, beyond that of a process with its libraries."""
     needs = {}
     links = plan.links(model)
-    items = min(plan.microbatch_size, plan.items)
     for rank in plan.participants:
         weights = 0
         buffers = sum(
@@ -128,7 +127,7 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
             dtype = find_dtype(plan.schedule.stages[stage].dtype)
             weights = int(_LOADING * model.weight_bytes(layers, dtype))
             buffers += _WORKING_COPIES * max(
-                specs_bytes(model.payload_specs(cut, items, plan.max_tokens, dtype))
+                specs_bytes(model.payload_specs(cut, plan.most_items, plan.max_tokens, dtype))
                 for cut in range(layers.start, layers.stop + 1)
             )
         needs[rank] = Need(weights, buffers)

@@ -40,7 +40,8 @@ def _check_table(text: str | None) -> None:
 class InputFacts:
     """The facts of the data rank about its input."""
 
-    items: Count
+    items: Count | None
+    """Number of items, or None for an input without end."""
     record_rows: Count
     max_tokens: Count | None
     """Tokens of the longest sentence, or None for images."""
@@ -61,7 +62,8 @@ class Plan:
 
     schedule: Schedule
     data_rank: Count
-    items: Count
+    items: Count | None
+    """Number of items, or None for an input without end."""
     microbatch_size: Positive
     max_tokens: Count | None
     store_port: Port | None
@@ -78,6 +80,11 @@ class Plan:
         """Ranks that have something to do, in order."""
         return tuple(sorted({*self.schedule.ranks, self.data_rank}))
 
+    @property
+    def most_items(self) -> int:
+        """Number of items in the largest microbatch."""
+        return self.microbatch_size if self.items is None else min(self.microbatch_size, self.items)
+
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
 
@@ -88,7 +95,7 @@ class Plan:
         exact, and other values in the type of the first stage.
         """
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        items, first = min(self.microbatch_size, self.items), find_dtype(self.schedule.stages[0].dtype)
+        items, first = self.most_items, find_dtype(self.schedule.stages[0].dtype)
         specs = [
             model.input_specs(items, self.max_tokens, first, eight_bit=self.pixel_table is not None),
         ]
@@ -137,8 +144,7 @@ class Plan:
         return found
 
     def _payload_specs(self, model: Model, cut: int, dtype: str) -> tuple[TensorSpec, ...]:
-        items = min(self.microbatch_size, self.items)
-        return model.payload_specs(cut, items, self.max_tokens, find_dtype(dtype))
+        return model.payload_specs(cut, self.most_items, self.max_tokens, find_dtype(dtype))
 
     def name(self, rank: int) -> str | None:
         """Describe ``rank`` for messages, or return None if it has no role."""

@@ -21,11 +21,10 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec, specs_bytes
-from pipeedge.data import InputSource
+from pipeedge.data import DataSetSource, InputSource
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
 from pipeedge.data.images import ImageFiles, image_transform
-from pipeedge.data.reading import ReadAhead, read_threads
 from pipeedge.data.results import ResultWriter
 from pipeedge.data.source import Items, RepeatedItems
 from pipeedge.data.text import TokenItems
@@ -121,12 +120,9 @@ def _feed(
 ) -> Feeder:
     """Feed all of ``source`` like the data rank of a run."""
     crew = Crew()
-    reading = None
-    if not source.in_memory:
-        reading = ReadAhead(source, microbatch_size, threads=read_threads())
-        reading.start(crew)
-    feed = Feed(source, microbatch_size, stream_dtype(dtype), None if reading is None else reading.readings())
-    feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
+    stream = DataSetSource(source).stream(microbatch_size)
+    stream.start(crew)
+    feeder = Feeder(Feed(stream, stream_dtype(dtype)), Outgoing(SendingEnd(sender), activity), activity)
     crew.start("feed", feeder.run)
     try:
         crew.wait()

@@ -1,8 +1,8 @@
 """The data rank's part: the input, the first and the last link, and the results.
 
-input ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
+source ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
 └──> [watch] times the link
-... ──> last link ──> Incoming ──> [collect] ──> results
+... ──> last link ──> Incoming ──> [collect] ──> sink
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.data import InputSource, ReadAhead, open_run_input, read_threads
+from pipeedge.data import DataSetSource, GroupStream, InputSource, ItemSource, ResultSink, open_run_input
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -36,24 +36,24 @@ from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Activity, Outgoing
 
-__all__ = ["DataFiles", "DataPart", "make_data_part", "open_data_files"]
+__all__ = ["DataEnds", "DataPart", "make_data_part", "open_data_ends"]
 
 
 @dataclass(frozen=True)
-class DataFiles:
-    """The files of a run on the data rank, checked before anybody else is kept waiting."""
+class DataEnds:
+    """Input and results of a run on the data rank, checked before anybody else is kept waiting."""
 
-    source: InputSource
-    writer: ResultWriter
-    check_items: int
-    """Number of the first items whose outputs are compared with float32."""
-    replaced: frozenset[Path]
+    source: ItemSource
+    sink: ResultSink
+    compared: InputSource | None = None
+    """First items, whose outputs are compared with float32; None if none are."""
+    replaced: frozenset[Path] = frozenset()
     """Outputs that existed before the run."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what an earlier run has left."""
 
 
-def open_data_files(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataFiles:
+def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataEnds:
     """Open the input, and check that all outputs can be written.
 
     Args:
@@ -76,16 +76,19 @@ def open_data_files(request: RunRequest, model: Model, metrics: Sequence[OutputF
     if output.results is not None:
         check_output_path(output.results, model)
     source = open_run_input(request, model)
+    compared = None
     if output.check_items:
         source.check_distinct(output.check_items, "--check")
+        compared = source.first(output.check_items)
     if output.results is None:
-        return DataFiles(source, ResultWriter(None, model, None), output.check_items, replaced)
+        return DataEnds(DataSetSource(source), ResultWriter(None, model, None), compared, replaced)
     found, note = find_rows(output.results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
     writer = ResultWriter(output.results, model, None, depends_on, found)
     if found is not None:
         source = source.rest(found.position)
-    return DataFiles(source, writer, output.check_items, replaced, () if note is None else (note,))
+    notes = () if note is None else (note,)
+    return DataEnds(DataSetSource(source), writer, compared, replaced, notes)
 
 
 @contextmanager
@@ -99,40 +102,40 @@ def _naming(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DataPart:
-    """The data rank's files with the threads that move data from one to the other end of the pipeline."""
+    """Input and results, with the threads that move data between them and the pipeline."""
 
-    files: DataFiles
+    ends: DataEnds
+    stream: GroupStream
+    """Input as it is read."""
     feeder: Feeder
     outgoing: Outgoing
     collector: Collector
     link: LinkLane
     """Record of the first link."""
-    reading: ReadAhead | None
-    """Threads that read the input ahead, or None if it is in memory."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Lanes of its threads."""
-        ahead = () if self.reading is None else self.reading.lanes
-        return (*ahead, self.feeder.lane, self.collector.lane)
+        return (*self.stream.lanes, self.feeder.lane, self.collector.lane)
 
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
         crew.on_stop(self.outgoing.close)
         crew.start("feed", self.feeder.run)
-        if self.reading is not None:
-            self.reading.start(crew)
+        self.stream.start(crew)
         crew.start("watch", self.outgoing.run)
         crew.start("collect", self.collector.run)
 
-    def check(self, request: RunRequest, model: Model, device: torch.device) -> Agreement:
-        """Compare the first items with the outputs of the model in float32, computed here."""
+    def check(self, request: RunRequest, model: Model, device: torch.device) -> Agreement | None:
+        """Compare the first items, if any, with the outputs of the model in float32, computed here."""
+        if self.ends.compared is None:
+            return None
         kept = self.collector.kept
         numbers = tuple(number for each, _ in kept for number in each)
         found = Outputs(numbers, joined([outputs for _, outputs in kept]))
         exact = outputs_by_block(
             model,
-            self.files.source.first(self.files.check_items),
+            self.ends.compared,
             request.microbatch_size,
             weights=request.model.weights,
             device=device,
@@ -142,12 +145,12 @@ class DataPart:
 
 
 def make_data_part(
-    files: DataFiles, plan: Plan, model: Model, ends: LinkEnds, activity: Activity, monitor: Monitor
+    data: DataEnds, plan: Plan, model: Model, ends: LinkEnds, activity: Activity, monitor: Monitor
 ) -> DataPart:
-    """Join the files to the first and the last link.
+    """Join input and results to the first and the last link.
 
     Args:
-        files: Files of the run.
+        data: Input and results of the run.
         plan: Plan of the run.
         model: The model.
         ends: Links of this rank.
@@ -157,27 +160,24 @@ def make_data_part(
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, activity, lane=link)
-    reading = None
-    if not files.source.in_memory:
-        reading = ReadAhead(files.source, plan.microbatch_size, threads=read_threads(), rows=plan.record_rows)
-    feed = Feed(
-        files.source,
-        plan.microbatch_size,
-        dtype=stream_dtype(find_dtype(plan.schedule.stages[0].dtype)),
-        readings=None if reading is None else reading.readings(),
-    )
+    stream = data.source.stream(plan.microbatch_size, rows=plan.record_rows)
+    feed = Feed(stream, stream_dtype(find_dtype(plan.schedule.stages[0].dtype)))
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, activity, feed_lane)
+    activity.feeder(lambda: feeder.is_idle)
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(
         feeder,
         ends.incoming(-1),
         Collection(
-            files.writer, model.output_kind == "logits", make_decoder(plan, -1), keep_items=files.check_items
+            data.sink,
+            model.output_kind == "logits",
+            make_decoder(plan, -1),
+            keep_items=0 if data.compared is None else len(data.compared),
         ),
         Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
     )
-    return DataPart(files, feeder, outgoing, collector, link, reading)
+    return DataPart(data, stream, feeder, outgoing, collector, link)
 
 
 class _OutputObserver:

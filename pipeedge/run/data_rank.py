@@ -6,14 +6,14 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from pipeedge.base.payload import TensorSpec
-from pipeedge.data import Group, InputSource, Microbatch, Reading
-from pipeedge.data.results import Accuracy, ResultWriter
+from pipeedge.data import Group, GroupStream, Microbatch, ResultSink
+from pipeedge.data.results import Accuracy
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.report.agreement import without_padding
@@ -22,18 +22,17 @@ from pipeedge.transport.base import Packet
 
 __all__ = ["Collection", "Collector", "Feed", "Feeder"]
 
+_KEPT_LATENCIES = 100_000
+"""Number of microbatches whose latencies are kept, the last ones of a longer run."""
+
 
 @dataclass(frozen=True)
 class Feed:
     """The input, cut into microbatches for the first stage."""
 
-    source: InputSource
-    microbatch_size: int
-    """Number of items of a microbatch."""
+    stream: GroupStream
     dtype: torch.dtype = torch.float32
     """Number type in which the first stage computes."""
-    readings: Iterable[Reading] | None = None
-    """Items that other threads read ahead, or None if each is read when it is due."""
 
 
 class Feeder:
@@ -49,8 +48,8 @@ class Feeder:
     def __init__(self, feed: Feed, outgoing: Outgoing, activity: Activity, lane: Lane | None = None) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
         self._dtype = feed.dtype
-        self._groups = feed.source.groups(feed.microbatch_size, feed.readings)
-        self._fetching = ThreadState.READ if feed.readings is None else ThreadState.WAIT_INPUT
+        self._stream = feed.stream
+        self._is_waiting = False
         self._outgoing = outgoing
         self._activity = activity
         self._lock = threading.Lock()
@@ -62,7 +61,7 @@ class Feeder:
         """Read and send until the input ends."""
         number = 0
         self.lane.begin()
-        self.started_at = self.lane.enter(self._fetching)
+        self.started_at = self.lane.enter(self._stream.fetching)
         while (group := self._read(number)) is not None:
             self.lane.enter(ThreadState.WAIT_LINK)
             reserved = self._outgoing.reserve(self._converted(group.specs))
@@ -74,7 +73,7 @@ class Feeder:
                 self._under_way.append((dataclasses.replace(batch, payload=()), now))
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
-            self.lane.enter(self._fetching)
+            self.lane.enter(self._stream.fetching)
             number += 1
         self._outgoing.finish()
 
@@ -95,16 +94,25 @@ class Feeder:
         totals = self.lane.totals()
         return totals[ThreadState.READ] + totals[ThreadState.WAIT_INPUT]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything so far has a result, and there is nothing to read. Any thread may ask."""
+        return self._is_waiting and not self._under_way
+
     def _read(self, number: int) -> Group | None:
+        self._is_waiting = True
+        self._stream.wait()
+        self._activity.finished()  # counts as progress, or the time without input would be a stall
+        self._is_waiting = False
         with self._activity.busy(f"reading microbatch {number}"):
-            return next(self._groups, None)
+            return self._stream.take()
 
 
 @dataclass(frozen=True)
 class Collection:
     """What is done to the outputs."""
 
-    writer: ResultWriter
+    sink: ResultSink
     counts_accuracy: bool
     """Whether the outputs are logits, whose classes are compared with the labels."""
     decode: Callable[[Packet], Packet] | None = None
@@ -114,7 +122,7 @@ class Collection:
 
 
 class Collector:
-    """Receives the results from the last stage and writes them in input order."""
+    """Receives the results from the last stage and writes them in the order in which they were fed."""
 
     def __init__(
         self, feeder: Feeder, incoming: Incoming, collection: Collection, lane: Lane | None = None
@@ -125,8 +133,9 @@ class Collector:
         self._feeder = feeder
         self._incoming = incoming
         self._collection = collection
-        self.latencies: list[float] = []
-        """Seconds of each microbatch from leaving the data rank to its return."""
+        self.latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
+        """Seconds of each microbatch from leaving the data rank to its return; of a long run, the last ones.
+        """
         self.accuracy = Accuracy()
         self.not_finite = 0
         """Number of items whose outputs contain NaN or infinity."""
@@ -146,7 +155,7 @@ class Collector:
     def run(self) -> None:
         """Collect until the last stage has finished."""
         self.lane.begin()
-        decode, writer = self._collection.decode, self._collection.writer
+        decode, sink = self._collection.decode, self._collection.sink
         while (packet := self._incoming.receive()) is not None:
             now = self.lane.enter(ThreadState.WRITE if decode is None else ThreadState.DECODE)
             batch, sent_at = self._feeder.take()
@@ -163,7 +172,7 @@ class Collector:
                 self.lane.enter(ThreadState.WRITE)
             (outputs,) = packet.payload
             with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
-                writer.write(packet.number, outputs, batch)
+                sink.write(packet.number, outputs, batch)
                 self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:

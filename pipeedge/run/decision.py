@@ -19,7 +19,7 @@ from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.run.context import RankContext
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.run.data_part import DataFiles
+    from pipeedge.run.data_part import DataEnds
 
 __all__ = ["FORMS", "RunSession", "decide", "find_facts"]
 
@@ -31,7 +31,7 @@ FORMS: Forms[Options, Plan, StageStats | None] = Forms(
 """The facts of a run are an open list of options to compare, and stay a mapping."""
 
 
-def find_facts(context: RankContext, files: DataFiles | None) -> dict[str, Any]:
+def find_facts(context: RankContext, data: DataEnds | None) -> dict[str, Any]:
     """Return what this rank was asked to do and, on the data rank, what is known of the input."""
     request, model = context.request, context.model
     try:
@@ -39,12 +39,12 @@ def find_facts(context: RankContext, files: DataFiles | None) -> dict[str, Any]:
     except WeightsError:
         # Not every rank needs weights. One that does says what is wrong when it loads them.
         weights = None
-    source = files.source if files is not None else None
+    source = data.source if data is not None else None
     return rank_facts(
         request,
         model,
         weights=weights,
-        items=len(source) if source is not None else None,
+        items=source.total if source is not None else None,
         max_tokens=source.max_tokens if source is not None else None,
         pixels=source.pixels if source is not None else None,
     )

@@ -79,9 +79,8 @@ def finish(
     from pipeedge.run.reporting import make_report, save_and_print
 
     report = make_report(context, plan, data, stages, member, startup_s)
-    if context.request.output.check_items:
-        # The others have ended: what is computed from now on holds nobody up.
-        report = dataclasses.replace(report, check=data.check(context.request, context.model, device))
+    # The others have ended: what is computed from now on holds nobody up.
+    report = dataclasses.replace(report, check=data.check(context.request, context.model, device))
     save_and_print(context, plan, data, report)
     return report
 

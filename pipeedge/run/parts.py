@@ -21,7 +21,7 @@ from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, make_stage_part
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.run.data_part import DataFiles, DataPart
+    from pipeedge.run.data_part import DataEnds, DataPart
 
 __all__ = ["Parts", "assemble"]
 
@@ -49,17 +49,17 @@ def assemble(
     plan: Plan,
     *,
     stage: LoadedStage | None,
-    files: DataFiles | None,
+    data_ends: DataEnds | None,
     exporter: Exporter | None,
 ) -> Parts:
-    """Join the stage and the files of this rank to its links.
+    """Join the stage, and the input and results, of this rank to its links.
 
     Args:
         context: This rank.
         member: Connection to the hub, which knows the slowest stage.
         plan: Plan of the run.
         stage: Stage of this rank, or None.
-        files: Files of the run, on the data rank.
+        data_ends: Input and results of the run, on the data rank.
         exporter: Server of the metrics, or None.
     """
     model, activity = context.model, context.activity
@@ -74,10 +74,10 @@ def assemble(
 
         bits = make_stage_bits(plan, model, number, lambda: member.slowest_stage_s, tell)
         stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor)
-    if files is not None:
+    if data_ends is not None:
         from pipeedge.run.data_part import make_data_part
 
-        data_part = make_data_part(files, plan, model, ends, activity, monitor)
+        data_part = make_data_part(data_ends, plan, model, ends, activity, monitor)
     return Parts(ends, monitor, stage_part, data_part)
 
 

@@ -36,8 +36,8 @@ from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
 
 if TYPE_CHECKING:  # only the data rank needs them
-    from pipeedge.data.results import ResultWriter
-    from pipeedge.run.data_part import DataFiles, DataPart
+    from pipeedge.data import ResultSink
+    from pipeedge.run.data_part import DataEnds, DataPart
 
 __all__ = [
     "Prepared",
@@ -61,8 +61,8 @@ class Prepared:
     """Network interface of the links."""
     exporter: Exporter | None
     """Server of the metrics, or None."""
-    files: DataFiles | None
-    """Files of the run, on the data rank."""
+    data: DataEnds | None
+    """Input and results of the run, on the data rank."""
     facts: dict[str, Any]
     """What this rank was asked to do, for comparison with the others."""
 
@@ -82,15 +82,15 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
         exporter = _open_exporter(context, interface)
         if exporter is not None:
             stack.callback(exporter.close)
-        files = None
+        data = None
         if context.rank == request.schedule.data_rank:
-            from pipeedge.run.data_part import open_data_files
+            from pipeedge.run.data_part import open_data_ends
 
             metrics = metrics_files(request.metrics.directory, context.rank)
-            files = open_data_files(request, context.model, metrics)
-            for note in files.notes:
+            data = open_data_ends(request, context.model, metrics)
+            for note in data.notes:
                 context.warn(note)
-        prepared = Prepared(device, interface, exporter, files, find_facts(context, files))
+        prepared = Prepared(device, interface, exporter, data, find_facts(context, data))
         to_close = stack.pop_all()
     with to_close:
         yield prepared
@@ -114,10 +114,10 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
             are of another plan.
     """
     plan = session.agree(prepared.facts, functools.partial(decide, context))
-    if prepared.files is not None:
+    if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
 
-        prepared.files.writer.add_dependencies(plan_dependencies(plan))
+        prepared.data.sink.add_dependencies(plan_dependencies(plan))
     member, crew = session.member, context.crew
     if context.rank in plan.participants:
         member.set_hub_name(plan.name(0) or "without a part in the pipeline")
@@ -209,7 +209,7 @@ def open_parts(
 
     def make() -> None:
         made.append(
-            assemble(context, member, plan, stage=stage, files=prepared.files, exporter=prepared.exporter)
+            assemble(context, member, plan, stage=stage, data_ends=prepared.data, exporter=prepared.exporter)
         )
 
     _wait_for_links(context, plan, prepared.interface, make)
@@ -222,41 +222,41 @@ def stream(context: RankContext, plan: Plan, parts: Parts) -> None:
     Raises:
         PipeEdgeError: This rank or another failed.
     """
-    writer = parts.data.files.writer if parts.data is not None else ExitStack()
+    sink = parts.data.ends.sink if parts.data is not None else ExitStack()
     try:
-        with parts.monitor, _progress_shown(context, plan, parts.data), writer:
+        with parts.monitor, _progress_shown(context, plan, parts.data), sink:
             parts.ends.start()
             for part in reversed(parts.all):
                 part.start(context.crew)
             context.crew.wait()
     except BaseException:
         if parts.data is not None and not context.request.output.quiet:
-            _show_unfinished(context, parts.data.files.writer)
+            _show_unfinished(context, parts.data.ends.sink)
         raise
 
 
-def _show_unfinished(context: RankContext, writer: ResultWriter) -> None:
+def _show_unfinished(context: RankContext, sink: ResultSink) -> None:
     """Print where the rows are that are written already."""
-    if writer.unfinished is not None:
-        line = f"unfinished  {printable(writer.unfinished)}; a run with --resume goes on from there"
+    if sink.unfinished is not None:
+        line = f"unfinished  {printable(sink.unfinished)}; a run with --resume goes on from there"
         context.open_console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> Iterator[None]:
-    """Show the progress of the run, on the data rank, unless it is to be quiet."""
-    if data is None or context.request.output.quiet:
+    """Show the progress of the run, on the data rank, unless it is to be quiet or has no end."""
+    if data is None or plan.items is None or context.request.output.quiet:
         yield
         return
     from pipeedge.observe.live import Display, Progress
 
-    writer = data.files.writer
+    sink = data.ends.sink
     progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
     with (
         Display(
             progress,
             context.open_console,
-            lambda: writer.items,
+            lambda: sink.items,
             time.monotonic,
             data.feeder.waited_for_input_s,
         ) as display,

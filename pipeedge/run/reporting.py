@@ -35,27 +35,27 @@ def make_report(
     startup_s: float,
 ) -> RunReport:
     """Build the report from what the data rank collected and the figures of the stages."""
-    collector, writer = data.collector, data.files.writer
+    collector, sink = data.collector, data.ends.sink
     began_s = member.hub_clock(data.feeder.started_at or 0.0)
-    recordings = _recordings(member)
+    recordings, latencies = _recordings(member), tuple(collector.latencies)
     return RunReport(
         model=context.model.name,
         schedule=plan.schedule,
-        items=writer.items,
-        microbatches=len(collector.latencies),
+        items=sink.items,
+        microbatches=collector.lane.microbatches,
         microbatch_size=plan.microbatch_size,
         startup_s=startup_s,
         elapsed_s=collector.elapsed_s,
-        latency=Latency.of(collector.latencies),
+        latency=Latency.of(latencies),
         accuracy=collector.accuracy,
         stages=stages,
-        skipped=[skipped.reason for skipped in data.files.source.skipped],
+        skipped=[skipped.reason for skipped in data.ends.source.skipped],
         prediction=plan.prediction,
         steady_items_per_s=collector.steady_items_per_s,
-        latencies_s=collector.latencies,
+        latencies_s=latencies,
         timeline=assemble_timeline(recordings, began_s, collector.elapsed_s),
         series=series(recordings, began_s),
-        energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, writer.items),
+        energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, sink.items),
         command=context.request.command,
         versions=_versions(),
     )
@@ -85,7 +85,7 @@ def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: Run
             results=output.results,
             saved=output.report,
             trace=output.trace,
-            replaced=data.files.replaced,
+            replaced=data.ends.replaced,
         )
 
 

@@ -79,6 +79,7 @@ class Activity:
         self._finished = 0
         self._computed: deque[float] = deque(maxlen=_RECENT)
         self._work: Callable[[], StageWork] | None = None
+        self._is_idle: Callable[[], bool] = lambda: False
 
     def busy(self, what: str) -> AbstractContextManager[None]:
         """Mark this thread as busy with ``what``, not waiting for a peer, while the body runs."""
@@ -113,8 +114,14 @@ class Activity:
         with self._lock:
             self._work = work
 
+    def feeder(self, is_idle: Callable[[], bool]) -> None:
+        """Set the function that tells whether the pipeline is empty and its input may go on later."""
+        self._is_idle = is_idle
+
     def status(self) -> RankStatus:
         """Return the activity of this moment."""
+        # Asked first: an item that ends the idle time is counted as progress before it is over.
+        idle = self._is_idle()
         busy = min(tuple(self._busy.values()), key=lambda entry: entry[1], default=None)
         with self._lock:
             return RankStatus(
@@ -125,6 +132,7 @@ class Activity:
                 stage_s=statistics.median(self._computed) if self._computed else None,
                 work=self._work() if self._work is not None else None,
                 finished=self._finished,
+                idle=idle,
             )
 
 

@@ -9,9 +9,12 @@ import pytest
 import torch
 from clock import Clock
 from fake_items import NumberedItems
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import until
 
 from pipeedge.base.crew import Crew
-from pipeedge.data import InputSource, ReadAhead, open_input
+from pipeedge.data import DataSetSource, DataSetStream, Group, InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import find_model
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
@@ -20,6 +23,7 @@ from pipeedge.request.files import InputRequest
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
+from pipeedge.transport.channel import Channel
 from pipeedge.transport.loopback import LocalLink
 
 
@@ -28,7 +32,7 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     model = find_model("vit-digits")
     source = open_input(InputRequest(max_items=6), model)
     inwards, outwards, activity = LocalLink(), LocalLink(), Activity()
-    feeder = Feeder(Feed(source, 3), Outgoing(SendingEnd(inwards), activity), activity)
+    feeder = Feeder(Feed(DataSetStream(source, 3)), Outgoing(SendingEnd(inwards), activity), activity)
     crew = Crew()
     with ResultWriter(tmp_path / "o.npz", model, 6) as writer:
         collection = Collection(writer, counts_accuracy=True)
@@ -62,9 +66,8 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
     outgoing = Outgoing(SendingEnd(inwards), activity)
     reading = ReadAhead(source, ubatch, threads=1, clock=clock) if ahead else None
-    readings = None if reading is None else reading.readings()
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
-    feeder = Feeder(Feed(source, ubatch, readings=readings), outgoing, activity, feed_lane)
+    feeder = Feeder(Feed(DataSetStream(source, ubatch, reading)), outgoing, activity, feed_lane)
     with ResultWriter(None, find_model("vit-digits"), None) as writer:
         collection = Collection(writer, counts_accuracy=False)
         collect_lane = Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
@@ -87,3 +90,76 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
         (lane,) = reading.lanes
         assert lane.tally(ThreadState.READ).total == pytest.approx(24)
         assert [row.number for row in lane.rows] == [number // ubatch for number in range(12)]
+
+
+class QueuedStream:
+    """Microbatches that somebody puts into a queue, now or later."""
+
+    lanes = ()
+    fetching = ThreadState.WAIT_INPUT
+
+    def __init__(self) -> None:
+        self.queue: Channel[Group] = Channel(9)
+        self._waited: Group | None = None
+
+    def start(self, crew: Crew) -> None:
+        crew.on_stop(self.queue.close)
+
+    def wait(self) -> None:
+        self._waited = self.queue.get()
+
+    def take(self) -> Group | None:
+        return self._waited
+
+
+def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> None:
+    items, stream = NumberedItems(3, lambda index: None), QueuedStream()
+    inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
+    feeder = Feeder(Feed(stream), Outgoing(SendingEnd(inwards), activity), activity)
+    activity.feeder(lambda: feeder.is_idle)
+    assert not activity.status().idle  # it has not begun
+    with ResultWriter(None, find_model("vit-digits"), None) as sink:
+        collector = Collector(
+            feeder, Incoming(outwards, None, activity), Collection(sink, counts_accuracy=False)
+        )
+        stream.start(crew)
+        crew.start("feed", feeder.run)
+        crew.start("collect", collector.run)
+        for size in (1, 2):
+            until(lambda: activity.status().idle, "the idle time")
+            before = activity.status().progress
+            stream.queue.put(Group([(number, items.read(number)) for number in range(size)]))
+            packet = inwards.receive()
+            assert packet is not None
+            assert packet.items == size  # as many as there are, not as many as fit
+            status = activity.status()
+            assert not status.idle
+            assert status.progress > before  # so that the idle time does not count as a stall
+            outwards.post(Packet(packet.number, packet.items, (torch.zeros(packet.items, 10),)))
+        until(lambda: activity.status().idle, "the idle time")
+        stream.queue.finish()
+        assert inwards.receive() is None
+        outwards.finish()
+        assert crew.wait(30)
+    assert sink.items == 3
+    assert collector.lane.microbatches == len(collector.latencies) == 2
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@given(st.integers(1, 30), st.integers(1, 7), st.data())
+def test_a_source_is_read_again_from_any_item(
+    in_memory: bool, total: int, ubatch: int, data: st.DataObject
+) -> None:
+    items = NumberedItems(total, lambda index: None)
+    items.in_memory = in_memory
+    source = DataSetSource(InputSource(items))
+    assert source.total == total
+    for _ in range(2):
+        position = data.draw(st.integers(0, total - 1))
+        crew, stream = Crew(), source.stream(ubatch, position=position)
+        stream.start(crew)
+        stream.wait()
+        groups = list(iter(stream.take, None))
+        assert [number for group in groups for number, _ in group.numbered] == list(range(position, total))
+        assert all(len(group.numbered) == ubatch for group in groups[:-1])
+        assert crew.wait(30)

@@ -286,6 +286,16 @@ def busy(seconds: float, what: str = "computing microbatch 3") -> RankStatus:
             Stalled(9),
             id="stalled",
         ),
+        pytest.param(
+            {0: RankStatus(sent={1: 4}, idle=True), 1: RankStatus(received={0: 4}, awaiting=frozenset({0}))},
+            {},
+            9,
+            None,
+            id="idle",
+        ),
+        pytest.param(
+            {0: RankStatus(idle=True), 1: WAITING}, {0: 0, 1: 8}, 9, Silent(1, 8), id="idle, silent"
+        ),
     ],
 )
 def test_diagnosis(

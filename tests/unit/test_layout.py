@@ -36,7 +36,8 @@ observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice facts planning schedule_choice
 data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
-           reading arrays companions images text imagenet cola defaults opening protected_files fingerprint
+           reading ends arrays companions images text imagenet cola defaults opening protected_files
+           fingerprint
 report     agreement document saved charts gantt run_report bottleneck comparison render main __main__
 run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
            outcome pipeline preview main __main__
