@@ -122,6 +122,10 @@ class SolverOptions:
     link_bits: str = "0"
     """Bits of a value on links between stages, or ``auto``."""
     time_limit_s: float = 10.0
+    survive_loss: bool = False
+    """Whether only a schedule that survives the loss of any one host but the data host will do."""
+    losses: bool = False
+    """Whether to find out what the loss of each host would cost."""
 
     def __post_init__(self) -> None:
         if self.objective not in ("throughput", "latency"):
@@ -135,6 +139,8 @@ class SolverOptions:
             f"--objective={self.objective}",
             f"--link-bits={self.link_bits}",
             f"--time-limit={self.time_limit_s}",
+            *(["--survive-loss"] if self.survive_loss else []),
+            *(["--losses"] if self.losses else []),
         ]
 
 

@@ -22,6 +22,7 @@ from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_p
 from pipeedge.plan.schedule_files import schedule_on
 
 __all__ = [
+    "HostLoss",
     "PromisedStage",
     "SchedulerRequest",
     "Solution",
@@ -66,6 +67,10 @@ class SchedulerRequest:
     """Tokens of the longest sentence, to which times and sizes are scaled; None: as profiled."""
     objective: str = "throughput"
     time_limit_s: float = 10.0
+    survive_loss: bool = False
+    """Whether only a schedule that survives the loss of any one host but the data host will do."""
+    losses: bool = False
+    """Whether to find out what the loss of each host would cost."""
 
     def __post_init__(self) -> None:
         if self.microbatch_size < 1:
@@ -79,8 +84,14 @@ class SchedulerRequest:
 
     @property
     def solver_options(self) -> SolverOptions:
-        """Objective, link bits and time limit."""
-        return SolverOptions(self.objective, self.link_bits, self.time_limit_s)
+        """Objective, link bits, limits, and what is asked besides the schedule."""
+        return SolverOptions(
+            self.objective,
+            self.link_bits,
+            self.time_limit_s,
+            survive_loss=self.survive_loss,
+            losses=self.losses,
+        )
 
     def arguments(self) -> list[str]:
         """Return the command line that describes the problem, without the program."""
@@ -125,6 +136,17 @@ class PromisedStage:
 
 
 @dataclass(frozen=True)
+class HostLoss:
+    """What the loss of one host would cost."""
+
+    host: str
+    why: str | None = None
+    """Why it would end the run, or None if the run would go on."""
+    throughput_items_per_s: float | None = None
+    """Items per second on the other hosts; None if the run would end, or if nothing takes time."""
+
+
+@dataclass(frozen=True)
 class Solution:
     """A schedule and its predicted costs."""
 
@@ -153,6 +175,8 @@ class Solution:
     """Seconds that the data rank takes to read and feed a microbatch; 0 if unknown."""
     collect_s: float = 0.0
     """Seconds that the data rank takes to collect the results of a microbatch; 0 if unknown."""
+    losses: tuple[HostLoss, ...] = ()
+    """Losses of hosts with a stage and of the data host; empty if not asked for."""
 
 
 def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -> Problem:
@@ -233,6 +257,11 @@ def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> So
             input_link_s=answer["schedule"][0]["link_in_s"],
             feed_s=answer["feed_s"],
             collect_s=answer["collect_s"],
+            losses=tuple(
+                HostLoss(loss["host"], loss.get("why"), loss.get("throughput_items_per_s"))
+                for loss in answer.get("losses", ())
+                if loss["effect"] != "none"
+            ),
         )
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise not_understood(error) from error

@@ -14,6 +14,7 @@
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
 #include "files_json.hpp"
+#include "losses.hpp"
 #include "options.hpp"
 #include "problem_json.hpp"
 #include "report.hpp"
@@ -130,24 +131,34 @@ AutoBits solved(const Problem& problem, const CommandLine& line) {
   return answer;
 }
 
-WhatIf answer(const Scenario& scenario, const CommandLine& line) {
+WhatIf answer(const Problem& asked, const CommandLine& line) {
   WhatIf result;
-  result.text = scenario.text;
-  if (scenario.problem.hosts.empty()) {
+  if (asked.hosts.empty()) {
+    result.solution.status = Status::kInfeasible;
     result.why = "no host is left";
     return result;
   }
-  result.solution = solved(scenario.problem, line).solution;
+  result.solution = solved(asked, line).solution;
   result.feasible = !result.solution.stages.empty();
   if (result.feasible) {
     const double period = result.solution.bottleneck_s;
-    result.items_per_s = period > 0 ? scenario.problem.batch_size / period : kInfinity;
+    result.items_per_s = period > 0 ? asked.batch_size / period : kInfinity;
   } else if (result.solution.status == Status::kInfeasible) {
-    result.why = why_infeasible(scenario.problem);
+    result.why = why_infeasible(asked);
   } else {
     result.why = "none was found within the time limit";
   }
   return result;
+}
+
+// Prints no schedule, and why some host's loss cannot be taken.
+int refuse_loss(const CommandLine& line, const Messages& messages, const Problem& problem, const Loss& fatal) {
+  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(fatal.after.solution));
+  messages.say("error: " + std::string(fatal.effect == Loss::Effect::kEnds
+                                           ? "no schedule survives the loss of any one host: "
+                                           : "it is undecided whether the loss of any one host can be taken: ") +
+      fatal_text(problem, fatal) + (fatal.effect == Loss::Effect::kEnds ? "" : "; raise --time-limit"));
+  return kInfeasible;
 }
 
 int run(const CommandLine& line, const Messages& messages) {
@@ -164,22 +175,31 @@ int run(const CommandLine& line, const Messages& messages) {
   const auto [problem, solution] = solved(assembly.problem, line);
   const bool feasible = !solution.stages.empty();
   std::optional<Report> report;
+  Questions asked;
   if (feasible) report = make_report(named, problem, line.solver.objective, solution);
-  if (feasible && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
+  if (feasible && (line.losses || line.survive_loss)) {
+    asked.losses = find_losses(assembly.problem, solution, [&](const Problem& rest) { return answer(rest, line); });
+  }
+  const Loss* const fatal = line.survive_loss && asked.losses ? first_fatal(*asked.losses) : nullptr;
+  if (feasible && fatal == nullptr && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
   if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
+  if (feasible && line.losses) {
+    std::fputs(losses_text(problem, *asked.losses, line.solver.objective, report->items_per_s()).c_str(), stderr);
+  }
   if (feasible && solution.status != Status::kOptimal) {
     messages.say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()) +
         ", the optimum is not below " + seconds_text(solution.lower_bound));
   }
 
-  std::vector<WhatIf> answers;
   for (const Scenario& question : questions) {
-    answers.push_back(answer(question, line));
-    messages.say(what_if_line(answers.back(), line.solver.objective, feasible, solution,
+    asked.what_ifs.push_back(answer(question.problem, line));
+    asked.what_ifs.back().text = question.text;
+    messages.say(what_if_line(asked.what_ifs.back(), line.solver.objective, feasible, solution,
                      feasible ? report->items_per_s() : 0));
   }
+  if (fatal != nullptr) return refuse_loss(line, messages, problem, *fatal);
   if (feasible) {
-    if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, answers));
+    if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, asked));
     return kDone;
   }
   if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(solution));

@@ -236,6 +236,11 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.solver.time_limit_s = positive_number(n, v);
             }},
+           {{"--survive-loss"},
+            nullptr,
+            "only a schedule that survives the loss of any one host\n"
+            "but the data host: the layers fit on the others",
+            [](CommandLine& c, const std::string&, const std::string&) { c.survive_loss = true; }},
        }},
       {"What if (each prints the new throughput and today's in a line; may be repeated;\n"
        "several are also tried together)",
@@ -266,6 +271,11 @@ std::vector<Group> option_groups() {
             "print the stages with their costs, the bottleneck, the\n"
             "lower bound, and why hosts are not used",
             [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
+           {{"--losses"},
+            nullptr,
+            "print what the loss of each host would cost, and which\n"
+            "loss would end a run",
+            [](CommandLine& c, const std::string&, const std::string&) { c.losses = true; }},
            {{"--format"},
             "FORM",
             "yaml: only the schedule; json: the schedule with all\n"
@@ -288,7 +298,8 @@ std::vector<Group> option_groups() {
 // Last names of the options that are allowed with --problem.
 const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
                                          "--add-host",    "--remove-host",     "--explain",   "--format",
-                                         "--help",        "--scale-bandwidth", "--version"};
+                                         "--help",        "--scale-bandwidth", "--version",   "--losses",
+                                         "--survive-loss"};
 
 // Last names of the options that are allowed with --format files.
 const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",
@@ -388,9 +399,15 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     const char* const other = line.dev_file.empty() ? "-sdt" : "-sd";
     throw UsageError(std::string(other) + " and --cluster-file name device types or hosts twice; leave out " + other);
   }
-  if (line.format == Format::kProblem && (line.explain || !line.changes.empty())) {
-    throw UsageError((line.explain ? std::string("--explain") : line.changes.front().text) +
-                     ": with --format problem nothing is scheduled; leave one of them out");
+  if (line.format == Format::kProblem) {
+    const std::string of_schedule = line.explain          ? "--explain"
+                                    : line.losses         ? "--losses"
+                                    : line.survive_loss   ? "--survive-loss"
+                                    : line.changes.empty() ? ""
+                                                           : line.changes.front().text;
+    if (!of_schedule.empty()) {
+      throw UsageError(of_schedule + ": with --format problem nothing is scheduled; leave one of them out");
+    }
   }
   if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
     throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");

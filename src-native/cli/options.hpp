@@ -44,6 +44,8 @@ struct CommandLine {
   bool auto_link_bits = false;
   int link_bits = 0;                   // bits per value on links between stages; 0: uncompressed
   bool explain = false;
+  bool losses = false;                 // print what the loss of each host would cost
+  bool survive_loss = false;           // refuse a schedule that does not survive the loss of any one host
   Format format = Format::kYaml;
   std::vector<Change> changes;
 

@@ -362,7 +362,7 @@ std::string no_schedule_json(const Solution& solution) {
 }
 
 std::string report_json(const Report& report, const std::vector<std::string>& warnings,
-                        const std::vector<WhatIf>& what_ifs) {
+                        const Questions& questions) {
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
   const DeviceType* data =
@@ -438,7 +438,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
   for (const std::string& warning : warnings) json.value(warning);
   json.close(']');
   json.key("what_if").open('[');
-  for (const WhatIf& one : what_ifs) {
+  for (const WhatIf& one : questions.what_ifs) {
     json.open('{');
     json.key("change").value(one.text);
     json.key("feasible").value(one.feasible);
@@ -455,6 +455,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
     json.close('}');
   }
   json.close(']');
+  if (questions.losses) write_losses(json, problem, *questions.losses, report.items_per_s());
   json.close('}');
   return json.text();
 }

@@ -1,12 +1,15 @@
 // Explanation of a schedule: its bottleneck, its bound, and the hosts it does not use, with reasons. Pure.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
+#include "losses.hpp"
 #include "problem_json.hpp"
+#include "what_if.hpp"
 
 namespace pipeedge::cli {
 
@@ -49,23 +52,18 @@ std::string quality_text(const Solution& solution);
 std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
 std::string explanation(const Report& report);
 
-// The new figure and today's, for one change or several. `outcome` is empty if there is no schedule; `why`
-// gives the reason.
-struct WhatIf {
-  std::string text;                    // "--add-host RCC=2"
-  bool feasible = false;
-  Solution solution;
-  double items_per_s = 0;
-  std::string why;
-};
-
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
                          const Solution& today, double items_per_s_today);
 
 // For programs, if there is no schedule: whether that is proven.
 std::string no_schedule_json(const Solution& solution);
 
-std::string report_json(const Report& report, const std::vector<std::string>& warnings,
-                        const std::vector<WhatIf>& what_ifs);
+// What was asked besides the schedule.
+struct Questions {
+  std::vector<WhatIf> what_ifs;
+  std::optional<std::vector<Loss>> losses;   // if asked for
+};
+
+std::string report_json(const Report& report, const std::vector<std::string>& warnings, const Questions& questions);
 
 }  // namespace pipeedge::cli

@@ -26,7 +26,7 @@ Problem with_hosts(Problem problem, const Change& change) {
   return problem;
 }
 
-Problem without_host(const Problem& problem, const Change& change) {
+Problem without_host_of(const Problem& problem, const Change& change) {
   const auto found = std::find_if(problem.hosts.begin(), problem.hosts.end(),
                                   [&](const Host& host) { return host.name == change.name; });
   if (found == problem.hosts.end()) {
@@ -39,18 +39,7 @@ Problem without_host(const Problem& problem, const Change& change) {
   if (gone == problem.data_host) {
     throw UsageError(yaml::printable(change.text) + ": it is the data host; name another with --data-host");
   }
-  Problem rest = problem;
-  const auto renumbered = [gone](int host) { return host > gone ? host - 1 : host; };
-  rest.hosts.erase(rest.hosts.begin() + gone);
-  rest.links.clear();
-  for (Link link : problem.links) {
-    if (link.from == gone || link.to == gone) continue;
-    link.from = renumbered(link.from);
-    link.to = renumbered(link.to);
-    rest.links.push_back(link);
-  }
-  rest.data_host = renumbered(problem.data_host);
-  return rest;
+  return without_host(problem, gone);
 }
 
 Problem with_bandwidth(Problem problem, double factor) {
@@ -61,10 +50,25 @@ Problem with_bandwidth(Problem problem, double factor) {
 
 }  // namespace
 
+Problem without_host(const Problem& problem, int host) {
+  Problem rest = problem;
+  const auto renumbered = [host](int other) { return other > host ? other - 1 : other; };
+  rest.hosts.erase(rest.hosts.begin() + host);
+  rest.links.clear();
+  for (Link link : problem.links) {
+    if (link.from == host || link.to == host) continue;
+    link.from = renumbered(link.from);
+    link.to = renumbered(link.to);
+    rest.links.push_back(link);
+  }
+  rest.data_host = renumbered(problem.data_host);
+  return rest;
+}
+
 Problem changed(const Problem& problem, const Change& change) {
   switch (change.kind) {
     case Change::Kind::kAddHost: return with_hosts(problem, change);
-    case Change::Kind::kRemoveHost: return without_host(problem, change);
+    case Change::Kind::kRemoveHost: return without_host_of(problem, change);
     case Change::Kind::kScaleBandwidth: return with_bandwidth(problem, change.factor);
   }
   return problem;

@@ -1269,6 +1269,11 @@ def a_layer_is_too_large(patch: Patch) -> str:
     return schedule(model={**MODEL, "mem_MB": [900, 2, 1, 2]})
 
 
+@says("no schedule survives the loss of any one host: without …, …")
+def a_loss_ends_the_run(patch: Patch) -> str:
+    return schedule("--survive-loss", kind={**KIND, "mem_MB": 4})
+
+
 @says("the memory is enough, but no links with bandwidth join the hosts it takes")
 def links_without_bandwidth(patch: Patch) -> str:
     return schedule(kind={**KIND, "bw_Mbps": 0, "mem_MB": 4})
