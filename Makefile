@@ -26,7 +26,7 @@ TORCH_INDEX ?=
 bin := $(VENV)/bin
 python := $(bin)/python
 ready := $(VENV)/.pipeedge-ready
-native_sources := $(wildcard src-native/CMakeLists.txt $(foreach part,core codec linear8 attention parallel yaml cli bindings,src-native/$(part)/*.[ch]pp) $(wildcard src-native/*/*.inc))
+native_sources := $(wildcard src-native/CMakeLists.txt src-native/*/*.[ch]pp src-native/*/*.inc)
 python_sources := pipeedge tests tools benchmarks $(wildcard *.py) scripts/pin-dependencies
 
 help:
@@ -58,7 +58,7 @@ types: $(ready) lint
 	$(bin)/mypy
 
 native: $(ready) types
-	PATH="$(abspath $(bin)):$$PATH" scripts/native-tests release
+	$(bin)/ctest --test-dir build/native/_skbuild/src-native --output-on-failure --timeout 300
 
 # The tests run last, so that their summary is the last line. Processes have one thread each, because some tests run
 # several ranks. Each file runs on one worker, so that shared fixtures are created once, in the order of tests/conftest.py.

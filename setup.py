@@ -7,6 +7,7 @@ script, both for a wheel and for an editable install.
 
 from pathlib import Path
 
+from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
 
 # isort: split
@@ -14,6 +15,15 @@ from setuptools import setup
 from distutils.command.build_scripts import build_scripts
 
 PROGRAM = "sched-pipeline"
+
+
+class BuildNative(BuildCMake):
+    """Builds in a place that stays: ``make test`` runs the native tests that ``make setup`` built."""
+
+    def finalize_options(self) -> None:
+        """Replace setuptools' own place, which is temporary for an editable package."""
+        super().finalize_options()
+        self.build_temp = "build/native"
 
 
 class BuildProgram(build_scripts):
@@ -33,4 +43,4 @@ class BuildProgram(build_scripts):
         return []
 
 
-setup(cmake_source_dir=".", scripts=[PROGRAM], cmdclass={"build_scripts": BuildProgram})
+setup(cmake_source_dir=".", scripts=[PROGRAM], cmdclass={"build_cmake": BuildNative, "build_scripts": BuildProgram})
