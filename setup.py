@@ -43,4 +43,8 @@ class BuildProgram(build_scripts):
         return []
 
 
-setup(cmake_source_dir=".", scripts=[PROGRAM], cmdclass={"build_cmake": BuildNative, "build_scripts": BuildProgram})
+setup(
+    cmake_source_dir=".",
+    scripts=[PROGRAM],
+    cmdclass={"build_cmake": BuildNative, "build_scripts": BuildProgram},
+)
