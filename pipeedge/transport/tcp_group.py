@@ -128,7 +128,8 @@ class TcpGroup:
 
     def open(self) -> None:
         """Listen for links, and hear where the other members do."""
-        sock = enter_rendezvous(self._rendezvous, self._connections, self._client)
+        deadline = time.monotonic() + self._rendezvous.timeout_s
+        sock = enter_rendezvous(self._rendezvous, self._connections, self._client, deadline)
         try:
             address = _own_address(self._rendezvous.interface, sock.getsockname()[0].split("%")[0])
             listener = listen(address, 0)
@@ -139,7 +140,9 @@ class TcpGroup:
         except BaseException:
             self._connections.close(sock)
             raise
-        self._roster = join(sock, Join(self._rank, place), self._rendezvous, self._connections, self._client)
+        self._roster = join(
+            sock, Join(self._rank, place), self._rendezvous, self._connections, self._client, deadline
+        )
         self._reception.reconsider()
 
     def sender(self, link: Link) -> TcpSender:
@@ -179,6 +182,7 @@ class TcpGroup:
             sender.close()
         for receiver in self._receivers:
             receiver.end()
+        self._connections.close_all()
 
     def _dial(self, link: Link, serial: int, purpose: Purpose) -> TcpWire:
         """Connect to the receiving rank and introduce the link; dial again if strangers displaced it."""
@@ -198,10 +202,10 @@ class TcpGroup:
         while True:
             try:
                 return self._introduce(place, hello, deadline)
-            except NotAMemberError as error:
+            except (NotAMemberError, HelloError) as error:
+                why = f"what listens there {error}" if isinstance(error, NotAMemberError) else error
                 raise PeerFailedError(
-                    f"the link to rank {peer} at {place.address} does not open: what listens there {error}",
-                    peer=peer,
+                    f"the link to rank {peer} at {place.address} does not open: {why}", peer=peer
                 ) from error
             except OSError as error:
                 if self._connections.are_cut:

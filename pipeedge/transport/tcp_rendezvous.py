@@ -12,7 +12,6 @@ import contextlib
 import secrets
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterable
 
@@ -55,7 +54,6 @@ class TcpRendezvousServer:
         self._reception: Reception | None = None
         self._awaited: frozenset[int] = frozenset()
         self._joined: dict[int, tuple[Join, Accepted]] = {}
-        self._lock = threading.Lock()
 
     def serve(self, members: Iterable[int]) -> int:
         """Serve ``members``, and return the port.
@@ -111,15 +109,24 @@ class TcpRendezvousServer:
 
 
 def enter_rendezvous(
-    rendezvous: Rendezvous, connections: Connections, context: ssl.SSLContext | None
+    rendezvous: Rendezvous,
+    connections: Connections,
+    context: ssl.SSLContext | None,
+    deadline: float,
 ) -> socket.socket:
     """Connect to the rendezvous, from the address at which it can be reached.
+
+    Args:
+        rendezvous: The rendezvous.
+        connections: What can be cut to end the wait.
+        context: Settings of TLS, or None.
+        deadline: When to give up, by the monotonic clock.
 
     Raises:
         PeerFailedError: It is not there.
         Closed: ``connections`` were cut.
     """
-    where, deadline = f"{rendezvous.addr}:{rendezvous.port}", time.monotonic() + rendezvous.timeout_s
+    where = f"{rendezvous.addr}:{rendezvous.port}"
     while True:
         try:
             return dial(
@@ -144,6 +151,7 @@ def join(
     rendezvous: Rendezvous,
     connections: Connections,
     context: ssl.SSLContext | None,
+    deadline: float,
 ) -> GroupRoster:
     """Introduce this member, and wait until all have come.
 
@@ -154,29 +162,33 @@ def join(
         rendezvous: The rendezvous.
         connections: What can be cut to end the wait.
         context: Settings of TLS, or None.
+        deadline: When to give up, by the monotonic clock.
 
     Raises:
-        PeerFailedError: The rendezvous has ended.
+        PeerFailedError: The rendezvous has ended, or is that of something else.
         DeadlineError: Not all members came in time.
         Closed: ``connections`` were cut.
     """
-    where, deadline = f"{rendezvous.addr}:{rendezvous.port}", time.monotonic() + rendezvous.timeout_s
+    where = f"{rendezvous.addr}:{rendezvous.port}"
     while True:
         try:
             return _wait_for_roster(sock, introduction, rendezvous, deadline)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"not all members came to the rendezvous at {where} within {figure(rendezvous.timeout_s)} s"
-            ) from error
         except NotAMemberError as error:
             raise PeerFailedError(f"what listens at the rendezvous {where} {error}") from error
+        except HelloError as error:
+            raise PeerFailedError(f"the rendezvous at {where} is not one of this group: {error}") from error
         except OSError as error:
             if connections.are_cut:
                 raise Closed from error
+            if isinstance(error, TimeoutError) or time.monotonic() + _RETRY_S > deadline:
+                raise DeadlineError(
+                    f"not all members came to the rendezvous at {where} within "
+                    f"{figure(rendezvous.timeout_s)} s"
+                ) from error
         finally:
             connections.close(sock)
         connections.pause(_RETRY_S)
-        sock = enter_rendezvous(rendezvous, connections, context)
+        sock = enter_rendezvous(rendezvous, connections, context, deadline)
 
 
 def _wait_for_roster(

@@ -156,6 +156,13 @@ class Connections:
         self.discard(sock)
         sock.close()
 
+    def close_all(self) -> None:
+        """Close what is left of links that were never opened completely. No thread may use them any more."""
+        with self._lock:
+            for sock in self._sockets:
+                sock.close()
+            self._sockets.clear()
+
     def cut(self) -> None:
         """Wake all threads that wait on connections, now or later, by an OSError."""
         with self._lock:

@@ -28,10 +28,12 @@ from pipeedge.transport.tcp import TcpTransport
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
     LINK_HELLO_BYTES,
+    Answer,
     Join,
     LinkHello,
     Place,
     Purpose,
+    pack_answer,
     read_answer,
 )
 from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
@@ -245,6 +247,45 @@ def test_open_ends_when_the_rendezvous_does() -> None:
     server.close()
     with pytest.raises(PeerFailedError, match="no rendezvous at"):
         opening.result(LIMIT_S)
+
+
+def test_open_ends_when_the_rendezvous_never_takes_this_rank() -> None:
+    server = TcpRendezvousServer(ADDR)
+    port = server.serve((0, 1))
+    opening = in_thread(lambda: TcpTransport(7).open(Rendezvous(ADDR, port, (0, 7), 0.3)))
+    with pytest.raises(DeadlineError, match=r"not all members came to the rendezvous at 127\.0\.0\.1:\d+"):
+        opening.result(LIMIT_S)
+    server.close()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(100)])
+def test_another_program_at_the_rendezvous_is_named(answer: bytes) -> None:
+    with socket.create_server((ADDR, 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as sock:
+                sock.recv(1 << 10)
+                sock.sendall(answer)
+                with contextlib.suppress(ConnectionResetError):
+                    sock.recv(1 << 10)
+
+        served = in_thread(serve)
+        says = r"the rendezvous at \S+ is not one of this group: .* is another program on this port\?"
+        with pytest.raises(PeerFailedError, match=says):
+            TcpTransport(3).open(Rendezvous(ADDR, listener.getsockname()[1], (3, 5), LIMIT_S))
+        served.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 B", pack_answer(Answer.ACCEPTED)[:-1] + b"?"])
+def test_a_malformed_answer_names_the_rank_of_the_link(
+    answer: bytes, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeedge.transport.tcp_group.pack_answer", lambda _: answer[:ANSWER_BYTES])
+    with pytest.raises(
+        PeerFailedError, match=r"the link to rank 5 at 127\.0\.0\.1 does not open: "
+    ) as caught:
+        pair[0].sender(LINK)
+    assert caught.value.peer == 5
 
 
 @pytest.mark.parametrize(
