@@ -32,7 +32,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.files import OutputFile, check_writable_directory, make_writable_directory
 from pipeedge.observe.energy import EnergyMeter
 from pipeedge.observe.metrics import CSV_COLUMNS, EnergyUse, MeasuredSample, MetricSample, Windows, csv_row
-from pipeedge.observe.records import Row
+from pipeedge.observe.records import EpochRecord, Row
 from pipeedge.observe.timeline import ThreadState
 
 __all__ = [
@@ -308,7 +308,7 @@ _FIGURES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
 
 
 class Exporter:
-    """Serves the last sample of every key to Prometheus.
+    """Serves the last sample of every key to Prometheus, and on the data rank the number of epochs.
 
     Args:
         address: address of the interface to listen on.
@@ -329,7 +329,9 @@ class Exporter:
             ) from None
         self._family = core.GaugeMetricFamily
         self._rank = str(rank)
+        self._counter = core.CounterMetricFamily
         self._latest: dict[str, MeasuredSample] = {}
+        self._epochs = self._repeated = self._lost_ranks = 0
         registry = prometheus_client.CollectorRegistry()
         registry.register(self)
         try:
@@ -350,10 +352,29 @@ class Exporter:
                 for scope, values in scopes.items():
                     family.add_metric((self._rank, key, scope), figure(values))
             yield family
+        if self._epochs:
+            yield from self._counts()
 
     def take(self, key: str, measured: MeasuredSample) -> None:
         """Replace the last sample with ``measured``."""
         self._latest[key] = measured
+
+    def add_epoch(self, epoch: EpochRecord) -> None:
+        """Count an epoch that has produced its first result. Safe to call from any thread."""
+        self._epochs += 1
+        self._repeated += epoch.repeated
+        self._lost_ranks += len(epoch.lost)
+
+    def _counts(self) -> Iterator[Any]:
+        """Yield the counts of epochs, on the rank that counts them."""
+        for name, text, total in (
+            ("epochs", "Plans that the run has had, one more for each recovery", self._epochs),
+            ("repeated_microbatches", "Microbatches computed again after failures", self._repeated),
+            ("lost_ranks", "Ranks that were lost", self._lost_ranks),
+        ):
+            family = self._counter(f"pipeedge_{name}", text, labels=("rank",))
+            family.add_metric((self._rank,), total)
+            yield family
 
     def flush(self) -> None:
         """Do nothing: every sample is visible at once."""

@@ -90,6 +90,8 @@ class EpochRecord(Struct, frozen=True):
     """Time at which all its ranks started, in seconds from the beginning of the run."""
     cause: LongLine = ""
     """Reason why the epoch before it ended; empty for the first epoch."""
+    lost: tuple[Count, ...] = ()
+    """Ranks that were lost since the epoch before it began."""
     waiting_s: Amount = 0.0
     """Seconds from hearing of the failure until the new plan arrived. All zero for the first epoch."""
     preparing_s: Amount = 0.0

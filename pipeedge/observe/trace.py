@@ -6,16 +6,22 @@
         stage 1 link          send 0 |                send 1 | ...
         from stage 0     receive 0 |      receive 1 | ...
 
-Transfers are measured by the sending rank; the receiving rank shows each as a receive.
+Transfers are measured by the sending rank; the receiving rank shows each as a receive. Where a run went on
+after a failure, the data rank has one more thread, with the parts of each recovery, and an instant event
+over all ranks begins each epoch.
 The format: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from pipeedge.base.schedule import Schedule
+from pipeedge.observe.records import EpochRecord
 from pipeedge.observe.timeline import LaneId, Span, ThreadState, Timeline
 
 __all__ = ["timeline_events", "trace_events"]
@@ -23,19 +29,26 @@ __all__ = ["timeline_events", "trace_events"]
 _US = 1e-6
 
 
-def trace_events(timeline: Timeline, schedule: Schedule, data_rank: int) -> dict[str, Any]:
+def trace_events(
+    timeline: Timeline, schedule: Schedule, data_rank: int, epochs: Sequence[EpochRecord] = ()
+) -> dict[str, Any]:
     """Return the whole trace in Chrome's JSON trace format.
 
     Args:
         timeline: timeline of the run.
         schedule: schedule of the run, which determines where each link leads.
         data_rank: rank at which the first link begins and the last one ends.
+        epochs: epochs of a run that went on after failures, whose schedules apply instead.
     """
-    spans = tuple(_with_receives(timeline, _destinations(schedule, data_rank)))
+    schedules = [(one.started_s, one.schedule) for one in epochs] or [(0.0, schedule)]
+    spans = tuple(_with_receives(timeline, schedules, data_rank))
     ranks = {span.rank for span in spans}
-    return timeline_events(
-        Timeline(timeline.length_s, spans), {rank: _process(schedule, data_rank, rank) for rank in ranks}
+    names = {rank: _process([each for _, each in schedules], data_rank, rank) for rank in ranks}
+    trace = timeline_events(Timeline(timeline.length_s, spans), names)
+    trace["traceEvents"] += _recoveries(
+        epochs, data_rank, thread=1 + len({(one.rank, one.lane) for one in spans})
     )
+    return trace
 
 
 def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, Any]:
@@ -64,12 +77,59 @@ def _destinations(schedule: Schedule, data_rank: int) -> Mapping[str, tuple[int,
     return found
 
 
-def _with_receives(timeline: Timeline, destinations: Mapping[str, tuple[int, str]]) -> Iterator[Span]:
+def _with_receives(
+    timeline: Timeline, schedules: Sequence[tuple[float, Schedule]], data_rank: int
+) -> Iterator[Span]:
+    """Yield all spans, and a receive for each send.
+
+    Args:
+        timeline: timeline of the run.
+        schedules: schedules with the times at which they began, in order.
+        data_rank: rank at which the first link begins and the last one ends.
+    """
+    destinations = [(since_s, _destinations(schedule, data_rank)) for since_s, schedule in schedules]
     for span in timeline.spans:
         yield span
-        if span.doing is ThreadState.SEND and span.lane in destinations:
-            rank, lane = destinations[span.lane]
+        at = max(0, bisect_right(destinations, span.start_s, key=itemgetter(0)) - 1)
+        if span.doing is ThreadState.SEND and span.lane in destinations[at][1]:
+            rank, lane = destinations[at][1][span.lane]
             yield Span(rank, lane, ThreadState.RECEIVE, span.start_s, span.end_s, span.microbatch)
+
+
+def _recoveries(epochs: Sequence[EpochRecord], data_rank: int, thread: int) -> Iterator[dict[str, Any]]:
+    """Yield the events of epochs that began after a failure."""
+    later = [one for one in epochs if one.cause]
+    if later:
+        yield from _threads({(data_rank, "recovery"): thread})
+    for one in later:
+        details = {"cause": one.cause, "repeated": one.repeated}
+        at_s = one.started_s - one.waiting_s - one.preparing_s
+        for name, seconds in (
+            ("wait for the plan", one.waiting_s),
+            ("prepare the plan", one.preparing_s),
+            ("fill the pipeline", one.filling_s),
+        ):
+            start_us, at_s = round(at_s / _US, 3), at_s + seconds
+            yield {
+                "ph": "X",
+                "name": name,
+                "cat": "recovery",
+                "ts": start_us,
+                "dur": round(at_s / _US - start_us, 3),
+                "pid": data_rank,
+                "tid": thread,
+                "args": details,
+            }
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": f"epoch {one.number}",
+            "cat": "recovery",
+            "ts": round(one.started_s / _US, 3),
+            "pid": data_rank,
+            "tid": thread,
+            "args": details,
+        }
 
 
 def _event(span: Span, thread: int) -> dict[str, Any]:
@@ -89,14 +149,19 @@ def _event(span: Span, thread: int) -> dict[str, Any]:
     return event
 
 
-def _process(schedule: Schedule, data_rank: int, rank: int) -> str:
-    """Describe the role of ``rank`` in an inference run."""
+def _process(schedules: Sequence[Schedule], data_rank: int, rank: int) -> str:
+    """Describe the roles of ``rank`` in an inference run."""
+    roles, host = [], None
+    for schedule in schedules:
+        stage = schedule.stage_of(rank)
+        if stage is not None:
+            plan = schedule.stages[stage]
+            roles.append(f"stage {stage}, {plan.layers.named}")
+            host = plan.host
     parts = ["data rank"] if rank == data_rank else []
-    stage = schedule.stage_of(rank)
-    if stage is not None:
-        plan = schedule.stages[stage]
-        parts += [f"stage {stage}", plan.layers.named, *([plan.host] if plan.host else [])]
-    return ", ".join(parts)
+    if roles:
+        parts.append(", then ".join(role for role, _ in groupby(roles)))
+    return ", ".join([*parts, *([host] if host else [])])
 
 
 def _processes(names: Mapping[int, str]) -> Iterator[dict[str, Any]]:

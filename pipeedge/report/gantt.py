@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
 
-__all__ = ["Shade", "coarsened", "legend", "shade", "to_data"]
+__all__ = ["Mark", "Shade", "coarsened", "legend", "shade", "to_data"]
 
 MAX_SPANS = 12_000
 """Largest number of spans, which take about 250 kB in the page."""
@@ -129,7 +129,16 @@ def _pieces(span: Span, width: float, count: int) -> Iterator[tuple[int, float, 
     yield number, start, max(start, span.end_s)
 
 
-def to_data(timeline: Timeline) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Mark:
+    """A time between two moments, marked over all lanes."""
+
+    label: str
+    start_s: float
+    end_s: float
+
+
+def to_data(timeline: Timeline, marks: Sequence[Mark] = ()) -> dict[str, Any]:
     """Return the data that ``page.js`` draws: lanes of columns, times in microseconds.
 
     ``doing`` holds indices into ``shades``; ``start`` holds differences to the previous start.
@@ -158,4 +167,8 @@ def to_data(timeline: Timeline) -> dict[str, Any]:
             {"label": known.label, "colour": known.colour, "pattern": known.pattern} for known in shades
         ],
         "lanes": lanes,
+        "marks": [
+            {"label": mark.label, "start": round(mark.start_s / _US), "end": round(mark.end_s / _US)}
+            for mark in marks
+        ],
     }

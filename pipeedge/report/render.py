@@ -14,8 +14,8 @@ from pipeedge.observe.timeline import ThreadState, Timeline
 from pipeedge.report.bottleneck import Part, find_bottleneck
 from pipeedge.report.charts import Chart, Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
-from pipeedge.report.gantt import Shade, coarsened, legend, shade, to_data
-from pipeedge.report.saved import SavedRun, SavedStage
+from pipeedge.report.gantt import Mark, Shade, coarsened, legend, shade, to_data
+from pipeedge.report.saved import SavedEpoch, SavedRun, SavedStage
 
 __all__ = ["gantt_section", "render_comparison", "render_run"]
 
@@ -51,12 +51,22 @@ class Gantt:
     """Whether the timeline was too large to draw span by span."""
 
 
-def gantt_section(timeline: Timeline | None) -> Gantt | None:
-    """Return a timeline for the template, or None if there is nothing to draw."""
+def gantt_section(timeline: Timeline | None, epochs: Sequence[SavedEpoch] = ()) -> Gantt | None:
+    """Return a timeline for the template, or None if there is nothing to draw.
+
+    Args:
+        timeline: Timeline of the run, if it has one.
+        epochs: Epochs of the run; the time between a failure and the next new result is marked.
+    """
     if timeline is None or not timeline.spans or timeline.length_s <= 0:
         return None
     drawn = coarsened(timeline)
-    return Gantt(to_data(drawn), legend(drawn), len(drawn.lanes), len(drawn.spans) != len(timeline.spans))
+    marks = [
+        Mark(f"epoch {one.number}", one.failed_s, one.failed_s + one.lost_s) for one in epochs if one.cause
+    ]
+    return Gantt(
+        to_data(drawn, marks), legend(drawn), len(drawn.lanes), len(drawn.spans) != len(timeline.spans)
+    )
 
 
 class _RunView:
@@ -65,7 +75,7 @@ class _RunView:
     def __init__(self, run: SavedRun) -> None:
         self.run = run
         self.bottleneck = find_bottleneck(run)
-        self.gantt = gantt_section(run.timeline)
+        self.gantt = gantt_section(run.timeline, run.epochs)
         self.latency = _latency(run)
         self.over_time = _over_time(run)
         self.tiles = _tiles(run)
@@ -134,6 +144,11 @@ class _RunView:
             rows += _prediction_rows(stage, "compute_s", f"stage {number}, a microbatch", "s")
             rows += _prediction_rows(stage, "link_s", f"stage {number}, its link", "s")
         return rows
+
+    @property
+    def failures(self) -> Sequence[SavedEpoch]:
+        """Epochs, if the run has survived a failure."""
+        return self.run.epochs if any(one.cause for one in self.run.epochs) else ()
 
     @property
     def columns(self) -> list[tuple[str, str]]:
@@ -280,6 +295,16 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
                 "energy",
                 f"{si(run.energy.joules_per_item)}J/item",
                 "" if total is None else f"{si(total)}J in total",
+            )
+        )
+    later = [one for one in run.epochs if one.cause]
+    if later:
+        repeated = count(sum(one.repeated for one in later), "microbatch")
+        found.append(
+            (
+                "epochs",
+                str(len(run.epochs)),
+                f"{si(sum(one.lost_s for one in later))}s without a new result, {repeated} computed again",
             )
         )
     memory = [stage.figures["rss_peak_mb"] for stage in run.stages if stage.figures.get("rss_peak_mb")]

@@ -24,6 +24,7 @@ from pipeedge.observe.timeline import Timeline
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.agreement import Agreement
+from pipeedge.report.epochs import epoch_lines, epochs_body, schedule_body
 
 __all__ = ["RunReport", "print_report", "save_body", "save_report"]
 
@@ -90,17 +91,8 @@ class RunReport:
         accuracy = self.accuracy
         return {
             "model": self.model,
-            "schedule": [
-                {
-                    "stage": stage,
-                    "rank": plan.rank,
-                    "host": plan.host,
-                    "layers": [plan.layers.first, plan.layers.last],
-                    "quant_bits": plan.quant_bits,
-                    "dtype": plan.dtype,
-                }
-                for stage, plan in enumerate(self.schedule.stages)
-            ],
+            "schedule": schedule_body(self.schedule),
+            "epochs": epochs_body(self.epochs),
             "items": self.items,
             "microbatches": self.microbatches,
             "ubatch_size": self.microbatch_size,
@@ -234,6 +226,8 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         f"throughput  {figure(report.throughput_items_per_s)} items/s "
         f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
     )
+    for number, line in enumerate(epoch_lines(report.epochs)):
+        yield f"{'' if number else 'epochs':<12}{line}"
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))

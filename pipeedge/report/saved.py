@@ -10,7 +10,7 @@ from typing import Any
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
 from pipeedge.report.document import Value, shown
 
-__all__ = ["Energy", "RankEnergy", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
+__all__ = ["Energy", "RankEnergy", "SavedEpoch", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
 
 
 _LONGEST_US = 1e15
@@ -90,6 +90,32 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class SavedEpoch:
+    """One epoch of a run that went on after failures."""
+
+    number: int
+    started_s: float
+    cause: str
+    """Reason why the epoch before it ended; empty for the first one."""
+    seconds: Mapping[str, float]
+    """Seconds without a new result by what happened: ``waiting_s``, ``preparing_s``, ``filling_s``."""
+    repeated: int
+    """Number of microbatches that were computed again."""
+    stages: tuple[SavedStage, ...]
+    """Its schedule, without figures."""
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds without a new result."""
+        return sum(self.seconds.values())
+
+    @property
+    def failed_s(self) -> float:
+        """Time of the failure before it, in seconds from the beginning of the run."""
+        return self.started_s - self.seconds["waiting_s"] - self.seconds["preparing_s"]
+
+
+@dataclass(frozen=True)
 class SavedRun:
     """A measured or simulated report of any version."""
 
@@ -117,6 +143,8 @@ class SavedRun:
     data_rank: int | None
     feed_s: Mapping[str, float] | None
     """Seconds of each activity (values of ``ThreadState``) of the thread that feeds the pipeline."""
+    epochs: tuple[SavedEpoch, ...] = ()
+    """Epochs, in order; empty for a run that cannot go on after a failure."""
 
     @property
     def length_s(self) -> float | None:
@@ -163,6 +191,7 @@ def read_run(body: Any, name: str) -> SavedRun:
         versions=_versions(root.find("versions")),
         data_rank=_data_rank(root, timeline),
         feed_s=_feed_seconds(timeline),
+        epochs=tuple(_epoch(entry) for entry in _list(root, "epochs")),
     )
 
 
@@ -218,6 +247,18 @@ def _stage(number: int, plan: Value, stats: Value | None, timeline: Timeline | N
         seconds=_seconds(stats, timeline, rank, number),
         memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),
         kernels="" if kernels is None else kernels.text(),
+    )
+
+
+def _epoch(entry: Value) -> SavedEpoch:
+    plans = entry.at("schedule").items()
+    return SavedEpoch(
+        number=entry.at("epoch").whole(),
+        started_s=entry.at("started_s").amount(),
+        cause=entry.at("cause").text(),
+        seconds={key: entry.at(key).amount() for key in ("waiting_s", "preparing_s", "filling_s")},
+        repeated=entry.at("repeated").whole(),
+        stages=tuple(_stage(number, plan, None, None) for number, plan in enumerate(plans)),
     )
 
 

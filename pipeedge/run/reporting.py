@@ -76,7 +76,7 @@ def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: Run
     if output.report is not None:
         save_report(report, output.report)
     if output.trace is not None and report.timeline is not None:
-        events = trace_events(report.timeline, plan.schedule, plan.data_rank)
+        events = trace_events(report.timeline, plan.schedule, plan.data_rank, report.epochs)
         write_whole(output.trace, json.dumps(events, separators=(",", ":")), "--trace")
     if not output.quiet:
         print_report(

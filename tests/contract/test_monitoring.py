@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from saved_reports import recovered_epochs
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.fields import decode, encode
@@ -162,6 +163,14 @@ def test_prometheus_is_served_at_one_address_alone() -> None:
             text = answer.read().decode()
         assert 'pipeedge_performance{key="send",rank="2",scope="window"} 0.5' in text
         assert 'pipeedge_work{key="send",rank="2",scope="global"} 2.0' in text
+        assert "epochs" not in text
+        for epoch in recovered_epochs():
+            exporter.add_epoch(epoch)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'pipeedge_epochs_total{rank="2"} 3.0' in text
+        assert 'pipeedge_repeated_microbatches_total{rank="2"} 7.0' in text
+        assert 'pipeedge_lost_ranks_total{rank="2"} 2.0' in text
         with socket.socket() as elsewhere, pytest.raises(ConnectionRefusedError):
             elsewhere.connect(("127.0.0.2", port))
     finally:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_reports import NASTY, poisoned, simulated_body, through_json
+from saved_reports import NASTY, poisoned, recovered_epochs, simulated_body, through_json
 
 from pipeedge.report import read_run, render_comparison, render_run
+from pipeedge.report.epochs import epochs_body
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
 
@@ -57,12 +58,17 @@ def whole() -> str:
     return render_run(read_run(through_json(simulated_body([1.0, 1.6, 0.7], [0.2])), "run.json"))
 
 
+def recovered() -> str:
+    body = simulated_body([1.0, 1.6, 0.7], [0.2]) | {"epochs": epochs_body(recovered_epochs())}
+    return render_run(read_run(through_json(body), "run.json"))
+
+
 def both() -> str:
     run = read_run(through_json(simulated_body([1.0, 1.6])), "a rather long name of a report.json")
     return render_comparison(run, run)
 
 
-@pytest.mark.parametrize("make", [whole, both])
+@pytest.mark.parametrize("make", [whole, recovered, both])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_overflows_the_page(make: Any, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
@@ -173,6 +179,19 @@ def test_the_canvas_shows_the_colour_of_what_was_done(browser: Any, tmp_path: Pa
         )
         assert "0,114,178" in pixel  # computing
         assert "213,94,0" in pixel  # waiting for the link: stage 1 is slow
+
+
+def test_the_time_without_a_new_result_is_marked(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, recovered(), tmp_path) as page:
+        marked = page.evaluate(
+            """() => { const c = document.querySelector('canvas'), r = devicePixelRatio;
+               const row = c.getContext('2d').getImageData(0, (24 - 3) * r, c.width, 1).data;
+               const warn = getComputedStyle(document.documentElement).getPropertyValue('--warn').trim();
+               const part = (x, n) => row[4 * x + n].toString(16).padStart(2, '0');
+               return Array.from({length: c.width}, (_, x) => '#' + part(x, 0) + part(x, 1) + part(x, 2))
+                 .filter(colour => colour === warn).length; }"""
+        )
+        assert marked > 10
 
 
 def test_report_text_is_not_executed(browser: Any, tmp_path: Path) -> None:

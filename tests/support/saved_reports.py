@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pipeedge.base.schedule import Schedule
+from pipeedge.observe.records import EpochRecord
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
@@ -89,6 +91,20 @@ def simulated_body(
         "versions": {"pipeedge": "0.1.0", "torch": "2.13.0"},
         "data_rank": 0,
     }
+
+
+def recovered_epochs() -> tuple[EpochRecord, ...]:
+    """Return the epochs of a run that lost rank 1, and then rank 2 while it recovered."""
+    before = Schedule.from_partition([1, 4, 5, 8, 9, 12])
+    first = before.with_rank_order([0, 3, 2], world_size=4)
+    second = Schedule.from_partition([1, 4, 5, 12]).with_rank_order([0, 3], world_size=4)
+    killed = "rank 1 (stage 1, layers 5-8): its process was killed or crashed"
+    silent = "rank 2 (stage 2, layers 9-12): no heartbeat for 2 s"
+    return (
+        EpochRecord(1, before, 0.0),
+        EpochRecord(2, first, 10.5, killed, (1,), 0.25, 0.5, 1.0, 4),
+        EpochRecord(3, second, 20.0, silent, (2,), 0.5, 1.5, 2.0, 3),
+    )
 
 
 def through_json(body: dict[str, Any]) -> Any:

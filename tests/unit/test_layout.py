@@ -38,7 +38,7 @@ plan       sched_pipeline problem specs spec_files spec_writing schedule_files l
 data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
-report     agreement document saved charts gantt run_report bottleneck comparison render main __main__
+report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
            outcome pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import rounds
-from saved_reports import poisoned, simulated_body, through_json
+from saved_reports import poisoned, recovered_epochs, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
@@ -31,8 +31,10 @@ from pipeedge.report import (
 from pipeedge.report.bottleneck import Part
 from pipeedge.report.charts import Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
+from pipeedge.report.epochs import epochs_body
 from pipeedge.report.gantt import coarsened, to_data
 from pipeedge.report.main import ReportRequest, make_report, parse_report
+from pipeedge.report.render import gantt_section
 
 
 class Page(HTMLParser):
@@ -362,6 +364,25 @@ def test_missing_part_leaves_out_only_its_section() -> None:
         assert null.sections == page.sections, key
     least = {name: whole[name] for name in ("model", "schedule")}
     assert "schedule" in Page(render_run(read_run(through_json(least), "run.json"))).sections
+
+
+def test_epochs_are_shown_if_a_failure_was_survived() -> None:
+    body = simulated_body([1.0, 1.6, 0.7])
+    body["epochs"] = epochs_body(recovered_epochs())
+    run = read_run(through_json(body), "run.json")
+    page = Page(render_run(run))
+    for expected in ("no heartbeat for 2 s", "5–12 on rank 3", "250 ms", "1.5 s", "computed again"):
+        assert expected in page.sections["epochs"], expected
+    assert "5.75 s without a new result, 7 microbatches computed again" in page.sections[None]
+    gantt = gantt_section(run.timeline, run.epochs)
+    assert gantt is not None
+    assert gantt.data["marks"] == [
+        {"label": "epoch 2", "start": 9_750_000, "end": 11_500_000},
+        {"label": "epoch 3", "start": 18_000_000, "end": 22_000_000},
+    ]
+    body["epochs"] = body["epochs"][:1]
+    undisturbed = Page(render_run(read_run(through_json(body), "run.json")))
+    assert "epochs" not in undisturbed.sections
 
 
 def test_the_times_of_a_stage_are_the_length_of_the_run() -> None:

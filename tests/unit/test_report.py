@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from saved_reports import recovered_epochs
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import check_writable
@@ -124,6 +125,31 @@ def printed(shown: RunReport, **options: Any) -> str:
     options = {"results": None, "saved": None, **options}
     print_report(shown, Console(file=stream, width=100), **options)
     return stream.getvalue()
+
+
+def test_a_run_that_survived_failures_shows_its_epochs() -> None:
+    epochs = recovered_epochs()
+    text = printed(report(epochs=epochs))
+    lines = [line.strip() for line in text[text.index("epochs") :].splitlines()[:5]]
+    assert lines == [
+        "epochs      3: 5.75 s without a new result, 7 microbatches computed again",
+        f"2 began after 10.50 s, with layers 1-4 on rank 0, 5-8 on rank 3, 9-12 on rank 2: {epochs[1].cause}",
+        "0.25 s until its plan, 0.50 s to prepare it, 1.00 s to fill the pipeline; 4 microbatches computed "
+        "again",
+        f"3 began after 20.00 s, with layers 1-4 on rank 0, 5-12 on rank 3: {epochs[2].cause}",
+        "0.50 s until its plan, 1.50 s to prepare it, 2.00 s to fill the pipeline; 3 microbatches computed "
+        "again",
+    ]
+    assert "epochs" not in printed(report(epochs=epochs[:1]))
+    first, second, third = report(epochs=epochs).to_body()["epochs"]
+    assert (first["epoch"], first["cause"], first["lost_s"]) == (1, "", 0)
+    assert (second["started_s"], second["lost_s"], second["lost_ranks"], second["repeated"]) == (
+        10.5,
+        1.75,
+        [1],
+        4,
+    )
+    assert [(stage["rank"], stage["layers"]) for stage in third["schedule"]] == [(0, [1, 4]), (3, [5, 12])]
 
 
 def test_table_shows_the_main_figures() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from saved_reports import recovered_epochs
+
 from pipeedge.base.schedule import Schedule
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.observe.trace import trace_events
@@ -63,3 +65,38 @@ def test_a_run_of_one_rank_has_one_process() -> None:
     )
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
     assert names == ["rank 0 (data rank, stage 0, layers 1-16)"]
+
+
+def test_recoveries_have_a_row_and_links_lead_where_their_epoch_has_them() -> None:
+    epochs = recovered_epochs()
+    sends = [Span(0, "stage 0 link", ThreadState.SEND, at, at + 0.1, 7) for at in (5.0, 12.0, 21.0)]
+    spans = (*sends, Span(3, "stage 1", ThreadState.COMPUTE, 21.2, 21.5, 7))
+    trace = trace_events(Timeline(30.0, spans), epochs[0].schedule, 0, epochs)
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    receives = [(event["pid"], event["ts"]) for event in events if event["name"] == "receive 7"]
+    assert receives == [(1, 5e6), (3, 12e6), (3, 21e6)]
+    parts = [(event["name"], event["ts"], event["dur"]) for event in events if event["cat"] == "recovery"]
+    assert parts == [
+        ("wait for the plan", 9.75e6, 0.25e6),
+        ("prepare the plan", 10e6, 0.5e6),
+        ("fill the pipeline", 10.5e6, 1e6),
+        ("wait for the plan", 18e6, 0.5e6),
+        ("prepare the plan", 18.5e6, 1.5e6),
+        ("fill the pipeline", 20e6, 2e6),
+    ]
+    moments = [event for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert [(event["name"], event["ts"], event["s"]) for event in moments] == [
+        ("epoch 2", 10.5e6, "g"),
+        ("epoch 3", 20e6, "g"),
+    ]
+    assert moments[0]["args"] == {"cause": epochs[1].cause, "repeated": 4}
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert names[0] == "rank 0 (data rank, stage 0, layers 1-4)"
+    assert names[3] == "rank 3 (stage 1, layers 5-8, then stage 1, layers 5-12)"
+    threads = [event for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert len({event["tid"] for event in threads}) == len(threads)
+    assert {event["args"]["name"] for event in threads if event["pid"] == 0} == {"stage 0 link", "recovery"}

@@ -1,7 +1,7 @@
 "use strict";
 // Draws each .gantt: lanes of spans on a canvas, from the JSON beside it. Times are microseconds.
 (() => {
-  const ROW = 26, BAR = 18, AXIS = 24, NARROW = 600, ZOOM = 1.5, NEAR_US = 20;
+  const ROW = 26, BAR = 18, AXIS = 24, BELOW = 16, NARROW = 600, ZOOM = 1.5, NEAR_US = 20;
 
   const seconds = (us) => {
     const s = us / 1e6;
@@ -115,7 +115,7 @@
       this.row = narrow ? ROW + 14 : ROW;
       this.left = narrow ? 0 : this.gutter();
       this.width = across - this.left - 1;
-      const height = AXIS + this.data.lanes.length * this.row;
+      const height = AXIS + this.data.lanes.length * this.row + (this.data.marks.length ? BELOW : 0);
       canvas.style.height = `${height}px`;
       canvas.width = Math.round(across * ratio);
       canvas.height = Math.round(height * ratio);
@@ -125,9 +125,12 @@
       this.ink = style.getPropertyValue("--ink").trim();
       this.soft = style.getPropertyValue("--soft").trim();
       this.line = style.getPropertyValue("--line").trim();
+      this.warn = style.getPropertyValue("--warn").trim();
       this.patterns = this.data.shades.map((shade) => this.pattern(pen, shade, style));
       this.axis(pen, height);
       this.data.lanes.forEach((lane, number) => this.drawLane(pen, lane, number, narrow));
+      let free = this.left; // where the next label may begin
+      for (const mark of this.data.marks) free = this.drawMark(pen, mark, height, free);
       canvas.dataset.from = Math.round(this.from);
       canvas.dataset.to = Math.round(this.to);
     }
@@ -200,6 +203,26 @@
         }
         drawn = x1; doing = lane.doing[i];
       }
+    }
+
+    // Shades a time over all lanes, with its label below if there is room; returns where the next label may begin.
+    drawMark(pen, mark, height, free) {
+      const scale = this.width / (this.to - this.from);
+      if (mark.end < this.from || mark.start > this.to) return free;
+      const x0 = this.left + Math.max(0, (mark.start - this.from) * scale);
+      const x1 = this.left + Math.min(this.width, (mark.end - this.from) * scale);
+      pen.fillStyle = this.warn;
+      pen.globalAlpha = 0.2;
+      pen.fillRect(x0, AXIS - 4, Math.max(1, x1 - x0), height - AXIS - BELOW + 4);
+      pen.globalAlpha = 1;
+      pen.fillRect(x0, AXIS - 4, Math.max(1, x1 - x0), 2);
+      pen.font = "bold 11px system-ui, sans-serif";
+      pen.textBaseline = "top";
+      const wide = pen.measureText(mark.label).width;
+      const at = Math.min(x0, this.left + this.width - wide);
+      if (at < free) return free;
+      pen.fillText(mark.label, at, height - BELOW + 3);
+      return at + wide + 6;
     }
 
     describe(x, y) {

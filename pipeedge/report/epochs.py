@@ -1,0 +1,66 @@
+"""Epochs of a run that went on after failures, for the report: as JSON and as lines for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import count
+from pipeedge.observe.records import EpochRecord
+
+__all__ = ["epoch_lines", "epochs_body", "schedule_body"]
+
+
+def schedule_body(schedule: Schedule) -> list[dict[str, Any]]:
+    """Return a schedule for JSON: one object per stage."""
+    return [
+        {
+            "stage": stage,
+            "rank": plan.rank,
+            "host": plan.host,
+            "layers": [plan.layers.first, plan.layers.last],
+            "quant_bits": plan.quant_bits,
+            "dtype": plan.dtype,
+        }
+        for stage, plan in enumerate(schedule.stages)
+    ]
+
+
+def epochs_body(epochs: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+    """Return epochs for JSON."""
+    return [
+        {
+            "epoch": one.number,
+            "started_s": one.started_s,
+            "cause": one.cause,
+            "lost_ranks": list(one.lost),
+            "waiting_s": one.waiting_s,
+            "preparing_s": one.preparing_s,
+            "filling_s": one.filling_s,
+            "lost_s": one.lost_s,
+            "repeated": one.repeated,
+            "schedule": schedule_body(one.schedule),
+        }
+        for one in epochs
+    ]
+
+
+def epoch_lines(epochs: Sequence[EpochRecord]) -> Iterator[str]:
+    """Yield a line that sums up the failures that the run survived, then two for each; none without any."""
+    later = [one for one in epochs if one.cause]
+    if not later:
+        return
+    lost_s, repeated = sum(one.lost_s for one in later), sum(one.repeated for one in later)
+    yield f"{len(epochs)}: {lost_s:.2f} s without a new result, {_repeated(repeated)}"
+    for one in later:
+        stages = ", ".join(f"{plan.layers} on rank {plan.rank}" for plan in one.schedule.stages)
+        yield f"{one.number} began after {one.started_s:.2f} s, with layers {stages}: {one.cause}"
+        yield (
+            f"  {one.waiting_s:.2f} s until its plan, {one.preparing_s:.2f} s to prepare it, "
+            f"{one.filling_s:.2f} s to fill the pipeline; {_repeated(one.repeated)}"
+        )
+
+
+def _repeated(microbatches: int) -> str:
+    return f"{count(microbatches, 'microbatch')} computed again"
