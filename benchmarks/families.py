@@ -7,7 +7,8 @@
 
 The sizes of 20 public models are below; their weights are random, so nothing is fetched. Each is computed
 once by transformers, then by stages that end at two cuts, and the largest difference is printed. With
-``--speed``, blocks of equal sizes are timed alternately, and the median of the ratios is printed.
+``--speed``, blocks of equal sizes are timed alternately in processor time, so that other programs disturb
+little, and the ratio of the medians is printed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ import transformers
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import Model, find_model
+from pipeedge.models.dtypes import find_dtype
 
 TOLERANCE = 1e-5
 TOKENS = 48
@@ -163,12 +165,17 @@ def difference(public: PublicModel, directory: Path) -> tuple[Model, float]:
     return model, worst
 
 
+def chosen(name: str, only: tuple[str, ...]) -> bool:
+    """Return whether ``name`` contains one of ``only``, or there are none."""
+    return not only or any(part.casefold() in name.casefold() for part in only)
+
+
 def compare_all(only: tuple[str, ...]) -> bool:
     """Print a line for each model; return whether all are within the tolerance."""
     print("| model | family | weights, million | largest difference |\n|---|---|---|---|")
     good = True
     for name, public in MODELS.items():
-        if only and not any(part.casefold() in name.casefold() for part in only):
+        if not chosen(name, only):
             continue
         with tempfile.TemporaryDirectory() as directory:
             model, worst = difference(public, Path(directory))
@@ -209,10 +216,11 @@ RELATIVES: Mapping[str, tuple[PublicModel, PublicModel]] = {
 }
 """Families with blocks of equal sizes; a gated MLP of two thirds the width does the same work."""
 ITEMS, LENGTH, ROUNDS = 8, 128, 15
+SPEED_DTYPES = ("float32", "bfloat16", "int8")
 
 
-def block_of(public: PublicModel) -> Callable[[], object]:
-    """Return a function that computes the second of two blocks, without embeddings and head."""
+def block_of(public: PublicModel, dtype: torch.dtype) -> Callable[[], object]:
+    """Return a function that computes as much as one block, without embeddings and head."""
     ids = {f"{name}_token_id": 0 for name in ("eos", "bos", "cls", "sep")}
     config = public.config()
     for name, value in ids.items() if "ModernBert" in public.cls else ():
@@ -220,11 +228,11 @@ def block_of(public: PublicModel) -> Callable[[], object]:
     with tempfile.TemporaryDirectory() as directory:
         getattr(transformers, public.cls)(config).save_pretrained(directory)
         model = find_model(directory)
-        shard = model.random(LayerRange(3, 7))
-    specs = model.payload_specs(3, ITEMS, min(LENGTH, model.max_tokens))
+        shard = model.random(LayerRange(3, 7), dtype=dtype)
+    specs = model.payload_specs(3, ITEMS, min(LENGTH, model.max_tokens), dtype)
     generator = torch.Generator().manual_seed(0)
     payload = tuple(
-        torch.randn(spec.shape, generator=generator)
+        torch.randn(spec.shape, generator=generator).to(spec.dtype)
         if spec.dtype.is_floating_point
         else torch.ones(spec.shape, dtype=spec.dtype)
         for spec in specs
@@ -232,25 +240,29 @@ def block_of(public: PublicModel) -> Callable[[], object]:
     return lambda: shard(payload)
 
 
-def ratios(block: Callable[[], object], relative: Callable[[], object]) -> Iterator[float]:
-    """Yield how many times as fast as ``relative`` the block is, measured alternately."""
+def speed(public: PublicModel, relative: PublicModel, dtype: torch.dtype) -> float:
+    """Return how many times as fast as that of ``relative`` the block is, measured alternately."""
+    blocks = [block_of(each, dtype) for each in (public, relative)]
+    seconds: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for round_number in range(ROUNDS + 2):
-            seconds = []
-            for compute in (block, relative):
-                began = time.perf_counter()
+            for compute, times in zip(blocks, seconds, strict=True):
+                began = time.process_time()
                 compute()
-                seconds.append(time.perf_counter() - began)
-            if round_number >= 2:  # the first ones warm up
-                yield seconds[1] / seconds[0]
+                if round_number >= 2:  # the first ones warm up
+                    times.append(time.process_time() - began)
+    mine, theirs = map(statistics.median, seconds)
+    return theirs / mine
 
 
-def compare_speed() -> None:
+def compare_speed(only: tuple[str, ...]) -> None:
     """Print a line for each pair of families."""
-    print("| block | throughput of its relative |\n|---|---|")
+    print(f"| block | {' | '.join(SPEED_DTYPES)} |\n|---|{'---|' * len(SPEED_DTYPES)}")
     for name, (public, relative) in RELATIVES.items():
-        found = statistics.median(ratios(block_of(public), block_of(relative)))
-        print(f"| {name} | {found:.2f} |", flush=True)
+        if not chosen(name, only):
+            continue
+        found = [f"{speed(public, relative, find_dtype(dtype)):.2f}" for dtype in SPEED_DTYPES]
+        print(f"| {name} | {' | '.join(found)} |", flush=True)
 
 
 def main() -> int:
@@ -262,10 +274,11 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
+    only = tuple(filter(None, args.only.split(",")))
     if args.speed:
-        compare_speed()
+        compare_speed(only)
         return 0
-    return 0 if compare_all(tuple(filter(None, args.only.split(",")))) else 1
+    return 0 if compare_all(only) else 1
 
 
 if __name__ == "__main__":

@@ -328,6 +328,9 @@ def attend(
     qkv: npt.NDArray[np.float32] | _Bfloat16,
     heads: int,
     bias: npt.NDArray[np.float32] | None,
+    distances: npt.NDArray[np.float32] | None,
+    rotation: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None,
+    reach: int | None,
     out: npt.NDArray[np.float32] | _Bfloat16,
     threads: int,
 ) -> None:
@@ -337,6 +340,10 @@ def attend(
         qkv: queries, keys and values side by side, [N, T, 3D]; float32, or the bits of bfloat16.
         heads: number of heads, whose size is a multiple of ``ATTENTION_HEAD_MULTIPLE``.
         bias: bias added to the scores of each key, [N, T].
+        distances: bias for each distance from a query to a key, from 1 - T to T - 1, [H, 2T - 1].
+        rotation: cosines and sines of the angles by which queries and keys of the last R tokens are rotated,
+            [R, E / 2] each for heads of size E; value i of a head and value i + E / 2 are one point.
+        reach: largest distance between a query and the keys that it attends to, or None for all keys.
         out: output, [N, T, D].
         threads: largest number of threads.
 

@@ -5,7 +5,12 @@
 //   out [items, tokens, D]      softmax(q k' / sqrt(D / heads) + bias) v, heads side by side
 //
 // Nothing is transposed in memory: the keys and values of one head are packed for the processor's vectors, and stay in
-// the cache with the scores of a few queries. A value that is NaN reaches exactly the results that depend on it.
+// the cache with the scores of a few queries. Rotary positions, https://arxiv.org/abs/2104.09864, are applied to a few
+// queries or keys at a time, just before they are used. Within a window, scores are computed only for the keys that a
+// few neighbouring queries reach, so time grows with the number of tokens rather than its square.
+//
+// A value that is NaN reaches exactly the results that depend on it; in a window, it may also reach those of queries up
+// to 64 tokens farther away.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +24,20 @@ enum class Element { kFloat32, kBfloat16 };
 /// Head sizes are multiples of this.
 constexpr std::size_t kHeadMultiple = 16;
 
+/// A reach that makes every query attend to all keys.
+constexpr std::size_t kEverywhere = static_cast<std::size_t>(-1) / 4;
+
 struct Problem {
   const void* qkv = nullptr;
-  const float* bias = nullptr;  // [items, tokens], added to the scores of each key, or null
+  const float* bias = nullptr;       // [items, tokens], added to the scores of each key, or null
+  const float* distances = nullptr;  // [heads, 2 tokens - 1], the scores of key j for query i get j - i + tokens - 1
+  const float* cosines = nullptr;    // [rotated, head_size / 2] of the angles by which queries and keys are rotated
+  const float* sines = nullptr;
   void* out = nullptr;
   std::size_t items = 0, tokens = 0, heads = 0;
-  std::size_t head_size = 0;  // D / heads, a multiple of kHeadMultiple
+  std::size_t head_size = 0;        // D / heads, a multiple of kHeadMultiple
+  std::size_t rotated = 0;          // number of tokens at the end of a sentence that are rotated
+  std::size_t reach = kEverywhere;  // largest distance between a query and the keys that it attends to
 };
 
 /// Whether this processor has the instructions: AVX-512, and for bfloat16 those for products of bfloat16.

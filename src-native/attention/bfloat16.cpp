@@ -11,26 +11,34 @@ struct Bfloat16 {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
-  static __m512i load(const char* from) {
+  static __m512i load_bits(const char* from) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+
+  static __m512 load(const char* from, __mmask16 lanes) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  }
+
+  static void store(__m512 values, char* to, __mmask16 lanes) {
+    const __m256bh halves = _mm512_cvtneps_pbh(values);
+    _mm256_mask_storeu_epi16(to, lanes, reinterpret_cast<__m256i>(halves));
   }
 
   /// Puts the values of two tokens beside each other; zero behind the last one.
   static void pack_values(const char* from, size_t stride, size_t tokens, Column to) {
     for (size_t j = 0; j < tokens; j += 2, to.at += to.stride) {
-      const __m512i odd = j + 1 < tokens ? load(from + (j + 1) * stride) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to.at, _mm512_or_si512(load(from + j * stride), _mm512_slli_epi32(odd, 16)));
+      const __m512i odd = j + 1 < tokens ? load_bits(from + (j + 1) * stride) : _mm512_setzero_si512();
+      _mm512_storeu_si512(to.at, _mm512_or_si512(load_bits(from + j * stride), _mm512_slli_epi32(odd, 16)));
     }
   }
 
-  static void store(__m512 values, char* to) {
-    const __m256bh halves = _mm512_cvtneps_pbh(values);
+  static void store_weights(__m512 weights, char* to) {
+    const __m256bh halves = _mm512_cvtneps_pbh(weights);
     memcpy(to, &halves, sizeof halves);
   }
 
-  static void store_weights(__m512 weights, char* to) { store(weights, to); }
-
-  static void store_results(__m512 results, char* to) { store(results, to); }
+  static void store_results(__m512 results, char* to) { store_weights(results, to); }
 };
 
 }  // namespace

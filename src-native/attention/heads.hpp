@@ -9,6 +9,7 @@ namespace pipeedge::attention {
 struct HeadMemory {
   char* keys;     // packed_bytes
   char* values;   // packed_bytes
+  char* rotated;  // rotated_bytes
   float* biases;  // padded tokens
   float* scores;  // kHeadRows * padded tokens
 };
@@ -25,6 +26,11 @@ constexpr std::size_t padded_tokens(std::size_t tokens) {
 /// Bytes of the packed keys, and of the packed values.
 constexpr std::size_t packed_bytes(const Problem& problem) {
   return padded_tokens(problem.tokens) * problem.head_size * sizeof(float);
+}
+
+/// Bytes of the queries or keys that are rotated at once.
+constexpr std::size_t rotated_bytes(const Problem& problem) {
+  return kVectorLanes * problem.head_size * sizeof(float);
 }
 
 #ifdef PIPEEDGE_ATTENTION_X86

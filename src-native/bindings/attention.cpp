@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../attention/attention.hpp"
@@ -26,8 +27,25 @@ void require_element(const py::array& array, const char* name, attention::Elemen
   require<std::uint16_t>(array, name, "uint16 (the bits of bfloat16)", size, written);
 }
 
-void attend(const py::array& qkv, py::ssize_t heads, const std::optional<py::array>& bias, py::array& out,
-            py::ssize_t threads) {
+using Rotation = std::pair<py::array, py::array>;
+
+void set_rotation(attention::Problem& problem, const Rotation& rotation) {
+  const auto& [cosines, sines] = rotation;
+  if (cosines.ndim() != 2 || static_cast<std::size_t>(cosines.shape(0)) > problem.tokens) {
+    throw py::value_error("the rotation is not of angles for each of at most " + std::to_string(problem.tokens) +
+                          " tokens");
+  }
+  problem.rotated = static_cast<std::size_t>(cosines.shape(0));
+  const std::size_t angles = problem.rotated * problem.head_size / 2;
+  require<float>(cosines, "cosines", "float32", angles, false);
+  require<float>(sines, "sines", "float32", angles, false);
+  problem.cosines = static_cast<const float*>(cosines.data());
+  problem.sines = static_cast<const float*>(sines.data());
+}
+
+void attend(const py::array& qkv, py::ssize_t heads, const std::optional<py::array>& bias,
+            const std::optional<py::array>& distances, const std::optional<Rotation>& rotation,
+            std::optional<py::ssize_t> reach, py::array& out, py::ssize_t threads) {
   const bool wide = py::isinstance<py::array_t<float>>(qkv);
   const attention::Element element = wide ? attention::Element::kFloat32 : attention::Element::kBfloat16;
   if (!attention::supports(element)) throw py::value_error("this processor has no attention for this number type");
@@ -51,6 +69,16 @@ void attend(const py::array& qkv, py::ssize_t heads, const std::optional<py::arr
     require<float>(*bias, "bias", "float32", rows, false);
     problem.bias = static_cast<const float*>(bias->data());
   }
+  if (distances) {
+    const std::size_t count = problem.tokens == 0 ? 0 : 2 * problem.tokens - 1;
+    require<float>(*distances, "distances", "float32", problem.heads * count, false);
+    problem.distances = static_cast<const float*>(distances->data());
+  }
+  if (rotation) set_rotation(problem, *rotation);
+  if (reach) {
+    if (*reach < 0) throw py::value_error("a reach of " + std::to_string(*reach) + ": at least 0 is needed");
+    problem.reach = static_cast<std::size_t>(*reach);
+  }
   problem.qkv = qkv.data();
   problem.out = out.mutable_data();
   py::gil_scoped_release unlocked;
@@ -70,5 +98,6 @@ void bind_attention(py::module_& module) {
   module.attr("ATTENTION_HEAD_MULTIPLE") = attention::kHeadMultiple;
   module.def("attention_types", &attention_types, "Return the number types for which this processor has attention.");
   module.def("attend", &attend, "Compute multi-head attention.", py::kw_only(), py::arg("qkv"), py::arg("heads"),
-             py::arg("bias"), py::arg("out"), py::arg("threads"));
+             py::arg("bias"), py::arg("distances"), py::arg("rotation"), py::arg("reach"), py::arg("out"),
+             py::arg("threads"));
 }

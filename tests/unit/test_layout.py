@@ -20,7 +20,7 @@ base       wording crew machine heap payload errors archive fields files schedul
 request    parsing declared environment scheduling files keys config profiled options
 models     pooling activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
            weights.joined weights.hub weights.random_weights architecture hub_config weights.names family
-           attention rotary sentence shard
+           rotary attention sentence shard
            families.bert families.roberta families.distilbert families.mpnet families.albert families.electra
            families.modernbert families.vit families.deit families.dinov2 families.dinov3 families.clip
            families.siglip families.catalogue

@@ -29,7 +29,7 @@ from pipeedge.compress import LinkDecoder, LinkEncoder
 from pipeedge.data import InputRequest, open_input
 from pipeedge.models import Model, find_model
 from pipeedge.models.kernels import available
-from pipeedge.models.rotary import attend_nearby, attend_rotated, rotation_by_position
+from pipeedge.models.rotary import rotation_by_position
 
 TOLERANCE = 1e-5
 KERNELS = available(torch.float32, torch.device("cpu"))
@@ -80,29 +80,11 @@ def test_every_cut_equals_transformers(
             assert torch.equal(output, whole), f"cut after {cuts}"
 
 
-def test_long_sentences_attend_nearby_in_parts() -> None:
-    """Windows of 640 tokens are computed for 256 queries at a time; the oracle masks one table of scores."""
-    generator = torch.Generator().manual_seed(0)
-    items, tokens, heads, width, reach = 2, 640, 2, 8, 50
-    qkv = torch.randn(items, tokens, 3 * heads * width, generator=generator)
-    mask = torch.arange(tokens) < torch.tensor([[tokens], [300]])
-    rotation = rotation_by_position(tokens, width, 100.0, qkv)
-    places = torch.arange(tokens)
-    near = (places[:, None] - places).abs() <= reach
-    for given_mask, seen in ((None, near[None]), (mask, near & mask[:, None])):
-        bias = torch.zeros(seen.shape).masked_fill(~seen, -1e30)[:, None]
-        expected = attend_rotated(qkv, heads, rotation, bias)
-        found = attend_nearby(qkv, heads, rotation, reach, given_mask)
-        for row in range(items):  # what padding attends to is nobody's business
-            valid = slice(None) if given_mask is None else mask[row]
-            torch.testing.assert_close(found[row, valid], expected[row, valid], rtol=0, atol=1e-6)
-
-
 def test_rotations_keep_the_scores_of_equal_distances() -> None:
     """A score depends on the distance of two tokens alone, which is what rotary positions are for."""
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 1, 1, 1, 8, generator=generator)
-    rotation = rotation_by_position(40, 8, 100.0, query)
+    rotation = rotation_by_position(40, 8, 100.0, query.device)
     rotated = [rotation.apply(states.expand(-1, -1, 40, -1)) for states in (query, key)]
     scores = rotated[0][0, 0] @ rotated[1][0, 0].T
     for distance in (0, 1, 17):

@@ -12,7 +12,7 @@ from torch import nn
 from pipeedge.base.errors import ModelError
 from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture, TextInput
-from pipeedge.models.attention import MASK, MaskBias, attend, norm
+from pipeedge.models.attention import MASK, Bias, MaskBias, attend, norm
 from pipeedge.models.family import Family, Head, ModelClass, classes_of, cycle
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
@@ -78,7 +78,7 @@ class BertAttention(nn.Module):
         self.heads = architecture.heads
         self.qkv = Linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
-    def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, bias: Bias) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         return attend(self.qkv(hidden), self.heads, bias), hidden
 

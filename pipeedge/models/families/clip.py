@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.architecture import Architecture, FamilyOptions, ImageInput, TextInput
-from pipeedge.models.attention import MASK, norm
+from pipeedge.models.attention import MASK, DistanceBias, MaskBias, norm
 from pipeedge.models.families.vit import pre_norm_part
 from pipeedge.models.family import Carried, Family, Head, ImageDefaults, ModelClass
 from pipeedge.models.hub_config import HubConfig
@@ -105,17 +105,15 @@ class CausalBias(nn.Module):
     """Bias on attention scores by which tokens attend to earlier tokens and to themselves."""
 
     def __init__(self, architecture: Architecture) -> None:
-        del architecture  # the same for all sizes
         super().__init__()
+        self.padding = MaskBias(architecture)
 
-    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the bias [N, 1, T, T], or [1, 1, T, T] if nothing is masked, in the type of ``state``."""
+    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> DistanceBias:
+        """Return the biases of the mask and of tokens ahead."""
         tokens = mask.shape[1]
-        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril_()[None]
-        if not bool(mask.all()):
-            seen = seen & mask[:, None]
-        bias = torch.zeros(seen.shape, dtype=state.dtype, device=mask.device)
-        return bias.masked_fill_(~seen, torch.finfo(state.dtype).min)[:, None]
+        by_distance = torch.zeros((1, 2 * tokens - 1), dtype=state.dtype, device=mask.device)
+        by_distance[:, tokens:] = torch.finfo(state.dtype).min
+        return DistanceBias(by_distance, self.padding(state, mask))
 
 
 class ClipTextHead(nn.Module):

@@ -20,13 +20,13 @@ from pipeedge.models.architecture import (
     ImageInput,
     check_range,
 )
-from pipeedge.models.attention import norm
+from pipeedge.models.attention import attend, norm
 from pipeedge.models.families.dinov2 import GatedExpansion, ScaledContraction, ScaledProjection
 from pipeedge.models.families.vit import ViTExpansion
 from pipeedge.models.family import Family, Head, ImageDefaults, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
-from pipeedge.models.rotary import Rotation, attend_rotated
+from pipeedge.models.rotary import Rotation
 from pipeedge.models.weights.names import Dialect, FileTensor, modules, same, tensors
 
 __all__ = ["DINOV3"]
@@ -83,12 +83,11 @@ class PatchRotation(nn.Module):
         self.base = architecture.own(Dinov3Options).base
 
     def forward(self, state: torch.Tensor) -> Rotation:
-        """Return the rotation in the type of ``state`` [N, T, D]."""
+        """Return the rotation, on the device of ``state`` [N, T, D]."""
         frequency = 1 / self.base ** torch.arange(0, 1, 4 / self.width, dtype=torch.float32)
         centres = [2 * torch.arange(0.5, count) / count - 1 for count in (self.rows, self.columns)]
         places = torch.stack(torch.meshgrid(*centres, indexing="ij"), -1).flatten(0, 1)
-        angle = (2 * math.pi * places[:, :, None] * frequency).flatten(1).tile(2)
-        return Rotation(angle.cos().to(state), angle.sin().to(state))
+        return Rotation.by((2 * math.pi * places[:, :, None] * frequency).flatten(1).to(state.device))
 
 
 class RotatedAttention(nn.Module):
@@ -109,7 +108,7 @@ class RotatedAttention(nn.Module):
         query, _, value = qkv.chunk(3, -1)
         query.add_(self.query_bias)
         value.add_(self.value_bias)
-        return attend_rotated(qkv, self.heads, rotation, None), hidden
+        return attend(qkv, self.heads, None, rotation=rotation), hidden
 
 
 def _part(architecture: Architecture, layer: int) -> nn.Module:

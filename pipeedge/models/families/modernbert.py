@@ -23,11 +23,11 @@ from pipeedge.models.architecture import (
     TextInput,
     check_range,
 )
-from pipeedge.models.attention import MASK, MaskBias, pools_tokens
+from pipeedge.models.attention import MASK, MaskBias, attend, pools_tokens
 from pipeedge.models.family import Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
-from pipeedge.models.rotary import Rotation, attend_nearby, attend_rotated, rotation_by_position
+from pipeedge.models.rotary import Rotation, rotation_by_position
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
 __all__ = ["MODERNBERT"]
@@ -89,8 +89,6 @@ class AttentionInputs:
     nearby: Rotation
     bias: torch.Tensor | None
     """Bias on the scores of padding, [N, 1, 1, T], or None if nothing is padding."""
-    mask: torch.Tensor | None
-    """True for tokens and false for padding, [N, T], or None if nothing is padding."""
 
 
 class SharedInputs(nn.Module):
@@ -105,10 +103,10 @@ class SharedInputs(nn.Module):
 
     def forward(self, state: torch.Tensor, mask: torch.Tensor) -> AttentionInputs:
         """Compute them from the hidden state [N, T, D] and the mask [N, T]."""
-        tokens = state.shape[1]
-        everywhere, nearby = (rotation_by_position(tokens, self.width, base, state) for base in self.bases)
-        bias = self.padding(state, mask)
-        return AttentionInputs(everywhere, nearby, bias, None if bias is None else mask)
+        everywhere, nearby = (
+            rotation_by_position(state.shape[1], self.width, base, state.device) for base in self.bases
+        )
+        return AttentionInputs(everywhere, nearby, self.padding(state, mask))
 
 
 class ModernBertAttention(nn.Module):
@@ -126,9 +124,8 @@ class ModernBertAttention(nn.Module):
     def forward(self, hidden: torch.Tensor, around: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         qkv = self.qkv(hidden, norm=self.norm1)
-        if self.reach is None:
-            return attend_rotated(qkv, self.heads, around.everywhere, around.bias), hidden
-        return attend_nearby(qkv, self.heads, around.nearby, self.reach, around.mask), hidden
+        rotation = around.everywhere if self.reach is None else around.nearby
+        return attend(qkv, self.heads, around.bias, rotation=rotation, reach=self.reach), hidden
 
 
 class ModernBertProjection(nn.Module):

@@ -1,7 +1,7 @@
 """MPNet, https://arxiv.org/abs/2004.09297: BERT's blocks, each with the same bias for relative positions.
 
 The mask travels. Every stage that attends holds the table of the bias, 32 rows with a value for each head,
-and computes the bias anew: with H values for each pair of tokens, it is larger than the hidden state.
+and computes the bias of each distance anew: sending it would save nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.architecture import Architecture, TextInput, check_range
-from pipeedge.models.attention import MASK, MaskBias
+from pipeedge.models.attention import MASK, DistanceBias, MaskBias
 from pipeedge.models.families.bert import encoder_pooler_names, post_norm_part, text_head
 from pipeedge.models.families.roberta import DENSE_HEADS, PaddedEmbeddings, PaddingOptions
 from pipeedge.models.family import Family, Head, ModelClass, classes_of
@@ -44,23 +44,20 @@ class MPNetOptions(PaddingOptions):
         check_range("relative_attention_num_buckets", self.buckets, _MOST_BUCKETS, least=_BUCKETS)
 
 
-class RelativeBias(MaskBias):
+class RelativeBias(nn.Module):
     """A bias for the distance of each pair of tokens, and the mask."""
 
     def __init__(self, architecture: Architecture) -> None:
-        super().__init__(architecture)
+        super().__init__()
+        self.padding = MaskBias(architecture)
         buckets = architecture.own(MPNetOptions).buckets
         self.table = nn.Parameter(torch.empty(buckets, architecture.heads, device="meta"))
 
-    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the bias [1 or N, H, T, T]."""
+    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> DistanceBias:
+        """Return the biases of the mask and of the distance of each pair of tokens."""
         tokens = mask.shape[1]
         ahead = torch.arange(1 - tokens, tokens, device=mask.device)
-        by_distance = F.embedding(relative_buckets(ahead), self.table).t()
-        # Row i begins with distance -i: the windows of T distances, the last one first.
-        relative = by_distance.unfold(1, tokens, 1).flip(1)[None]
-        masked = super().forward(state, mask)
-        return relative if masked is None else relative + masked
+        return DistanceBias(F.embedding(relative_buckets(ahead), self.table).t(), self.padding(state, mask))
 
 
 def relative_buckets(ahead: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture, ImageInput
-from pipeedge.models.attention import attend, norm
+from pipeedge.models.attention import Bias, attend, norm
 from pipeedge.models.family import Family, Head, ModelClass, cycle
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.linear import Linear
@@ -61,7 +61,7 @@ class ViTAttention(nn.Module):
         self.norm1 = norm(architecture)
         self.qkv = Linear(architecture.hidden, 3 * architecture.hidden, bias=architecture.qkv_bias)
 
-    def forward(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, bias: Bias) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute [N, T, D] -> context [N, T, D], skip [N, T, D]."""
         return attend(self.qkv(hidden, norm=self.norm1), self.heads, bias), hidden
 
