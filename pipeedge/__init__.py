@@ -1,3 +1,21 @@
-"""PipeEdge: one transformer, cut into shards, streamed through several unequal machines."""
+"""PipeEdge: one transformer, cut into shards, streamed through several unequal machines.
+
+``Pipeline`` asks a model from Python; the programs are in the packages below.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeedge.api.pipeline import Pipeline as Pipeline
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Return ``Pipeline``, which is imported when it is first used: torch takes seconds."""
+    if name == "Pipeline":
+        return import_module("pipeedge.api.pipeline").Pipeline
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ results          result files and accuracy
 protected_files  inputs that no output may replace
 """
 
-from pipeedge.data.ends import DataSetSource, DataSetStream, GroupStream, ItemSource, ResultSink
+from pipeedge.data.ends import DataEnds, DataSetSource, DataSetStream, GroupStream, ItemSource, ResultSink
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.reading import ReadAhead, read_threads
@@ -24,6 +24,7 @@ from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = [
     "DEFAULT_ITEMS",
+    "DataEnds",
     "DataSetSource",
     "DataSetStream",
     "InputRequest",

@@ -81,7 +81,28 @@ class ArrayItems:
             rows = items if limit is None else min(limit, items)
             _check_memory(path, headers, rows, items)
             arrays = {name: _read_rows(path, archive, name, headers[name], rows) for name in wanted}
-        if IDS in arrays and TYPES in headers and TYPES not in arrays:
+        return cls._checked(path, arrays, model)
+
+    @classmethod
+    def of(cls, name: str, arrays: Mapping[str, np.ndarray], model: ModelInputs) -> ArrayItems:
+        """Return the rows of arrays in memory, checked like those of a file that is called ``name``.
+
+        Raises:
+            InputError: An array is missing or does not fit.
+        """
+        path = Path(name)
+        wanted = {key: arrays[key] for key in (*model.input_names, LABELS) if key in arrays}
+        headers = {key: ArrayHeader(one.shape, one.dtype, column_major=False) for key, one in wanted.items()}
+        if IDS in headers and TYPES in model.input_names and TYPES not in headers:
+            headers[TYPES] = headers[IDS]
+        _check_headers(path, headers, list(arrays), model)
+        return cls._checked(path, wanted, model)
+
+    @classmethod
+    def _checked(cls, path: Path, arrays: dict[str, np.ndarray], model: ModelInputs) -> ArrayItems:
+        """Check the values of ``arrays``, whose headers fit, and return their rows."""
+        rows = len(arrays[model.input_names[0]])
+        if IDS in arrays and TYPES in model.input_names and TYPES not in arrays:
             arrays[TYPES] = np.zeros_like(arrays[IDS])
         inputs = {name: arrays[name] for name in model.input_names}
         for name, array in inputs.items():

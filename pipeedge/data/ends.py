@@ -10,6 +10,7 @@ the first item without a result, so a source keeps, or can read again, every ite
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +27,7 @@ from pipeedge.observe.timeline import ThreadState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DataSetSource", "DataSetStream", "GroupStream", "ItemSource", "ResultSink"]
+__all__ = ["DataEnds", "DataSetSource", "DataSetStream", "GroupStream", "ItemSource", "ResultSink"]
 
 
 class GroupStream(Protocol):
@@ -79,7 +80,12 @@ class ItemSource(Protocol):
         """Items skipped so far because they could not be read."""
 
     def stream(
-        self, microbatch_size: int, *, position: int | None = None, rows: int = DEFAULT_ROWS
+        self,
+        microbatch_size: int,
+        *,
+        position: int | None = None,
+        rows: int = DEFAULT_ROWS,
+        stages: int = 1,
     ) -> GroupStream:
         """Return the microbatches from an item on.
 
@@ -87,6 +93,7 @@ class ItemSource(Protocol):
             microbatch_size: Largest number of items in a microbatch.
             position: Position of the item in the whole input; None for the first one of this source.
             rows: Number of activities that each thread keeps on record.
+            stages: Number of stages, for sources that form their microbatches only when there is room.
         """
 
 
@@ -121,6 +128,20 @@ class ResultSink(Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Complete the results, unless there is an ``error``."""
+
+
+@dataclass(frozen=True)
+class DataEnds:
+    """Input and results of a run on the data rank, checked before anybody else is kept waiting."""
+
+    source: ItemSource
+    sink: ResultSink
+    compared: InputSource | None = None
+    """First items, whose outputs are compared with float32; None if none are."""
+    replaced: frozenset[Path] = frozenset()
+    """Outputs that existed before the run."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about what an earlier run has left."""
 
 
 class DataSetStream:
@@ -187,9 +208,15 @@ class DataSetSource:
         return self._rest.skipped
 
     def stream(
-        self, microbatch_size: int, *, position: int | None = None, rows: int = DEFAULT_ROWS
+        self,
+        microbatch_size: int,
+        *,
+        position: int | None = None,
+        rows: int = DEFAULT_ROWS,
+        stages: int = 1,
     ) -> DataSetStream:
         """Return the microbatches from item ``position`` on, read ahead unless they are in memory."""
+        del stages  # the links hold back an input that is there already
         self._rest = self._source if position is None else self._source.rest(position)
         if self._rest.in_memory:
             return DataSetStream(self._rest, microbatch_size)

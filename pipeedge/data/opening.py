@@ -25,7 +25,7 @@ from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import DEFAULT_ITEMS, STANDARD_INPUT, InputRequest
 
-__all__ = ["expanded", "open_input", "open_run_input"]
+__all__ = ["expanded", "open_input", "open_run_input", "with_companions"]
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,16 @@ def open_run_input(request: RunRequest, model: ModelInputs) -> InputSource:
     Raises:
         InputError: as ``open_input``.
     """
-    wanted, weights = request.input, request.model.weights
-    if weights is not None:
-        folder = weights if weights.is_dir() else weights.parent
-        wanted = dataclasses.replace(wanted, companion_directory=folder)
-    return open_input(wanted, model)
+    return open_input(with_companions(request), model)
+
+
+def with_companions(request: RunRequest) -> InputRequest:
+    """Return the request for the input, with the directory of the weights that the run names."""
+    weights = request.model.weights
+    if weights is None:
+        return request.input
+    folder = weights if weights.is_dir() else weights.parent
+    return dataclasses.replace(request.input, companion_directory=folder)
 
 
 def first(items: Items, limit: int | None) -> range:

@@ -31,7 +31,7 @@ from msgspec import structs
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data.unfinished import Rows, UnfinishedOutput
 
-__all__ = ["FORMATS", "TOKEN_FORMATS", "ResultItems", "RowFormat"]
+__all__ = ["FORMATS", "TOKEN_FORMATS", "ResultItems", "RowFormat", "class_name", "class_scores"]
 
 TOP_CLASSES = 5
 UNKNOWN_LABEL = -1
@@ -78,12 +78,16 @@ class ResultRow:
     """Sentence of the item, or None if it is not text."""
 
 
-def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[ResultRow]:
-    """Return the rows for logits ``outputs`` [items, classes]."""
+def class_scores(outputs: torch.Tensor) -> torch.Tensor:
+    """Return the scores of all classes, as float64, for logits ``outputs`` [items, classes]."""
     # float64 makes scores independent of how a processor sums many small float32 values. A single output is a
     # score by itself: of a regression, or of how well a passage answers a query.
-    values = outputs.double() if outputs.shape[1] == 1 else outputs.double().softmax(dim=1)
-    scores, classes = values.topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
+    return outputs.double() if outputs.shape[1] == 1 else outputs.double().softmax(dim=1)
+
+
+def top_rows(outputs: torch.Tensor, items: ResultItems) -> list[ResultRow]:
+    """Return the rows for logits ``outputs`` [items, classes]."""
+    scores, classes = class_scores(outputs).topk(min(TOP_CLASSES, outputs.shape[1]), dim=1)
     texts: Sequence[str | None] = items.texts or [None] * len(items.sources)
     return [
         ResultRow(number, source, label, tuple(best), tuple(values), text)

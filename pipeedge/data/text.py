@@ -124,12 +124,21 @@ class Tokenizer:
     model: ModelInputs
     rules: SentenceRules = field(default_factory=SentenceRules)
 
-    def items(self, sentences: Sequence[Sentence]) -> TokenItems:
+    @property
+    def most_tokens(self) -> int:
+        """Number of tokens of the longest sentence or pair, special tokens included."""
+        return min(self.model.config.max_positions, self.rules.most_tokens or sys.maxsize)
+
+    def items(self, sentences: Sequence[Sentence], *, truncate: bool = True) -> TokenItems:
         """Tokenise sentences, or pairs. Those that are too long for the model are truncated, with a warning.
 
         Of such a pair, the longer sentence loses its end first.
+
+        Raises:
+            InputError: The tokenizer does not fit the model, or a sentence is too long and ``truncate`` is
+                false.
         """
-        limit = min(self.model.config.max_positions, self.rules.most_tokens or sys.maxsize)
+        limit = self.most_tokens
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
         encoded = self._encode(texts)
         too_long = [
@@ -137,6 +146,11 @@ class Tokenizer:
             for number, (one, sentence) in enumerate(zip(encoded, sentences, strict=True))
             if len(one.ids) > limit or texts[number] != self._whole(sentence)
         ]
+        if too_long and not truncate:
+            raise InputError(
+                f"{sentences[too_long[0]].source}: more than the {count(limit, 'token')} that "
+                f"{self.model.name} takes; shorten it, or have it truncated"
+            )
         if too_long:
             log.warning(
                 "%d of %d sentences are longer than the %d tokens of %s and are truncated; the first: %s",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import DeadlineError
@@ -20,9 +20,12 @@ from pipeedge.transport.base import RendezvousService, Transport
 if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
 
+    from pipeedge.data import DataEnds
     from pipeedge.observe.live import Display
 
-__all__ = ["PATIENCE_S", "DisplayFeed", "RankContext", "aborted_on_failure"]
+__all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "aborted_on_failure"]
+
+OpenEnds: TypeAlias = "Callable[[RunRequest, Model], DataEnds]"
 
 PATIENCE_S = 2.0
 """Seconds after which a person at a terminal is told what takes so long."""
@@ -63,6 +66,8 @@ class RankContext:
     transport: Transport
     rendezvous: RendezvousService
     """Rendezvous of the links, served by rank 0."""
+    open_ends: OpenEnds | None = None
+    """Opens input and results on the data rank; None if they are the files of the request."""
     activity: Activity = field(default_factory=Activity)
     crew: Crew = field(default_factory=Crew)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)

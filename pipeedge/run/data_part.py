@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.data import DataSetSource, GroupStream, InputSource, ItemSource, ResultSink, open_run_input
+from pipeedge.data import DataEnds, DataSetSource, GroupStream, open_run_input
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -36,21 +35,7 @@ from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Activity, Outgoing
 
-__all__ = ["DataEnds", "DataPart", "make_data_part", "open_data_ends"]
-
-
-@dataclass(frozen=True)
-class DataEnds:
-    """Input and results of a run on the data rank, checked before anybody else is kept waiting."""
-
-    source: ItemSource
-    sink: ResultSink
-    compared: InputSource | None = None
-    """First items, whose outputs are compared with float32; None if none are."""
-    replaced: frozenset[Path] = frozenset()
-    """Outputs that existed before the run."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user about what an earlier run has left."""
+__all__ = ["DataPart", "make_data_part", "open_data_ends"]
 
 
 def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataEnds:
@@ -160,7 +145,7 @@ def make_data_part(
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, activity, lane=link)
-    stream = data.source.stream(plan.microbatch_size, rows=plan.record_rows)
+    stream = data.source.stream(plan.microbatch_size, rows=plan.record_rows, stages=len(plan.schedule.stages))
     feed = Feed(stream, stream_dtype(find_dtype(plan.schedule.stages[0].dtype)))
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, activity, feed_lane)

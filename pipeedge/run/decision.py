@@ -19,7 +19,7 @@ from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.run.context import RankContext
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.run.data_part import DataEnds
+    from pipeedge.data import DataEnds
 
 __all__ = ["FORMS", "RunSession", "decide", "find_facts"]
 

@@ -21,7 +21,8 @@ from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, make_stage_part
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.run.data_part import DataEnds, DataPart
+    from pipeedge.data import DataEnds
+    from pipeedge.run.data_part import DataPart
 
 __all__ = ["Parts", "assemble"]
 

@@ -36,8 +36,8 @@ from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
 
 if TYPE_CHECKING:  # only the data rank needs them
-    from pipeedge.data import ResultSink
-    from pipeedge.run.data_part import DataEnds, DataPart
+    from pipeedge.data import DataEnds, ResultSink
+    from pipeedge.run.data_part import DataPart
 
 __all__ = [
     "Prepared",
@@ -84,16 +84,23 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
             stack.callback(exporter.close)
         data = None
         if context.rank == request.schedule.data_rank:
-            from pipeedge.run.data_part import open_data_ends
-
-            metrics = metrics_files(request.metrics.directory, context.rank)
-            data = open_data_ends(request, context.model, metrics)
+            data = _open_ends(context)
             for note in data.notes:
                 context.warn(note)
         prepared = Prepared(device, interface, exporter, data, find_facts(context, data))
         to_close = stack.pop_all()
     with to_close:
         yield prepared
+
+
+def _open_ends(context: RankContext) -> DataEnds:
+    """Open input and results of the run, on the data rank."""
+    if context.open_ends is not None:
+        return context.open_ends(context.request, context.model)
+    from pipeedge.run.data_part import open_data_ends  # only the data rank needs it
+
+    metrics = metrics_files(context.request.metrics.directory, context.rank)
+    return open_data_ends(context.request, context.model, metrics)
 
 
 def _open_exporter(context: RankContext, interface: str) -> Exporter | None:

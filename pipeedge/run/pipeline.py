@@ -29,7 +29,7 @@ from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import RunRequest
-from pipeedge.run.context import RankContext, aborted_on_failure
+from pipeedge.run.context import OpenEnds, RankContext, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.outcome import finish
 from pipeedge.run.phases import agree, connect, leave, load_stage, open_parts, prepare, stream
@@ -46,7 +46,10 @@ __all__ = ["run"]
 
 
 def run(
-    request: RunRequest, open_console: Callable[[], Console], warn: Callable[[str], None]
+    request: RunRequest,
+    open_console: Callable[[], Console],
+    warn: Callable[[str], None],
+    open_ends: OpenEnds | None = None,
 ) -> RunReport | None:
     """Take part in a run. Returns the report on the data rank, None on the others.
 
@@ -54,6 +57,7 @@ def run(
         request: What to do.
         open_console: Opens the console where the data rank prints its table.
         warn: Called with a line for the user that ends nothing; from any thread.
+        open_ends: Opens input and results on the data rank, if they are not the files of the request.
 
     Raises:
         PipeEdgeError: The run failed; the message is one line for the user.
@@ -70,7 +74,7 @@ def run(
         warn(open_to_all())
     transport = make_transport(request.transport, world.rank, membership)
     rendezvous = make_rendezvous(request.transport, world.addr, membership)
-    context = RankContext(request, model, open_console, warn, transport, rendezvous)
+    context = RankContext(request, model, open_console, warn, transport, rendezvous, open_ends)
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,

@@ -15,22 +15,18 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine heap lazily shapes payload errors archive fields files schedule streams
-           yamlfile yamledit program guard console
+base       wording crew machine heap payload errors archive fields files schedule streams yamlfile
+           yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
-models     pooling architecture hub_config shapes weights.names family
-           families.bert families.roberta families.distilbert families.mpnet families.albert
-           families.electra families.modernbert families.vit families.deit families.dinov2 families.dinov3
-           families.clip families.siglip families.catalogue
-           weights.reading weights.joined weights.hub weights.locating weights.comparing cuts pooling_files
-           image_size outline known registry
-           activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.random_weights
-           rotary attention layers.parts
-           layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
-           layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
-           layers.catalogue
-           sentence shard weights.fill weights.writing model weights.download
-compress   sizes policies clamping adaptation codec wire link
+models     pooling activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
+           weights.joined weights.hub weights.random_weights architecture hub_config weights.names family
+           rotary attention sentence shard
+           families.bert families.roberta families.distilbert families.mpnet families.albert families.electra
+           families.modernbert families.vit families.deit families.dinov2 families.dinov3 families.clip
+           families.siglip families.catalogue
+           weights.locating weights.fill weights.writing model known image_size registry
+           weights.download
+compress   policies clamping adaptation codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
@@ -43,11 +39,13 @@ data       sentence_rules source model_inputs pictures selection tables unfinish
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
+serve      batching answers preparing requests
 run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
            outcome pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
+api        ranks pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
            options costs engine exporting samples partition preparing dividing batches session main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look
@@ -107,16 +105,11 @@ PURE = (
     "plan.problem",
     "plan.prediction",
     "plan.specs",
-    "base.lazily",
-    "base.shapes",
     "models.activations",
     "models.architecture",
-    "models.cuts",
-    "models.family",
-    "models.families.catalogue",
     "models.hub_config",
-    "models.shapes",
     "models.weights.names",
+    "serve.batching",
     "report.bottleneck",
     "report.charts",
     "report.comparison",
@@ -133,7 +126,6 @@ PURE = (
     "compress.codec",
     "compress.link",
     "compress.policies",
-    "compress.sizes",
     "compress.wire",
     "base.schedule",
     "simulate.cluster",

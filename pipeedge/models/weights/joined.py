@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from pipeedge.models.weights.reading import TensorEntry, WeightsFile
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["JoinedWeights"]
 

@@ -1,0 +1,313 @@
+"""The pipeline as an object of Python.
+
+with Pipeline(model) as pipeline:    rank 0 runs in a thread of this process, the others in processes of
+    pipeline(images)                 their own: started here, or anywhere with the same options
+
+caller ──item──> RequestQueue ──> [feed] ──> stages ──> [collect] ──> Future ──> caller
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from pipeedge.api.ranks import LocalRanks
+from pipeedge.base.crew import Closed
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.machine import processors
+from pipeedge.data import DataEnds, read_threads
+from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
+from pipeedge.launch.main import free_port
+from pipeedge.models import Model, find_model
+from pipeedge.request.config import RunRequest
+from pipeedge.request.environment import Environment, inherited_environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.run.pipeline import run
+from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.preparing import Preparation
+from pipeedge.serve.requests import EndedError, RequestQueue
+from pipeedge.transport.channel import Channel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Input", "Pipeline"]
+
+log = logging.getLogger("pipeedge")
+
+Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
+Input: TypeAlias = str | tuple[str, str] | Path | bytes | Image.Image | Array | Mapping[str, Array]
+"""One thing to ask about: a sentence or a pair of them; an image as a path, the bytes of a file, a Pillow
+image, or an array; or arrays by the names of the model's inputs.
+"""
+_Part = TypeVar("_Part")
+
+_IMAGE_DIMENSIONS = 3
+
+_CLOSING_S = 30.0
+"""Seconds that a pipeline has to end after an exception, before its ranks are stopped."""
+
+
+class Pipeline:
+    """A model that runs in several processes, and answers one question after the other.
+
+    Use it in a ``with`` statement: it starts there, and raises what is wrong with the model or its ranks.
+
+    >>> from pipeedge import Pipeline
+    >>> digit = np.zeros((8, 8), np.uint8)
+    >>> digit[1:7, 3:5] = 255
+    >>> with Pipeline("vit-digits") as pipeline:
+    ...     answer = pipeline(digit)
+    ...     futures = [pipeline.submit(each) for each in (digit, digit.T)]
+    ...     same = futures[0].result().best == answer.best
+    ...     answers = list(pipeline([digit, digit.T, digit]))
+    >>> answer.best.label, len(answer.top()), same, len(answers)
+    ('1', 10, True, 3)
+
+    Args:
+        model: A known model, a Hugging Face directory, or a repository of its hub.
+        ranks: Number of processes, this one included, which is rank 0.
+        microbatch_size: Largest number of items that travel together.
+        max_waiting: Largest number of items that wait; ``submit`` blocks while there is no room.
+        options: Further options of ``runtime.py``, such as ``["-pt", "1,24,25,48"]``.
+        joins: Whether the other ranks are started elsewhere, with ``runtime.py`` and the same options, and
+            ``-u`` and ``-c tcp``; ``options`` has the ``--addr`` and ``--port`` where they find this one.
+        images_as_bytes: Whether images are sent as bytes, if that is exact. Without it, links carry four
+            times as much, and float arrays may hold any values.
+
+    Raises:
+        RequestError: An option is invalid.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        ranks: int = 1,
+        microbatch_size: int = 8,
+        max_waiting: int = 512,
+        options: Sequence[str] = (),
+        joins: bool = False,
+        images_as_bytes: bool = True,
+    ) -> None:
+        if max_waiting < 1:
+            raise RequestError(f"max_waiting {max_waiting}: must be at least 1")
+        self._arguments = ["-m", os.fspath(model), "-u", str(microbatch_size), "--quiet", *options]
+        if not _gives(options, "-c", "--comm"):
+            self._arguments += ["-c", "tcp"]
+        if not joins and ranks > 1 and not _gives(options, "--port"):
+            self._arguments += ["--port", str(free_port("127.0.0.1"))]
+        argv = ["0", str(ranks), *self._arguments]
+        self._request: RunRequest = parse_runtime(argv, Environment()).request
+        self._starts_ranks = not joins and ranks > 1
+        self._max_waiting = max_waiting
+        self._images_as_bytes = images_as_bytes
+        self._stack = ExitStack()
+        self._ended: Future[None] = Future()
+        self._model: Model | None = None
+        self._preparation: Preparation | None = None
+        self._queue: RequestQueue | None = None
+        self._workers: ThreadPoolExecutor | None = None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Pipeline:
+        """Start the ranks, and return when the pipeline is ready.
+
+        Raises:
+            PipeEdgeError: It cannot run; the message is one line that says why.
+        """
+        request = self._request
+        self._model = find_model(request.model.name)
+        preparation = Preparation.open(request, self._model, as_bytes=self._images_as_bytes)
+        size = request.microbatch_size
+        limits = BatchLimits(
+            max_items=size, max_tokens=size * self._model.max_tokens, max_waiting=self._max_waiting
+        )
+        queue = RequestQueue(
+            limits,
+            max_tokens=preparation.max_tokens,
+            pixels=preparation.pixels,
+            class_names=self._model.labels,
+        )
+        self._preparation, self._queue = preparation, queue
+        try:
+            if self._starts_ranks:
+                self._start_ranks()
+            threading.Thread(target=self._take_part, args=(queue,), name="rank 0", daemon=True).start()
+            queue.started.wait()
+            if self._ended.done():
+                self._ended.result()
+        except BaseException:
+            queue.abandon()
+            self._stack.__exit__(*sys.exc_info())
+            raise
+        self._workers = self._stack.enter_context(ThreadPoolExecutor(read_threads(), "prepare"))
+        return self
+
+    def _start_ranks(self) -> None:
+        size, cores = self._request.world.size, processors()
+        commands = local_commands(
+            size,
+            self._arguments,
+            python=sys.executable,
+            module=RUNTIME_MODULE,
+            port=None,
+            cores=cores,
+        )
+        torch.set_num_threads(threads_each(cores, size))
+        self._stack.enter_context(LocalRanks(commands[1:], inherited_environment()))
+
+    def _take_part(self, queue: RequestQueue) -> None:
+        """Run rank 0, in a thread of its own, until the queue ends or something fails."""
+        try:
+            run(self._request, _no_console, log.warning, lambda request, model: DataEnds(queue, queue))
+        except BaseException as error:
+            queue.fail(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+        finally:
+            queue.started.set()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """ModelAnswer what was submitted, then end all ranks; after an exception, give up what waits.
+
+        Raises:
+            PipeEdgeError: The pipeline has failed, and the body has not noticed.
+        """
+        self.close(abandon=error is not None)
+        if error is None:
+            self._ended.result()
+
+    def close(self, *, abandon: bool = False) -> None:
+        """End the pipeline: answer what waits, or give it up if ``abandon`` is true."""
+        if self._queue is not None:
+            if abandon:
+                self._queue.abandon()
+            else:
+                self._queue.drain()
+            try:
+                self._ended.exception(_CLOSING_S if abandon else None)
+            except TimeoutError:
+                self._queue.fail(EndedError("the pipeline was closed"))
+        self._stack.close()
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._opened(self._model)
+
+    def submit(self, value: Input, *, timeout_s: float | None = None) -> Future[ModelAnswer]:
+        """Ask about one thing, and return the future answer; cancel it to give the question up.
+
+        Args:
+            value: What to ask about.
+            timeout_s: Seconds after which it need not be computed any more.
+
+        Raises:
+            InputError: It cannot be read, or does not fit the model.
+            EndedError: The pipeline has ended.
+        """
+        item = self._opened(self._preparation).item(value)
+        return self._opened(self._queue).submit([item], timeout_s=timeout_s, block=True)[0]
+
+    @overload
+    def __call__(self, inputs: Input) -> ModelAnswer: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, inputs: Iterable[Input]) -> Iterator[ModelAnswer]: ...
+
+    def __call__(self, inputs: Input | Iterable[Input]) -> ModelAnswer | Iterator[ModelAnswer]:
+        """Ask about one thing, or about many: then the answers are yielded in order, as they come.
+
+        Many things are read in a thread of their own, not far ahead of the answers that were taken.
+
+        Raises:
+            InputError: Something cannot be read, or does not fit the model; of many, in its turn.
+            PipeEdgeError: The pipeline has failed.
+        """
+        if _is_one(inputs):
+            return self.submit(inputs).result()  # type: ignore[arg-type]
+        return self._answers(inputs)  # type: ignore[arg-type]
+
+    def _answers(self, values: Iterable[Input]) -> Iterator[ModelAnswer]:
+        workers, preparation = self._opened(self._workers), self._opened(self._preparation)
+        queue = self._opened(self._queue)
+        items: Channel[Future[Any]] = Channel(2 * self._request.microbatch_size)
+        answers: Channel[Future[ModelAnswer]] = Channel(self._max_waiting)
+
+        def read() -> None:
+            for number, value in enumerate(values):
+                items.put(workers.submit(preparation.item, value, f"input[{number}]"))
+
+        def ask() -> None:
+            while (item := items.get()) is not None:
+                answers.put(queue.submit([item.result()], block=True)[0])
+
+        for work, output in ((read, items), (ask, answers)):
+            threading.Thread(target=_fill, args=(work, output), daemon=True).start()
+        try:
+            while (answer := answers.get()) is not None:
+                yield answer.result()
+        finally:
+            items.close()
+            answers.close()
+
+    def _opened(self, part: _Part | None) -> _Part:
+        if part is None:
+            raise EndedError("the pipeline is not running: use it in a with statement")
+        return part
+
+
+def _fill(work: Callable[[], None], output: Channel[Future[Any]]) -> None:
+    """Do ``work``, which puts futures into ``output``; its failure becomes the last of them."""
+    try:
+        work()
+    except Closed:
+        return
+    except BaseException as error:  # raised where the answers are taken
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        with suppress(Closed):
+            output.put(failed)
+    output.finish()
+
+
+def _is_one(inputs: object) -> bool:
+    """Return whether ``inputs`` is one thing to ask about, rather than many."""
+    if isinstance(inputs, np.ndarray | torch.Tensor):
+        return inputs.ndim <= _IMAGE_DIMENSIONS
+    if isinstance(inputs, tuple):
+        return [type(one) for one in inputs] == [str, str]
+    return isinstance(inputs, str | Path | bytes | Image.Image | Mapping)
+
+
+def _gives(options: Sequence[str], *names: str) -> bool:
+    """Return whether one of the options ``names`` is among ``options``."""
+    return any(option.partition("=")[0] in names for option in options)
+
+
+def _no_console() -> Console:
+    raise PipeEdgeError("a quiet run has printed something")

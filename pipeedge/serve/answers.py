@@ -1,0 +1,63 @@
+"""The outputs of one item, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeedge.data.row_formats import class_name, class_scores
+
+__all__ = ["ModelAnswer", "ScoredClass"]
+
+
+@dataclass(frozen=True)
+class ScoredClass:
+    """A class, and how sure the model is of it."""
+
+    number: int
+    name: str | None
+    """Name of the class, or None if the model does not define one."""
+    score: float
+    """Softmax score over all classes; the output itself if it is the only one."""
+
+    @property
+    def label(self) -> str:
+        """Name of the class, or its number as ``LABEL_3`` if it has none."""
+        return f"LABEL_{self.number}" if self.name is None else self.name
+
+
+@dataclass(frozen=True, eq=False)
+class ModelAnswer:
+    """What the model computed for one item.
+
+    >>> answer = ModelAnswer(np.float32([0.0, 2.0]), ("cat", "dog"))
+    >>> answer.best.label, round(answer.best.score, 3)
+    ('dog', 0.881)
+    """
+
+    outputs: npt.NDArray[np.float32]
+    """Logits [classes]; those of each token [tokens, classes]; a vector, for a model without a classifier."""
+    class_names: Sequence[str] | None = field(default=None, repr=False)
+    """Names of the classes, or None if the model does not define them."""
+
+    def top(self, count: int | None = None) -> list[ScoredClass]:
+        """Return the best ``count`` classes, best first; all without a count. For outputs that are logits."""
+        scores = class_scores(torch.from_numpy(self.outputs)[None])[0]
+        limit = len(scores) if count is None else min(count, len(scores))
+        best = scores.topk(limit)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [ScoredClass(number, class_name(self.class_names, number), score) for number, score in pairs]
+
+    @property
+    def best(self) -> ScoredClass:
+        """Best class. For outputs that are logits."""
+        return self.top(1)[0]
+
+    @property
+    def tokens(self) -> list[ScoredClass]:
+        """Best class of each token, in order. For outputs that are logits of each token."""
+        return [ModelAnswer(row, self.class_names).best for row in self.outputs]

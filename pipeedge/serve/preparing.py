@@ -1,0 +1,195 @@
+"""What a user asks about, as items for the pipeline: sentences, images, and arrays of a model's inputs.
+
+    "a sentence", ("a question", "a passage") ──tokenizer──┐
+    path, bytes, Pillow image, uint8 array ──image recipe──┼──> Item
+    {"input_ids": array, ...}, float array ──checks────────┘
+
+Items are checked as those of a file are. Nothing of a request is executed, and images are decoded within
+limits.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pipeedge.base.errors import InputError
+from pipeedge.base.payload import BYTE_VALUES, PixelTable
+from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
+from pipeedge.data.companions import companion_directories
+from pipeedge.data.images import ImageTransform, image_transform, transformed
+from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.data.opening import with_companions
+from pipeedge.data.pictures import decode_image, eight_bit, open_image
+from pipeedge.data.source import Item
+from pipeedge.data.text import Sentence, Tokenizer, open_tokenizer
+from pipeedge.request.config import RunRequest
+
+__all__ = ["Preparation"]
+
+_SLACK = 1e-3
+"""Largest distance of a pixel's value from that of a byte, as a fraction of the step between two bytes."""
+
+
+class Preparation:
+    """Turns what users give into items of one model. Any thread may use it.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, if it takes sentences.
+        transform: Its conversion of images, if it takes images.
+        as_bytes: Whether images travel as bytes, if that is exact.
+        max_pixels: Largest image to decode, in pixels; None for the default.
+    """
+
+    def __init__(
+        self,
+        model: ModelInputs,
+        *,
+        tokenizer: Tokenizer | None = None,
+        transform: ImageTransform | None = None,
+        as_bytes: bool = True,
+        max_pixels: int | None = None,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._transform = transform
+        self._max_pixels = max_pixels
+        self._tokenizing = threading.Lock()  # transformers' tokenizers keep settings between two calls
+        self.pixels: PixelTable | None = transform.table if transform is not None and as_bytes else None
+        """Values that the bytes of images stand for, or None if items hold what the model takes."""
+
+    @classmethod
+    def open(cls, request: RunRequest, model: ModelInputs, *, as_bytes: bool = True) -> Preparation:
+        """Return the preparation for a run, with the tokenizer or image processor of its model.
+
+        Raises:
+            InputError: There is none, or it does not fit the model.
+        """
+        wanted = with_companions(request)
+        directories = companion_directories(wanted, model)
+        return cls(
+            model,
+            tokenizer=open_tokenizer(model, directories) if model.takes_text else None,
+            transform=None if model.takes_text else image_transform(model, directories),
+            as_bytes=as_bytes,
+            max_pixels=wanted.max_image_pixels,
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Number of tokens of the longest sentence; None for images."""
+        return None if self._tokenizer is None else self._tokenizer.most_tokens
+
+    def item(self, value: Any, source: str = "input") -> Item:
+        """Return the item for a value of any kind that fits the model.
+
+        Args:
+            value: A sentence or a pair of them; a path, bytes, Pillow image, or uint8 array [height, width]
+                or [height, width, channels]; a float array [channels, height, width]; or arrays by the names
+                of the model's inputs, without the dimension of items.
+            source: What messages call it.
+
+        Raises:
+            InputError: It cannot be read, or does not fit the model.
+        """
+        if isinstance(value, Mapping):
+            arrays = {str(name): np.asarray(array)[None] for name, array in value.items()}
+            return self.arrays(arrays, source)[0]
+        if self._tokenizer is not None:
+            if isinstance(value, str):
+                return self.sentence(value, source=source)
+            if isinstance(value, tuple) and [type(one) for one in value] == [str, str]:
+                return self.sentence(value[0], value[1], source=source)
+            raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes sentences")
+        if isinstance(value, bytes | bytearray | memoryview):
+            return self.image(bytes(value), source)
+        if isinstance(value, str | Path):
+            return self._picture(open_image(Path(value), self._max_pixels), str(value))
+        if isinstance(value, Image.Image):
+            return self._picture(eight_bit(value, source), source)
+        if isinstance(value, np.ndarray | torch.Tensor):
+            return self._array(np.asarray(value), source)
+        raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes images")
+
+    def sentence(
+        self, text: str, pair: str | None = None, *, source: str = "input", truncate: bool = True
+    ) -> Item:
+        """Return the item for a sentence, or for a pair of them.
+
+        Raises:
+            InputError: It is empty, too long and not to be truncated, or the model takes images.
+        """
+        if self._tokenizer is None:
+            raise InputError(f"{source}: a sentence; {self._model.name} takes images")
+        sentence = Sentence(text, source, pair=pair)
+        if not any(one.strip() for one in sentence.texts):
+            raise InputError(f"{source}: the sentence is empty")
+        with self._tokenizing:
+            return self._tokenizer.items([sentence], truncate=truncate).read(0)
+
+    def image(self, data: bytes, source: str = "input") -> Item:
+        """Return the item for an image file in memory.
+
+        Raises:
+            InputError: It cannot be decoded, is too large, or the model takes sentences.
+        """
+        return self._picture(decode_image(io.BytesIO(data), source, self._max_pixels), source)
+
+    def arrays(self, arrays: Mapping[str, np.ndarray], source: str = "input") -> list[Item]:
+        """Return the items for arrays by the names of the model's inputs, [items, ...].
+
+        Raises:
+            InputError: An array is missing or does not fit.
+        """
+        if IDS in arrays and MASK in self._model.input_names and MASK not in arrays:
+            arrays = {**arrays, MASK: np.ones_like(arrays[IDS])}
+        rows = ArrayItems.of(source, arrays, self._model)
+        items = [rows.read(index) for index in range(len(rows))]
+        return items if self.pixels is None else [self._in_bytes(item, self.pixels) for item in items]
+
+    def _picture(self, picture: Image.Image, source: str) -> Item:
+        if self._transform is None:
+            raise InputError(f"{source}: an image; {self._model.name} takes sentences")
+        encode = transformed if self.pixels is None else _encoded
+        return Item((encode(self._transform, picture),), None, source)
+
+    def _array(self, array: np.ndarray, source: str) -> Item:
+        if array.dtype != np.uint8:
+            return self.arrays({PIXELS: array[None]}, source)[0]
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[:, :, 0]
+        if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+            raise InputError(
+                f"{source}: uint8 {list(array.shape)}; an image is [height, width], or that with channels"
+            )
+        return self._picture(Image.fromarray(np.ascontiguousarray(array)), source)
+
+    def _in_bytes(self, item: Item, table: PixelTable) -> Item:
+        """Return an item of pixel values as the bytes that stand for them.
+
+        Raises:
+            InputError: Some value is not that of a byte.
+        """
+        (values,) = item.tensors
+        low, steps = table.values[:, :1, None], table.values.diff(dim=1)
+        places = ((values - low) / steps.mean(dim=1)[:, None, None]).round().clamp(0, BYTE_VALUES - 1).long()
+        found = table.values.gather(1, places.flatten(1)).view_as(values)
+        if bool(((found - values).abs() > _SLACK * steps.min()).any()):
+            raise InputError(
+                f"{item.source}: {PIXELS} has values that no image of 8 bits a value gives; send the image, "
+                "or start the pipeline for floating point images"
+            )
+        return Item((places.to(torch.uint8),), item.label, item.source)
+
+
+def _encoded(transform: ImageTransform, picture: Image.Image) -> torch.Tensor:
+    """Return ``picture`` as bytes."""
+    return transform.encode(picture)

@@ -1,0 +1,456 @@
+"""The queue of requests: a source of items without an end, and the sink of their results.
+
+    submit ──> waiting ──wait, when there is room──> under way ──feed──> pipeline
+       └─ Future                                         └──────write <── collect
+             <──────────────────── Answer ─────────────────────┘
+
+Any thread submits. The feeding thread takes microbatches, as long as not too many are under way; so what
+waits can still change its company, or be cancelled. The collecting thread writes their results. Items under
+way are kept until then, and another stream can feed them again after a failure.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from pipeedge.base.crew import Closed, Crew
+from pipeedge.base.errors import InputError, PeerError, PipeEdgeError, RequestError, one_line
+from pipeedge.base.payload import PixelTable
+from pipeedge.base.wording import count
+from pipeedge.data.source import Group, Item, Microbatch, SkippedItem
+from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
+from pipeedge.observe.timeline import ThreadState
+from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
+
+__all__ = [
+    "EndedError",
+    "ExpiredError",
+    "QueueFullError",
+    "QueueState",
+    "RequestQueue",
+    "RequestStream",
+]
+
+_LONGEST_RETRY_S = 60
+_SMOOTHING = 0.2
+"""Weight of the latest microbatch in the average time of an item."""
+
+
+class QueueFullError(RequestError):
+    """Too many items wait."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Seconds after which there may be room."""
+
+
+class ExpiredError(RequestError):
+    """The deadline of an item was over before it was computed."""
+
+
+class EndedError(PeerError):
+    """The pipeline has ended, or is about to end, and takes no further items."""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """State of the queue at one moment, and counts since it was opened."""
+
+    waiting: int
+    """Number of items that wait."""
+    under_way: int
+    """Number of items that are in the pipeline."""
+    answered: int
+    failed: int
+    """Number of items without an answer: cancelled, too late, or with outputs that are no numbers."""
+    refused: int
+    """Number of items that there was no room for."""
+    microbatches: int
+    tokens: int
+    """Number of tokens of all items that were answered; an image counts as one."""
+    padded_tokens: int
+    """The same with padding."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    item: Item
+    future: Future[ModelAnswer]
+
+    @property
+    def tokens(self) -> int:
+        first = self.item.tensors[0]
+        return len(first) if first.dim() == 1 else 1
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A microbatch that is under way."""
+
+    first: int
+    """Position of its first item among all items that were fed."""
+    entries: tuple[_Entry, ...]
+    fed_at: float
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(range(self.first, self.first + len(self.entries)))
+
+    @property
+    def padded_tokens(self) -> int:
+        return len(self.entries) * max(entry.tokens for entry in self.entries)
+
+
+class RequestQueue:
+    """Items that wait for an answer; both ends of a pipeline.
+
+    Args:
+        limits: Limits of the queue and of its microbatches.
+        max_tokens: Number of tokens of the longest item that will come; None for images.
+        pixels: Values that the bytes of images stand for, or None if items hold what the model takes.
+        class_names: Names of the classes, or None if the model does not define them.
+        clock: Returns the time in seconds.
+    """
+
+    total = None
+    skipped: tuple[SkippedItem, ...] = ()
+    unfinished: Path | None = None
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        *,
+        max_tokens: int | None = None,
+        pixels: PixelTable | None = None,
+        class_names: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.pixels = pixels
+        self.started = threading.Event()
+        """Set when the pipeline begins to take items."""
+        self._limits = limits
+        self._class_names = class_names
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._batcher = Batcher(limits)
+        self._entries: dict[int, _Entry] = {}
+        self._in_flight: deque[_Flight] = deque()
+        self._replay: deque[_Flight] = deque()
+        self._tickets = 0
+        self._fed = 0
+        self._answered = self._failed = self._refused = 0
+        self._microbatches = self._tokens = self._padded_tokens = 0
+        self._item_s = 0.0
+        self._written_at = -math.inf
+        self._draining = False
+        self._error: PipeEdgeError | None = None
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def submit(
+        self, items: Sequence[Item], *, timeout_s: float | None = None, block: bool = False
+    ) -> list[Future[ModelAnswer]]:
+        """Add ``items``, all or none, and return the future answer of each.
+
+        Args:
+            items: Items that fit the model.
+            timeout_s: Seconds after which they need not be computed any more.
+            block: Whether to wait for room, rather than to refuse the items.
+
+        Raises:
+            InputError: There are more items than may ever wait.
+            QueueFullError: There is no room for them now.
+            EndedError: The pipeline takes no further items.
+        """
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        entries = [_Entry(item, Future()) for item in items]
+        if len(items) > self._limits.max_waiting:
+            raise InputError(
+                f"{count(len(items), 'item')} in one request: at most {self._limits.max_waiting} may wait; "
+                "send several requests"
+            )
+        with self._changed:
+            if block:
+                self._changed.wait_for(lambda: self._ended() or self._batcher.room >= len(items))
+            if self._error is not None:
+                raise self._error
+            if self._draining:
+                raise EndedError("the pipeline is ending and takes no further items")
+            tickets = range(self._tickets, self._tickets + len(items))
+            offered = [
+                WaitingItem(ticket, entry.tokens, deadline_s)
+                for ticket, entry in zip(tickets, entries, strict=True)
+            ]
+            if not self._batcher.offer(offered):
+                self._refused += len(items)
+                raise QueueFullError(
+                    f"{count(len(self._batcher), 'item')} wait already, and there is no room for "
+                    f"{len(items)} more; try again later",
+                    self._retry_after_s(),
+                )
+            self._tickets += len(items)
+            self._entries |= dict(zip(tickets, entries, strict=True))
+            self._changed.notify_all()
+        for ticket, entry in zip(tickets, entries, strict=True):
+            entry.future.add_done_callback(lambda future, ticket=ticket: self._cancelled(future, ticket))  # type: ignore[misc]
+        return [entry.future for entry in entries]
+
+    def drain(self) -> None:
+        """Take no further items; the stream ends when all that wait have been fed."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Take no further items, and give up those that wait; what is under way is still answered."""
+        with self._changed:
+            self._draining = True
+            dropped = list(self._entries.values())
+            self._batcher.cancel(tuple(self._entries))
+            self._entries.clear()
+            self._changed.notify_all()
+        self._reject(dropped, EndedError("the pipeline was closed before the item was computed"))
+
+    def fail(self, error: BaseException) -> None:
+        """Give up all items without an answer, and take no others, because of ``error``."""
+        cause = error if isinstance(error, PipeEdgeError) else EndedError(one_line(error))
+        with self._changed:
+            self._draining = True
+            self._error = self._error or cause
+            dropped = [
+                *self._entries.values(),
+                *(entry for each in self._in_flight for entry in each.entries),
+            ]
+            self._batcher.cancel(tuple(self._entries))
+            self._entries.clear()
+            self._in_flight.clear()
+            self._replay.clear()
+            self._changed.notify_all()
+        self._reject(dropped, cause)
+
+    def state(self) -> QueueState:
+        """Return the state of this moment."""
+        with self._changed:
+            return QueueState(
+                waiting=len(self._batcher),
+                under_way=sum(len(flight.entries) for flight in self._in_flight),
+                answered=self._answered,
+                failed=self._failed,
+                refused=self._refused,
+                microbatches=self._microbatches,
+                tokens=self._tokens,
+                padded_tokens=self._padded_tokens,
+            )
+
+    def _ended(self) -> bool:
+        return self._draining or self._error is not None
+
+    def _retry_after_s(self) -> int:
+        expected_s = self._item_s * len(self._batcher)
+        return max(1, min(_LONGEST_RETRY_S, math.ceil(expected_s)))
+
+    def _cancelled(self, future: Future[ModelAnswer], ticket: int) -> None:
+        """Let an item leave the queue whose future was cancelled; one under way is computed in vain."""
+        if not future.cancelled():
+            return
+        with self._changed:
+            self._failed += 1
+            self._batcher.cancel([ticket])
+            self._entries.pop(ticket, None)
+            self._changed.notify_all()
+
+    def _reject(self, entries: Sequence[_Entry], error: PipeEdgeError) -> None:
+        for entry in entries:
+            if entry.future.set_running_or_notify_cancel():
+                entry.future.set_exception(error)
+                with self._changed:
+                    self._failed += 1
+
+    # -- the feeding thread --------------------------------------------------------------------------
+
+    def stream(
+        self,
+        microbatch_size: int,
+        *,
+        position: int | None = None,
+        rows: int = DEFAULT_ROWS,
+        stages: int = 1,
+    ) -> RequestStream:
+        """Return the microbatches of what waits, now or later.
+
+        Args:
+            microbatch_size: Largest number of items in a microbatch, at least that of the limits.
+            position: Position of the first item to feed among all that were fed; those from there on that
+                have no results are fed again. None for the first one without a result.
+            rows: Not used, as no thread reads ahead.
+            stages: Number of stages, each of which has one microbatch to compute and another that waits.
+        """
+        del rows
+        if microbatch_size < self._limits.max_items:
+            raise ValueError(f"microbatches of {self._limits.max_items} items do not fit {microbatch_size}")
+        with self._changed:
+            again = (each for each in self._in_flight if position is None or each.first >= position)
+            self._replay = deque(again)
+        return RequestStream(self, window=2 * stages + 1)
+
+    def next_flight(self, window: int, is_closed: Callable[[], bool]) -> Group | None:
+        """Wait for items and for room in the pipeline, and return the next microbatch; None after the last.
+
+        Args:
+            window: Largest number of microbatches under way.
+            is_closed: Whether the stream was closed.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        expired: list[_Entry] = []
+        try:
+            with self._changed:
+                while True:
+                    self._changed.wait_for(lambda: is_closed() or self._is_ready(window))
+                    if is_closed():
+                        raise Closed
+                    if self._replay:
+                        return _group(self._replay.popleft())
+                    expired += map(self._entries.pop, self._batcher.expire(self._clock()))
+                    tickets = self._batcher.form()
+                    if tickets:
+                        return _group(self._take_off(tickets))
+                    if self._draining:
+                        return None
+        finally:
+            self._reject(expired, ExpiredError("the deadline was over before the item was computed"))
+
+    def wake(self) -> None:
+        """Let the feeding thread look again whether its stream was closed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_ready(self, window: int) -> bool:
+        if self._replay:
+            return True
+        return (len(self._batcher) > 0 and len(self._in_flight) < window) or (
+            self._draining and not len(self._batcher)
+        )
+
+    def _take_off(self, tickets: Sequence[int]) -> _Flight:
+        flight = _Flight(self._fed, tuple(map(self._entries.pop, tickets)), self._clock())
+        self._fed += len(tickets)
+        self._in_flight.append(flight)
+        self._changed.notify_all()
+        return flight
+
+    # -- the collecting thread -----------------------------------------------------------------------
+
+    @property
+    def items(self) -> int:
+        """Number of items that have an answer."""
+        return self._answered
+
+    def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
+        """Do nothing: answers are not kept for a later run."""
+
+    def __enter__(self) -> RequestQueue:
+        """Begin to take items."""
+        self.started.set()
+        return self
+
+    def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
+        """ModelAnswer the items of the oldest microbatch under way."""
+        with self._changed:
+            flight = self._in_flight[0] if self._in_flight else None
+            if flight is None or flight.numbers != microbatch.numbers:
+                raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
+            self._in_flight.popleft()
+            self._note(flight)
+            self._changed.notify_all()
+        values = outputs.detach().to(torch.float32).numpy().copy()  # the link needs its memory again
+        lengths = microbatch.tokens if values.ndim > 2 else None
+        for row, entry in enumerate(flight.entries):
+            if not entry.future.set_running_or_notify_cancel():
+                continue
+            own = values[row] if lengths is None else values[row, : lengths[row]]
+            is_number = bool(np.isfinite(own).all())
+            with self._changed:
+                self._answered += is_number
+                self._failed += not is_number
+            if is_number:
+                entry.future.set_result(ModelAnswer(own, self._class_names))
+            else:
+                line = f"{entry.item.source}: the outputs are no numbers: are the weights whole?"
+                entry.future.set_exception(PipeEdgeError(line))
+
+    def _note(self, flight: _Flight) -> None:
+        now = self._clock()
+        each_s = (now - max(self._written_at, flight.fed_at)) / len(flight.entries)
+        self._item_s += (each_s - self._item_s) * (_SMOOTHING if self._microbatches else 1.0)
+        self._written_at = now
+        self._microbatches += 1
+        self._tokens += sum(entry.tokens for entry in flight.entries)
+        self._padded_tokens += flight.padded_tokens
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Fail all items that have no answer: none will come."""
+        self.fail(error if error is not None else EndedError("the pipeline has ended"))
+
+
+class RequestStream:
+    """Microbatches of requests, for the thread that feeds the pipeline.
+
+    Args:
+        queue: Queue of the requests.
+        window: Largest number of microbatches under way.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    fetching = ThreadState.WAIT_INPUT
+
+    def __init__(self, queue: RequestQueue, window: int) -> None:
+        self._queue = queue
+        self._window = window
+        self._closed = False
+        self._next: Group | None = None
+
+    def start(self, crew: Crew) -> None:
+        """Have the stream closed when the crew stops."""
+        crew.on_stop(self.close)
+
+    def wait(self) -> None:
+        """Wait for items and for room in the pipeline.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        self._next = self._queue.next_flight(self._window, lambda: self._closed)
+
+    def take(self) -> Group | None:
+        """Return the microbatch that ``wait`` has found, or None if no more will come."""
+        return self._next
+
+    def close(self) -> None:
+        """Wake the thread that waits."""
+        self._closed = True
+        self._queue.wake()
+
+
+def _group(flight: _Flight) -> Group:
+    return Group([(number, entry.item) for number, entry in zip(flight.numbers, flight.entries, strict=True)])

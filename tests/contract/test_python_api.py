@@ -1,0 +1,225 @@
+"""Test ``pipeedge.Pipeline`` with one rank, in the test's process."""
+
+from __future__ import annotations
+
+import doctest
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from served_models import CLASSES, save_bert, token_ids, token_types
+from waiting import LIMIT_S
+
+import pipeedge
+from pipeedge.api import pipeline as module
+from pipeedge.base.errors import InputError, ModelError, RequestError, ScheduleError
+from pipeedge.data import DataEnds
+from pipeedge.data.defaults import default_digits
+from pipeedge.serve import answers
+from pipeedge.serve.requests import EndedError
+
+DIGITS = default_digits()
+PICTURES = [(item.tensors[0][0] * 15).numpy() for item in DIGITS.items]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Iterator[pipeedge.Pipeline]:
+    with pipeedge.Pipeline("vit-digits", microbatch_size=5, max_waiting=30) as pipeline:
+        yield pipeline
+
+
+def test_examples() -> None:
+    for each in (module, answers):
+        found = doctest.testmod(each)
+        assert found.attempted
+        assert not found.failed
+
+
+def test_many_answers_come_in_order(digits: pipeedge.Pipeline) -> None:
+    found = list(digits(PICTURES))
+    assert len(found) == len(PICTURES)
+    right = [answer.best.number == item.label for answer, item in zip(found, DIGITS.items, strict=True)]
+    assert np.mean(right) > 0.97
+    for answer, picture in zip(found[:20], PICTURES, strict=False):
+        np.testing.assert_allclose(digits(picture).outputs, answer.outputs, atol=1e-5)
+
+
+def test_answers_come_while_the_input_goes_on(digits: pipeedge.Pipeline) -> None:
+    """Each picture depends on the previous answer, so nothing may wait for a full microbatch."""
+    come: list[int | None] = [None]
+    more = threading.Semaphore(1)
+
+    def pictures() -> Iterator[np.ndarray]:
+        for number in range(4):
+            assert more.acquire(timeout=LIMIT_S)
+            assert come[-1] == (number - 1 if number else None)
+            yield PICTURES[number]
+
+    for number, answer in enumerate(digits(pictures())):
+        assert answer.best.number == DIGITS.items[number].label
+        come.append(number)
+        more.release()
+    assert come[-1] == 3
+
+
+def test_inputs_of_every_form_have_the_same_answer(digits: pipeedge.Pipeline, tmp_path: Path) -> None:
+    picture = PICTURES[0]
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    forms = [
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        data,
+        Image.fromarray(picture),
+        torch.from_numpy(picture),
+    ]
+    expected = digits(picture)
+    for form in forms:
+        assert digits(form).outputs.tolist() == expected.outputs.tolist()
+    stacked = np.stack([np.stack([picture] * 3, 2)] * 3)
+    assert [answer.best.number for answer in digits(stacked)] == [expected.best.number] * 3
+
+
+def test_a_bad_input_fails_in_its_turn(digits: pipeedge.Pipeline) -> None:
+    stream = digits([PICTURES[0], PICTURES[1], b"no image", PICTURES[2]])
+    assert [next(stream).best.number for _ in range(2)] == [item.label for item in DIGITS.items[:2]]
+    with pytest.raises(InputError, match=r"input\[2\]: cannot be read as an image"):
+        next(stream)
+    with pytest.raises(InputError, match=r"missing.png: no such file"):
+        digits.submit("missing.png")
+    assert digits(PICTURES[0]).best.number == DIGITS.items[0].label  # the pipeline goes on
+
+
+def test_a_failure_of_the_iterable_is_raised(digits: pipeedge.Pipeline) -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield PICTURES[0]
+        raise OSError("the camera is gone")
+
+    answers_ = digits(broken())
+    assert next(answers_).best.number == DIGITS.items[0].label
+    with pytest.raises(OSError, match="camera"):
+        next(answers_)
+
+
+def test_a_stream_may_be_left_early(digits: pipeedge.Pipeline) -> None:
+    def endless() -> Iterator[np.ndarray]:
+        while True:
+            yield PICTURES[0]
+
+    stream = digits(endless())
+    assert next(stream).best == next(stream).best
+    stream.close()
+    assert digits(PICTURES[0]).best.number == DIGITS.items[0].label
+
+
+def test_futures_of_many_threads(digits: pipeedge.Pipeline) -> None:
+    futures: dict[int, Future[answers.ModelAnswer]] = {}
+
+    def ask(first: int) -> None:
+        for number in range(first, 40, 4):
+            futures[number] = digits.submit(PICTURES[number])
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    expected = [answer.outputs for answer in digits(PICTURES[:40])]
+    for number, outputs in enumerate(expected):
+        np.testing.assert_allclose(futures[number].result(LIMIT_S).outputs, outputs, atol=1e-5)
+
+
+def test_sentences_and_pairs_equal_those_of_transformers(tmp_path: Path) -> None:
+    reference = save_bert(tmp_path / "bert")
+    texts = ["the cat sat", ("a cat", "slept all day"), "a mat and the cat", "day", ("the mat", "slept")]
+    with torch.inference_mode():
+        expected = [
+            reference(input_ids=token_ids(*each), token_type_ids=token_types(*each)).logits[0]
+            for text in texts
+            for each in [(text,) if isinstance(text, str) else text]
+        ]
+    with pipeedge.Pipeline(tmp_path / "bert", options=["-pt", "1,8"]) as pipeline:
+        found = list(pipeline(texts))
+        alone = pipeline(texts[1])
+    for answer, logits in zip(found, expected, strict=True):
+        np.testing.assert_allclose(answer.outputs, logits, atol=1e-5)
+        assert answer.best.label == CLASSES[int(logits.argmax())]
+        assert sum(each.score for each in answer.top()) == pytest.approx(1)
+    np.testing.assert_allclose(alone.outputs, expected[1], atol=1e-5)
+
+
+def test_a_model_without_a_classifier_gives_vectors(tmp_path: Path) -> None:
+    reference = save_bert(tmp_path / "bert", head=False)
+    assert isinstance(reference, transformers.BertModel)
+    with pipeedge.Pipeline(tmp_path / "bert") as pipeline:
+        vector = pipeline("the cat sat").outputs
+    with torch.inference_mode():
+        expected = reference(input_ids=token_ids("the cat sat")).pooler_output[0]
+    np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "line"),
+    [
+        ("nothing-like-it", [], ModelError, "nothing-like-it is neither"),
+        ("vit-digits", ["-pt", "1,15"], ScheduleError, "layer 16 is covered by no stage"),
+        ("vit-digits", ["-M", "missing.npz"], RequestError, "missing.npz"),
+        ("vit-digits", ["--speed", "3"], RequestError, "--speed"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_says_why(
+    model: str, options: list[str], error: type[Exception], line: str
+) -> None:
+    with pytest.raises(error, match=line), pipeedge.Pipeline(model, options=options):
+        pass
+
+
+def test_a_pipeline_answers_only_while_it_runs() -> None:
+    pipeline = pipeedge.Pipeline("vit-digits")
+    with pytest.raises(EndedError, match="use it in a with statement"):
+        pipeline.submit(PICTURES[0])
+    with pipeline:
+        future = pipeline.submit(PICTURES[0])
+    assert future.result(0).best.number == DIGITS.items[0].label  # leaving answers what was asked
+    with pytest.raises(EndedError):
+        pipeline.submit(PICTURES[0])
+
+
+def test_an_exception_in_the_body_ends_the_pipeline() -> None:
+    def fail() -> None:
+        with pipeedge.Pipeline("vit-digits") as pipeline:
+            pipeline.submit(PICTURES[0])
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+
+
+def test_a_failure_of_the_run_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = threading.Event()
+
+    def fail(*arguments: object) -> None:
+        open_ends = arguments[3]
+        ends = open_ends(None, None)  # type: ignore[operator]
+        assert isinstance(ends, DataEnds)
+        with ends.sink:
+            failing.wait(LIMIT_S)
+            raise RequestError("the disk is full")
+
+    monkeypatch.setattr(module, "run", fail)
+    with pytest.raises(RequestError, match="the disk is full"), pipeedge.Pipeline("vit-digits") as pipeline:  # noqa: PT012
+        future = pipeline.submit(PICTURES[0])
+        failing.set()
+        with pytest.raises(RequestError, match="the disk is full"):
+            future.result(LIMIT_S)
+
+
+def test_the_package_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Pipelines'"):
+        pipeedge.Pipelines  # noqa: B018

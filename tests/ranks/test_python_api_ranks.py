@@ -1,0 +1,68 @@
+"""Test ``pipeedge.Pipeline`` with ranks in other processes, and the examples of the documentation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from documents import Page
+from PIL import Image
+from places import ROOT
+from processes import World
+from waiting import LIMIT_S, until
+
+from pipeedge import Pipeline
+from pipeedge.base.errors import PeerError
+from pipeedge.data.defaults import default_digits
+
+DIGITS = default_digits()
+PICTURES = [(item.tensors[0][0] * 15).numpy() for item in DIGITS.items]
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "pipeedge.run.main" in each.cmdline()]
+
+
+def test_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PICTURES[0]).save("digit.png")
+    printed = 0
+    for path in (ROOT / "README.md", ROOT / "docs" / "serving.md"):
+        blocks = [block for block in Page.read(path).blocks if block.language == "python"]
+        text = next(block.text for block in blocks if "with Pipeline" in block.text)
+        with (tmp_path / "printed").open("w") as stream, contextlib.redirect_stdout(stream):
+            exec(compile(text, str(path), "exec"), {})  # noqa: S102 - our own pages
+        printed += len((tmp_path / "printed").read_text().splitlines())
+    assert printed >= 6
+    assert not children()
+
+
+def test_a_lost_rank_fails_what_was_asked_in_one_line() -> None:
+    def ask() -> None:
+        with Pipeline("vit-digits", ranks=2, options=["--timeout", "20"]) as pipeline:
+            assert pipeline(PICTURES[0]).best.number == DIGITS.items[0].label
+            (process,) = children()
+            os.kill(process.pid, signal.SIGKILL)
+            until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "the kill")
+            pipeline.submit(PICTURES[0]).result(LIMIT_S)
+
+    with pytest.raises(PeerError, match=r"rank 1 .*(lost|killed)") as failure:
+        ask()
+    assert "\n" not in str(failure.value)
+    assert not children()
+
+
+def test_ranks_that_were_started_elsewhere_are_joined(tmp_path: Path) -> None:
+    with World(tmp_path, 2, "-m", "vit-digits", "-u", "8", "-c", "tcp", "--timeout", "30") as world:
+        world.start(1)
+        options = ["--port", str(world.port), "--timeout", "30"]
+        with Pipeline("vit-digits", ranks=2, joins=True, options=options) as pipeline:
+            found = [answer.best.number for answer in pipeline(PICTURES[:50])]
+        ended = world.wait(1)[1]
+    assert (ended.status, ended.err) == (0, "")
+    assert np.mean([number == item.label for number, item in zip(found, DIGITS.items, strict=False)]) > 0.9

@@ -1,0 +1,247 @@
+"""Test the queue of requests as source and sink, with a pipeline of one's own in between."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+import torch
+from clock import Clock
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import LIMIT_S, until
+
+from pipeedge.base.crew import Closed, Crew
+from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError
+from pipeedge.data.source import Group, Item
+from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.requests import EndedError, ExpiredError, QueueFullError, RequestQueue
+
+
+def item(value: float, tokens: int = 1) -> Item:
+    return Item((torch.full((tokens,), value),), None, f"item {value:g}")
+
+
+def make_queue(clock: Clock | None = None, **changed: int) -> RequestQueue:
+    limits = BatchLimits(**{"max_items": 3, "max_tokens": 1000, "max_waiting": 10, **changed})
+    return RequestQueue(limits, class_names=("a", "b"), clock=clock or Clock(5.0))
+
+
+def answer(
+    queue: RequestQueue, group: Group, *, number: int = 0, outputs: torch.Tensor | None = None
+) -> None:
+    """ModelAnswer each item of ``group`` with its own value."""
+    batch = group.collate(tuple(spec.empty() for spec in group.specs))
+    values = batch.payload[0][:, :1].float() if outputs is None else outputs
+    queue.write(number, values, batch)
+
+
+def take(queue: RequestQueue, stages: int = 4) -> Group:
+    stream = queue.stream(3, stages=stages)
+    stream.wait()
+    group = stream.take()
+    assert group is not None
+    return group
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_every_item_gets_its_own_answer(sizes: list[int]) -> None:
+    queue, futures = make_queue(max_waiting=100), []
+    for request, size in enumerate(sizes):
+        futures.append(queue.submit([item(10 * request + place) for place in range(size)]))
+    queue.drain()
+    stream, groups = queue.stream(3, stages=99), []
+    stream.wait()
+    while (group := stream.take()) is not None:
+        groups.append(group)
+        stream.wait()
+    for group in groups:
+        answer(queue, group)
+    found = [[future.result().outputs.tolist() for future in each] for each in futures]
+    assert found == [[[10 * request + place] for place in range(size)] for request, size in enumerate(sizes)]
+    state = queue.state()
+    assert (state.waiting, state.under_way, state.answered) == (0, 0, sum(sizes))
+    assert state.microbatches == len(groups) == math.ceil(sum(sizes) / 3)
+
+
+def numbers(group: Group | None) -> list[int]:
+    assert group is not None
+    return [number for number, _ in group.numbered]
+
+
+def test_a_source_that_is_read_again_repeats_what_has_no_result() -> None:
+    queue = make_queue()
+    futures = queue.submit([item(value) for value in range(8)])
+    groups = []
+    for position, expected in (
+        (None, [[0, 1, 2], [3, 4, 5]]),
+        (3, [[3, 4, 5], [6, 7]]),
+        (3, [[3, 4, 5], [6, 7]]),
+    ):
+        stream = queue.stream(3, position=position, stages=4)
+        groups = []
+        for _ in expected:
+            stream.wait()
+            groups.append(stream.take())
+        assert [numbers(group) for group in groups] == expected
+        if position is None:
+            answer(queue, groups[0])
+    for group in groups:
+        answer(queue, group)
+    assert [future.result().outputs[0] for future in futures] == list(range(8))
+
+
+def test_no_more_microbatches_leave_than_the_stages_need() -> None:
+    queue = make_queue()
+    queue.submit([item(value) for value in range(10)])
+    stream, crew, groups = queue.stream(3, stages=1), Crew(), []
+    stream.start(crew)
+
+    def feed() -> None:
+        while True:
+            stream.wait()
+            groups.append(stream.take())
+
+    crew.start("feed", feed)
+    until(lambda: len(groups) == 3, "a full window")
+    assert queue.state().waiting == 1
+    answer(queue, groups[0])
+    until(lambda: len(groups) == 4, "the microbatch that there is room for")
+    crew.stop()
+    assert crew.wait(LIMIT_S)
+
+
+def test_a_full_queue_refuses_or_waits() -> None:
+    clock = Clock(5.0)
+    queue = make_queue(clock, max_waiting=6)
+    queue.submit([item(value) for value in range(6)])
+    with pytest.raises(QueueFullError, match="6 items wait") as refused:
+        queue.submit([item(6)])
+    assert refused.value.retry_after_s == 1
+    with pytest.raises(InputError, match="at most 6"):
+        queue.submit([item(value) for value in range(7)])
+    group = take(queue)
+    clock.now += 90
+    answer(queue, group)  # 30 s an item
+    queue.submit([item(value) for value in range(3)])
+    with pytest.raises(QueueFullError) as refused:
+        queue.submit([item(6)])
+    assert refused.value.retry_after_s == 60  # at most
+    assert queue.state().refused == 2
+    late: list[object] = []
+    thread = threading.Thread(target=lambda: late.extend(queue.submit([item(9)], block=True)))
+    thread.start()
+    take(queue)
+    thread.join(LIMIT_S)
+    assert len(late) == 1
+
+
+def test_what_is_cancelled_or_late_is_not_computed() -> None:
+    clock = Clock(5.0)
+    queue = make_queue(clock)
+    kept, cancelled = queue.submit([item(1), item(2)])
+    (late,) = queue.submit([item(3)], timeout_s=7)
+    assert cancelled.cancel()
+    clock.now += 7
+    group = take(queue)
+    assert [one.source for _, one in group.numbered] == ["item 1"]
+    with pytest.raises(ExpiredError, match="deadline"):
+        late.result()
+    answer(queue, group)
+    assert kept.result().outputs.tolist() == [1]
+    assert queue.state().failed == 2
+    # One that is cancelled under way does not harm the others of its microbatch.
+    under_way = queue.submit([item(4), item(5)])
+    group = take(queue)
+    assert under_way[0].cancel()
+    answer(queue, group)
+    with pytest.raises(CancelledError):
+        under_way[0].result()
+    assert under_way[1].result().outputs.tolist() == [5]
+
+
+def test_an_item_whose_outputs_are_no_numbers_fails_alone() -> None:
+    queue = make_queue()
+    futures = queue.submit([item(1), item(2)])
+    answer(queue, take(queue), outputs=torch.tensor([[math.nan, 1], [0, 1]]))
+    with pytest.raises(PipeEdgeError, match="item 1: the outputs are no numbers"):
+        futures[0].result()
+    assert futures[1].result().best.label == "b"
+    assert (queue.state().answered, queue.state().failed) == (1, 1)
+
+
+def test_outputs_of_tokens_come_without_padding() -> None:
+    queue = make_queue()
+    short, long = queue.submit([item(1, tokens=2), item(2, tokens=4)])
+    answer(queue, take(queue), outputs=torch.arange(16.0).view(2, 4, 2))
+    assert short.result().outputs.tolist() == [[0, 1], [2, 3]]
+    assert long.result().outputs.shape == (4, 2)
+    assert [token.label for token in short.result().tokens] == ["b", "b"]
+    state = queue.state()
+    assert (state.tokens, state.padded_tokens) == (6, 8)
+
+
+def test_a_failure_is_the_answer_to_everything() -> None:
+    queue = make_queue()
+    futures = queue.submit([item(value) for value in range(5)])
+    take(queue)
+    assert queue.__enter__().started.is_set()
+    queue.__exit__(PeerFailedError, PeerFailedError("rank 1 failed: it is out of memory"), None)
+    for future in futures:
+        with pytest.raises(PeerFailedError, match="rank 1 failed"):
+            future.result(0)
+    with pytest.raises(PeerFailedError, match="rank 1 failed"):
+        queue.submit([item(1)])
+
+
+@pytest.mark.parametrize("abandon", [False, True])
+def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
+    queue = make_queue()
+    futures = queue.submit([item(value) for value in range(5)])
+    with queue:
+        stream = queue.stream(3, stages=4)
+        stream.wait()
+        first = stream.take()
+        assert first is not None
+        if abandon:
+            queue.abandon()
+        else:
+            queue.drain()
+        with pytest.raises(EndedError, match="takes no further"):
+            queue.submit([item(1)])
+        stream.wait()
+        second = stream.take()
+        answer(queue, first)
+        assert [future.result().outputs[0] for future in futures[:3]] == [0, 1, 2]
+        if abandon:
+            assert second is None
+            with pytest.raises(EndedError):
+                futures[3].result(0)
+        else:
+            assert second is not None
+            answer(queue, second)
+            stream.wait()
+            assert stream.take() is None
+            assert futures[4].result().outputs.tolist() == [4]
+
+
+def test_a_closed_stream_wakes_its_thread() -> None:
+    queue, crew = make_queue(), Crew()
+    stream = queue.stream(3)
+    stream.start(crew)
+    crew.stop()
+    with pytest.raises(Closed):
+        stream.wait()
+
+
+def test_results_of_another_microbatch_are_refused() -> None:
+    queue = make_queue()
+    queue.submit([item(value) for value in range(6)])
+    take(queue)
+    second = Group([(3, item(3))])
+    with pytest.raises(PipeEdgeError, match="not due"):
+        answer(queue, second, number=1)
+    with pytest.raises(ValueError, match="do not fit 2"):
+        queue.stream(2)
