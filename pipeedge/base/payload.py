@@ -19,6 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from pipeedge.base.shapes import TensorShape
+
 __all__ = ["BYTE_VALUES", "Payload", "PixelTable", "TensorSpec", "specs_bytes"]
 
 Payload: TypeAlias = tuple[torch.Tensor, ...]
@@ -43,6 +45,16 @@ class TensorSpec:
     def bytes(self) -> int:
         """Size of the values in bytes."""
         return self.elements * self.dtype.itemsize
+
+    @property
+    def named(self) -> TensorShape:
+        """The same with the name of the number type."""
+        return TensorShape(self.shape, str(self.dtype).removeprefix("torch."))
+
+    @classmethod
+    def of(cls, shape: TensorShape) -> TensorSpec:
+        """Return the specification of a tensor of ``shape``."""
+        return cls(shape.shape, getattr(torch, shape.dtype))
 
     def empty(self) -> torch.Tensor:
         """Return an uninitialised tensor of this shape and type."""

@@ -8,9 +8,7 @@ The codes of all rows form one bit string, packed without gaps.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from pipeedge import _native as native
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.compress.clamping import WHOLE_RANGE, Levels
+from pipeedge.compress.sizes import COMPRESSIBLE, Granularity, packed_bytes, row_count
 
 __all__ = [
     "EncodedTensor",
@@ -28,26 +27,13 @@ __all__ = [
     "encode_tensor",
     "error_bound",
     "is_compressible",
-    "packed_bytes",
-    "row_count",
 ]
 
-_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
+_COMPRESSIBLE = tuple(getattr(torch, name) for name in COMPRESSIBLE)
 
 
 class NonFiniteError(PipeEdgeError):
     """A tensor contains NaN or infinity, which no code can represent."""
-
-
-class Granularity(IntEnum):
-    """The part of a tensor that has its own range."""
-
-    TOKEN = 0
-    """A range for each vector along the last dimension."""
-    ITEM = 1
-    """A range for each item of the microbatch: all but the first dimension."""
-    TENSOR = 2
-    """One range for the whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +58,6 @@ class EncodedTensor:
 def is_compressible(dtype: torch.dtype) -> bool:
     """Return whether tensors of ``dtype`` can be encoded. Masks and indices, which are exact, cannot."""
     return dtype in _COMPRESSIBLE
-
-
-def row_count(shape: tuple[int, ...], granularity: Granularity) -> int:
-    """Return the number of ranges of a tensor of ``shape``; 0 if it is empty."""
-    elements = math.prod(shape)
-    if not elements or granularity is Granularity.TENSOR or not shape:
-        return min(elements, 1)
-    return shape[0] if granularity is Granularity.ITEM else elements // shape[-1]
-
-
-def packed_bytes(elements: int, bits: int) -> int:
-    """Return the size in bytes of the codes of ``elements`` values.
-
-    Raises:
-        ValueError: ``bits`` is not one of 2 to 8 and 16.
-    """
-    return native.packed_bytes(elements, bits)
 
 
 def encode_tensor(

@@ -8,14 +8,13 @@ from pipeedge.base.payload import Payload
 from pipeedge.compress.clamping import WHOLE_RANGE, Levels, Sample, choose_levels
 from pipeedge.compress.codec import (
     EncodedTensor,
-    Granularity,
     NonFiniteError,
     as_array,
     decode_tensor,
     encode_tensor,
     is_compressible,
-    row_count,
 )
+from pipeedge.compress.sizes import Granularity, row_count
 from pipeedge.compress.wire import WirePart, from_wire, to_wire
 
 __all__ = ["LinkDecoder", "LinkEncoder"]

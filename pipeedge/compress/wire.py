@@ -20,21 +20,14 @@ import torch
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS
-from pipeedge.compress.codec import (
-    EncodedTensor,
-    Granularity,
-    is_compressible,
-    packed_bytes,
-    row_count,
-)
+from pipeedge.compress.codec import EncodedTensor
+from pipeedge.compress.sizes import COLUMNS, MAX_DIMS, Granularity, code_shapes, wire_shapes
 
 __all__ = ["WirePart", "from_wire", "to_wire", "wire_specs"]
 
 WirePart: TypeAlias = torch.Tensor | EncodedTensor
 """A tensor sent unencoded, or its codes."""
 
-_MAX_DIMS = 6
-_COLUMNS = 4 + _MAX_DIMS
 _TYPES = {1: torch.float32, 3: torch.bfloat16}
 _TYPE_CODES = {dtype: code for code, dtype in _TYPES.items()}
 _MAX_ELEMENTS = 1 << 48
@@ -50,15 +43,15 @@ def to_wire(parts: Sequence[WirePart]) -> Payload:
     tensors: list[torch.Tensor] = []
     for part in parts:
         if isinstance(part, torch.Tensor):
-            rows.append([0] * _COLUMNS)
+            rows.append([0] * COLUMNS)
             tensors.append(part)
             continue
-        if len(part.shape) > _MAX_DIMS:
-            raise ValueError(f"a compressed tensor has up to {_MAX_DIMS} dimensions, not {len(part.shape)}")
-        dims = part.shape + (0,) * (_MAX_DIMS - len(part.shape))
+        if len(part.shape) > MAX_DIMS:
+            raise ValueError(f"a compressed tensor has up to {MAX_DIMS} dimensions, not {len(part.shape)}")
+        dims = part.shape + (0,) * (MAX_DIMS - len(part.shape))
         rows.append([part.bits, part.granularity, _TYPE_CODES[part.dtype], len(part.shape), *dims])
         tensors += [part.codes, part.ranges]
-    table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), _COLUMNS)
+    table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), COLUMNS)
     return (table, *tensors)
 
 
@@ -68,7 +61,7 @@ def from_wire(payload: Payload) -> tuple[WirePart, ...]:
     Raises:
         PeerFailedError: The payload is malformed.
     """
-    if not payload or payload[0].dtype is not torch.int64 or payload[0].shape[1:] != (_COLUMNS,):
+    if not payload or payload[0].dtype is not torch.int64 or payload[0].shape[1:] != (COLUMNS,):
         raise PeerFailedError("a payload on a compressed link does not begin with its table")
     rest = iter(payload[1:])
     parts = tuple(_part(row, rest) for row in payload[0].tolist())
@@ -81,7 +74,7 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     bits, granularity, code, ndim, *dims = row
     if bits == 0:
         return _next(rest)
-    if bits not in BIT_WIDTHS or code not in _TYPES or not 0 <= ndim <= _MAX_DIMS:
+    if bits not in BIT_WIDTHS or code not in _TYPES or not 0 <= ndim <= MAX_DIMS:
         raise PeerFailedError(f"a compressed tensor claims {bits} bits, type {code}, {ndim} dimensions")
     shape = tuple(dims[:ndim])
     if granularity not in tuple(Granularity) or min(shape, default=0) < 0:
@@ -90,7 +83,7 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     if math.prod(max(dim, 1) for dim in shape) > _MAX_ELEMENTS:
         raise PeerFailedError(f"a compressed tensor claims the impossible shape {shape}")
     part = EncodedTensor(shape, _TYPES[code], bits, Granularity(granularity), _next(rest), _next(rest))
-    wanted = _specs(TensorSpec(shape, part.dtype), bits, part.granularity)
+    wanted = map(TensorSpec.of, code_shapes(TensorSpec(shape, part.dtype).named, bits, part.granularity))
     for tensor, spec in zip((part.codes, part.ranges), wanted, strict=True):
         if tensor.dtype is not spec.dtype or tuple(tensor.shape) != spec.shape:
             raise PeerFailedError(
@@ -112,19 +105,6 @@ def _next(rest: Iterator[torch.Tensor]) -> torch.Tensor:
 def wire_specs(
     specs: Sequence[TensorSpec], bits: int, granularity: Granularity = Granularity.TOKEN
 ) -> tuple[TensorSpec, ...]:
-    """Return what crosses a link for payloads of ``specs`` with ``bits`` bits a value (0: uncompressed).
-
-    Raises:
-        ValueError: ``bits`` is not 0, 2 to 8 or 16.
-    """
-    found = [TensorSpec((len(specs), _COLUMNS), torch.int64)]
-    for spec in specs:
-        found += _specs(spec, bits, granularity) if bits and is_compressible(spec.dtype) else (spec,)
-    return tuple(found)
-
-
-def _specs(spec: TensorSpec, bits: int, granularity: Granularity) -> tuple[TensorSpec, TensorSpec]:
-    return (
-        TensorSpec((packed_bytes(spec.elements, bits),), torch.uint8),
-        TensorSpec((2, row_count(spec.shape, granularity)), torch.float32),
-    )
+    """Return what ``sizes.wire_shapes`` does, as specifications of tensors."""
+    shapes = wire_shapes([spec.named for spec in specs], bits, granularity)
+    return tuple(map(TensorSpec.of, shapes))

@@ -1,24 +1,61 @@
 """Models as shards: encoders of images and text, cut at four points of every block.
 
-dtypes        number types of weights and computation
-int8          linear layers with 8-bit weights
-activations   activation functions by name
+What a model is, without torch, so that planning need not import it:
+
 architecture  dimensions of a model
 hub_config    typed access to config.json
 family        what a family of models consists of
 families      the families, one module each, and their catalogue
-attention     attention, masks and norms
-shard         modules and payloads of a range of layers
-model         a model's properties, payloads and shards
+cuts          payloads by shape
+outline       a model's properties, sizes and files
 known         the models known by name
-registry      names and directories -> Model
+registry      names and directories -> Outline
+
+What computes it:
+
+dtypes        number types of weights and computation
+int8          linear layers with 8-bit weights
+activations   activation functions by name
+attention     attention, masks and norms
+layers        the layers of the families, one module each, and their catalogue
+shard         modules and payloads of a range of layers
+model         an Outline with shards
 progress      progress bars in bytes
 weights       reading, writing, naming and fetching weights files
 """
 
-from pipeedge.models.architecture import Architecture
-from pipeedge.models.model import Model
-from pipeedge.models.registry import DIGITS, MODEL_NAMES, find_model
-from pipeedge.models.shard import Shard
+from typing import TYPE_CHECKING
 
-__all__ = ["DIGITS", "MODEL_NAMES", "Architecture", "Model", "Shard", "find_model"]
+from pipeedge.base.lazily import lazy_exports
+
+if TYPE_CHECKING:
+    from pipeedge.models.architecture import Architecture
+    from pipeedge.models.model import Model, find_model
+    from pipeedge.models.outline import Outline
+    from pipeedge.models.registry import DIGITS, MODEL_NAMES, find_outline
+    from pipeedge.models.shard import Shard
+
+__all__ = [
+    "DIGITS",
+    "MODEL_NAMES",
+    "Architecture",
+    "Model",
+    "Outline",
+    "Shard",
+    "find_model",
+    "find_outline",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "DIGITS": "registry",
+        "MODEL_NAMES": "registry",
+        "Architecture": "architecture",
+        "Model": "model",
+        "Outline": "outline",
+        "Shard": "shard",
+        "find_model": "model",
+        "find_outline": "registry",
+    },
+)

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pipeedge.base.errors import ModelError
 from pipeedge.base.wording import excerpt
-from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.pooling import Pooling
 
 __all__ = [
+    "ACTIVATION_NAMES",
     "LAYERS_PER_BLOCK",
     "Architecture",
     "FamilyOptions",
@@ -26,6 +26,29 @@ __all__ = [
 HeadKind: TypeAlias = Literal["classifier", "distilled", "tokens", "vector"]
 
 LAYERS_PER_BLOCK = 4
+ACTIVATION_NAMES = (
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "hardswish",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+)
+"""Activations that ``config.json`` may name, as listed in ``activations.ACTIVATIONS``."""
 _MOST: Mapping[str, int] = MappingProxyType(
     {
         "hidden": 1 << 16,
@@ -168,8 +191,8 @@ class Architecture:
         if not 0 <= self.eps < math.inf:
             raise ModelError(f"layer_norm_eps {self.eps} is negative or not finite")
         for name in (self.activation, self.pooler_activation):
-            if name not in ACTIVATIONS:
-                supported = ", ".join(sorted(ACTIVATIONS))
+            if name not in ACTIVATION_NAMES:
+                supported = ", ".join(ACTIVATION_NAMES)
                 raise ModelError(
                     f"the activation {excerpt(repr(name))} is not supported; supported are {supported}"
                 )

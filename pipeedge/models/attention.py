@@ -15,19 +15,10 @@ from torch import nn
 
 from pipeedge import _native as native
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.family import Carried
 from pipeedge.models.rotary import Rotation
 
-__all__ = ["MASK", "Bias", "DistanceBias", "MaskBias", "attend", "norm", "pools_tokens"]
+__all__ = ["Bias", "DistanceBias", "MaskBias", "attend", "norm"]
 
-
-def pools_tokens(architecture: Architecture) -> bool:
-    """Return whether the vector of a sentence depends on which of its positions are padding."""
-    return architecture.pooling is not None and architecture.pooling.needs_mask
-
-
-MASK = Carried("mask", torch.bool, head=pools_tokens)
-"""Mask of a microbatch of sentences: true for tokens and false for padding, one byte a token."""
 
 _NATIVE = frozenset(getattr(torch, name) for name in native.attention_types())
 """Number types for which this processor has native attention."""

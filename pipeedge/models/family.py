@@ -4,11 +4,11 @@ A family says what it has, so that nothing else asks for it by name:
 
     recognised by       model_types, classes                 read from config.json by
     input               architecture.input                   image_defaults, for images without a description
-    layer 1             embeddings  ──> hidden, carried      tensors that travel beside the hidden state
-    every stage         shared      ──> for each attention   recomputed from shapes and carried tensors
-    layers              part(architecture, layer)            four parts to a block, see ``shard``
-    last layer          head
-    on disk             dialects, prefix, unprefixed         names of the tensors
+    beside the hidden   carried                              tensors that travel behind it in the payload
+    on disk             dialects, prefix, unprefixed         names of the tensors, and their shapes
+
+This and the modules of ``families`` do without torch, because a plan is to be there at once. What computes is
+in ``layers``.
 
 What every block needs besides the hidden state is either carried or recomputed. Carry what a later stage
 cannot know, such as a mask, at a byte a token. Recompute what follows from the shapes, such as a bias for
@@ -20,29 +20,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
 
-import torch
-from torch import nn
-
-from pipeedge.base.payload import TensorSpec
+from pipeedge.base.shapes import Shape, TensorShape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture, HeadKind
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.weights.names import Dialect
 
 __all__ = [
+    "MASK",
     "Carried",
     "Family",
     "Head",
     "ImageDefaults",
-    "LayerFactory",
     "ModelClass",
     "attends",
     "classes_of",
-    "cycle",
+    "pools_tokens",
 ]
-
-LayerFactory: TypeAlias = Callable[[Architecture], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,8 @@ class Carried:
     """A tensor that travels beside the hidden state, behind it in the payload."""
 
     name: str
-    dtype: torch.dtype
+    dtype: str
+    """Name of its number type."""
     per_token: bool = True
     """Whether its shape is [N, T], rather than [N]."""
     attention: bool = True
@@ -79,9 +74,9 @@ class Carried:
     head: Callable[[Architecture], bool] = lambda _: False
     """Whether the head takes it, so that it travels up to the last layer."""
 
-    def spec(self, items: int, tokens: int) -> TensorSpec:
+    def shape(self, items: int, tokens: int) -> TensorShape:
         """Return its shape and number type for ``items`` items of ``tokens`` tokens."""
-        return TensorSpec((items, tokens) if self.per_token else (items,), self.dtype)
+        return TensorShape((items, tokens) if self.per_token else (items,), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -123,24 +118,16 @@ class Family:
     """
     dialects: Callable[[Architecture], tuple[Dialect, ...]]
     """Naming dialects in which a file may be written. The first one is that of the hub, and ours."""
-    embeddings: LayerFactory
-    """Factory of the embeddings, ``forward(*inputs) -> hidden [N, T, D], *carried``."""
-    part: Callable[[Architecture, int], nn.Module]
-    """Factory of a layer by its number from 0, ``forward(*state) -> state``. One that attends takes the
-    result of ``shared``, or None, as last argument. ``cycle`` makes one from the four parts of equal blocks.
+    shapes: Callable[[Architecture, int], Mapping[str, Shape]]
+    """Function to the shapes of the stored tensors of the embeddings, of the block with a number, and of the
+    head, by the names that dialects have for them. The modules in ``layers`` have the same.
     """
-    head: LayerFactory
-    """Factory of the head, ``forward(hidden [N, T, D], *carried for the head) -> output``, float32."""
     prefix: str
     """Beginning of the tensors' names in a file of a model with a head, such as ``bert.``."""
     unprefixed: tuple[str, ...] = ("classifier",)
     """Beginnings of the names, of heads, that never follow the prefix."""
     carried: tuple[Carried, ...] = ()
     """Tensors that travel beside the hidden state, in the order of the embeddings' results."""
-    shared: LayerFactory | None = None
-    """Factory of what each stage recomputes once a microbatch for all its attentions,
-    ``forward(state[0] [N, T, ...], *carried for attention) -> result``; None if there is nothing.
-    """
     optional_pooler: Callable[[Architecture], tuple[str, ...]] = _no_pooler_names
     """Names, without prefix, of the pooler's bias if the weights file decides whether there is a pooler."""
     stored_block: Callable[[Architecture, int], int] = _own_block
@@ -148,10 +135,6 @@ class Family:
     them, and a shard holds them once.
     """
     image_defaults: ImageDefaults = field(default_factory=ImageDefaults)
-    final_norm: LayerFactory | None = None
-    """Factory of the norm after the last block, for heads that are not the family's own, with the same name
-    as in its own, ``head.norm``; None without such a norm.
-    """
     tower: str | None = None
     """``vision`` or ``text`` if a checkpoint may contain two models of which this is one, else None."""
     any_image_size: bool = False
@@ -179,13 +162,13 @@ def attends(layer: int) -> bool:
     return layer % LAYERS_PER_BLOCK == 0
 
 
-def cycle(*parts: LayerFactory) -> Callable[[Architecture, int], nn.Module]:
-    """Return ``Family.part`` for blocks that all consist of the same four ``parts``."""
+def pools_tokens(architecture: Architecture) -> bool:
+    """Return whether the vector of a sentence depends on which of its positions are padding."""
+    return architecture.pooling is not None and architecture.pooling.needs_mask
 
-    def part(architecture: Architecture, layer: int) -> nn.Module:
-        return parts[layer % LAYERS_PER_BLOCK](architecture)
 
-    return part
+MASK = Carried("mask", "bool", head=pools_tokens)
+"""Mask of a microbatch of sentences: true for tokens and false for padding, one byte a token."""
 
 
 def classes_of(prefix: str, kinds: Mapping[str, ModelClass]) -> Mapping[str, ModelClass]:

@@ -11,7 +11,7 @@ from pipeedge.models.families.bert import BERT
 from pipeedge.models.families.deit import DEIT
 from pipeedge.models.families.vit import VIT
 from pipeedge.models.family import Family
-from pipeedge.models.model import Model
+from pipeedge.models.outline import Outline
 
 __all__ = ["KNOWN"]
 
@@ -49,9 +49,9 @@ def _text(hidden: int, blocks: int, heads: int, *, labels: int = 0) -> Architect
     )
 
 
-KNOWN: Mapping[str, Model] = MappingProxyType(
+KNOWN: Mapping[str, Outline] = MappingProxyType(
     {
-        name: Model(name=name, config=config, labels=labels, directory=None, default_weights=Path(file))
+        name: Outline(name=name, config=config, labels=labels, directory=None, default_weights=Path(file))
         for name, config, file, labels in (
             ("google/vit-base-patch16-224", _image(VIT, 768, 12, 12), "ViT-B_16-224.npz", None),
             ("google/vit-large-patch16-224", _image(VIT, 1024, 24, 16), "ViT-L_16-224.npz", None),

@@ -13,8 +13,8 @@ from pipeedge.base.errors import ModelError, WeightsError
 from pipeedge.models.families.catalogue import TOWERS, family_of, parse_hf_config
 from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
-from pipeedge.models.model import Model
-from pipeedge.models.sentence import with_pooling
+from pipeedge.models.outline import Outline
+from pipeedge.models.pooling_files import with_pooling
 from pipeedge.models.weights.hub import (
     UnknownRepositoryError,
     fetch_weights,
@@ -23,7 +23,7 @@ from pipeedge.models.weights.hub import (
 )
 from pipeedge.models.weights.reading import SINGLE_FILE, find_in_directory, open_weights
 
-__all__ = ["DIGITS", "MODEL_NAMES", "find_model"]
+__all__ = ["DIGITS", "MODEL_NAMES", "find_outline"]
 
 DIGITS = "vit-digits"
 """Name of the small model that ships with the package."""
@@ -34,10 +34,10 @@ _LIKE = 0.6
 log = logging.getLogger(__name__)
 
 MODEL_NAMES: tuple[str, ...] = (*KNOWN, DIGITS)
-"""Every name that ``find_model`` knows; it also accepts directories and repositories of the hub."""
+"""Every name that ``find_outline`` knows; it also accepts directories and repositories of the hub."""
 
 
-def find_model(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Model:
+def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outline:
     """Return the model of a known name, in a local Hugging Face directory, or in a repository of the hub.
 
     A known name wins over a directory of that name, and a directory over a repository; write ``./name`` for
@@ -96,7 +96,7 @@ def _split_tower(name: str) -> tuple[str, str | None]:
     return (place, tower) if place and tower in TOWERS and not Path(name).is_dir() else (name, None)
 
 
-def _from_repository(repository: str, name: str, tower: str | None, *, fetch: bool) -> Model:
+def _from_repository(repository: str, name: str, tower: str | None, *, fetch: bool) -> Outline:
     snapshot = find_snapshot(repository, fetch=fetch)
     model = _from_directory(snapshot.directory, name, tower, repository=repository)
     if not snapshot.knows_modules and model.output_kind == "vector" and model.takes_text:
@@ -110,7 +110,7 @@ def _from_repository(repository: str, name: str, tower: str | None, *, fetch: bo
 
 def _from_directory(
     directory: Path, name: str, tower: str | None = None, repository: str | None = None
-) -> Model:
+) -> Outline:
     path = directory / "config.json"
     if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise ModelError(f"{path} is not a regular file")
@@ -149,4 +149,4 @@ def _from_directory(
     size = preprocessed_size(directory) if family_of(config).any_image_size else None
     if size is not None:
         config = dataclasses.replace(config, input=dataclasses.replace(config.image, image_size=size))
-    return Model(name, config, labels, directory, weights, repository)
+    return Outline(name, config, labels, directory, weights, repository)

@@ -10,7 +10,8 @@ inputs and outputs are the same for all (D: hidden size, I: inner size of the ML
 
 Embeddings belong to the shard with the first layer; final norm, pooler and classifier to the shard with the
 last. What else a later layer needs follows the hidden state in the payload, such as the mask up to the last
-layer that attends (``Family.carried``), or is recomputed by every shard that attends (``Family.shared``).
+layer that attends (``Family.carried``), or is recomputed by every shard that attends
+(``FamilyLayers.shared``).
 
 Blocks that share their weights are one set of modules in a shard.
 
@@ -24,16 +25,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.models.family import Family, attends
 from pipeedge.models.int8 import Int8Linear
+from pipeedge.models.layers.catalogue import layers_of
+from pipeedge.models.layers.parts import FamilyLayers
 from pipeedge.models.linear import Linear, OnednnLinear, PackedLinear
 from pipeedge.models.sentence import SentenceHead
 
-__all__ = ["Shard", "payload_specs"]
+__all__ = ["Shard"]
 
 
 class Shard(nn.Module):
@@ -72,10 +75,11 @@ class Shard(nn.Module):
         self._for_attention = tuple(each.name for each in carried if each.attention)
         self._for_head = tuple(each.name for each in carried if each.head(architecture))
         attending = any(attends(layer) for layer in range(layers.start, layers.stop))
-        self.embeddings = family.embeddings(architecture) if first else None
-        self.shared = family.shared(architecture) if family.shared is not None and attending else None
-        self.parts = nn.ModuleDict(_parts(family, architecture, layers))
-        self.head = _head(family, architecture) if last else None
+        modules = layers_of(architecture)
+        self.embeddings = modules.embeddings(architecture) if first else None
+        self.shared = modules.shared(architecture) if modules.shared is not None and attending else None
+        self.parts = nn.ModuleDict(_parts(family, modules, architecture, layers))
+        self.head = _head(modules, architecture) if last else None
         self.to(self.stream_dtype)
         for part in self.parts.values():
             _choose_layers(part, dtype, kernels)
@@ -127,13 +131,15 @@ class Shard(nn.Module):
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
-def _head(family: Family, architecture: Architecture) -> nn.Module:
+def _head(modules: FamilyLayers, architecture: Architecture) -> nn.Module:
     if architecture.pooling is not None:
-        return SentenceHead(family, architecture, architecture.pooling)
-    return family.head(architecture)
+        return SentenceHead(modules, architecture, architecture.pooling)
+    return modules.head(architecture)
 
 
-def _parts(family: Family, architecture: Architecture, layers: LayerRange) -> Mapping[str, nn.Module]:
+def _parts(
+    family: Family, modules: FamilyLayers, architecture: Architecture, layers: LayerRange
+) -> Mapping[str, nn.Module]:
     """Return the modules of ``layers`` by number, one for all layers that have the same weights."""
     made: dict[tuple[int, int], nn.Module] = {}
     parts = {}
@@ -141,33 +147,9 @@ def _parts(family: Family, architecture: Architecture, layers: LayerRange) -> Ma
         block, part = divmod(layer, LAYERS_PER_BLOCK)
         weights = (family.stored_block(architecture, block), part)
         if weights not in made:
-            made[weights] = family.part(architecture, layer)
+            made[weights] = modules.part(architecture, layer)
         parts[str(layer)] = made[weights]
     return parts
-
-
-def payload_specs(
-    family: Family,
-    architecture: Architecture,
-    after_layer: int,
-    *,
-    items: int,
-    tokens: int,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[TensorSpec, ...]:
-    """Return the payload that crosses the cut after ``after_layer`` layers (0: the model's input)."""
-    shape = (items, tokens)
-    if after_layer == 0:
-        if architecture.takes_text:
-            return tuple(TensorSpec(shape, torch.int64) for _ in family.inputs(architecture))
-        return (TensorSpec((items, architecture.channels, *architecture.image_size), dtype),)
-    if after_layer == architecture.n_layers:
-        return (TensorSpec(architecture.output_shape(items, tokens), torch.float32),)
-    hidden = TensorSpec((*shape, architecture.hidden), dtype)
-    inner = TensorSpec((*shape, architecture.intermediate), dtype)
-    state = ((hidden,), (hidden, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]
-    carried = family.crossing(architecture, after_layer)
-    return (*state, *(each.spec(items, tokens) for each in carried))
 
 
 def _choose_layers(part: nn.Module, dtype: torch.dtype, kernels: str) -> None:

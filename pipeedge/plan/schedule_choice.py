@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from pipeedge.base.errors import ScheduleError
 from pipeedge.base.schedule import Schedule, StagePlan
+from pipeedge.base.shapes import shapes_bytes
 from pipeedge.base.wording import count
-from pipeedge.models import Model
+from pipeedge.compress.sizes import wire_shapes
+from pipeedge.models.outline import Outline
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
@@ -40,7 +42,7 @@ class PlannedSchedule:
 
 
 def plan_schedule(
-    request: RunRequest, model: Model, tokens: int | None = None, *, eight_bit: bool = True
+    request: RunRequest, model: Outline, tokens: int | None = None, *, eight_bit: bool = True
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for.
 
@@ -86,7 +88,7 @@ def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> Pla
 
 
 def _compressed(
-    planned: PlannedSchedule, request: RunRequest, model: Model, quant_bits: Sequence[int]
+    planned: PlannedSchedule, request: RunRequest, model: Outline, quant_bits: Sequence[int]
 ) -> PlannedSchedule:
     """Return the schedule with the bit widths of ``-q`` and the prediction scaled to its smaller frames."""
     schedule = planned.schedule.with_quant_bits(quant_bits)
@@ -95,14 +97,14 @@ def _compressed(
         planned = dataclasses.replace(planned, notes=(*planned.notes, note))
     if planned.prediction is None:
         return dataclasses.replace(planned, schedule=schedule)
-    from pipeedge.base.payload import specs_bytes
-    from pipeedge.models.dtypes import find_dtype
-    from pipeedge.plan.planning import link_specs
 
     def shrink(stage: StagePlan, before: StagePlan) -> float:
-        specs = model.payload_specs(stage.layers.stop, request.microbatch_size, dtype=find_dtype(stage.dtype))
-        now, then = (link_specs(specs, plan.quant_bits) for plan in (stage, before))
-        return specs_bytes(now) / specs_bytes(then)
+        clear = model.payload_shapes(stage.layers.stop, request.microbatch_size, dtype=stage.dtype)
+        now, then = (
+            shapes_bytes(wire_shapes(clear, plan.quant_bits) if plan.quant_bits else clear)
+            for plan in (stage, before)
+        )
+        return now / then
 
     prediction = dataclasses.replace(
         planned.prediction,
@@ -117,7 +119,7 @@ def _compressed(
 
 
 def _requested_schedule(
-    request: RunRequest, model: Model, tokens: int | None, *, eight_bit: bool
+    request: RunRequest, model: Outline, tokens: int | None, *, eight_bit: bool
 ) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
@@ -128,13 +130,12 @@ def _requested_schedule(
         return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         return None
-    from pipeedge.models.dtypes import find_dtype
     from pipeedge.plan import scheduler
     from pipeedge.plan.dtype_choice import choose_dtype
 
     hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
-    first = find_dtype("float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0])
+    first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
     asked = scheduler.SchedulerRequest(
         models_file=wanted.models_file,
         dev_types_file=wanted.dev_types_file,
@@ -206,7 +207,7 @@ def _prediction(found: Solution, request: RunRequest, tokens: int | None) -> Pre
     )
 
 
-def _partitioned(request: RunRequest, model: Model, partition: Sequence[int]) -> PlannedSchedule:
+def _partitioned(request: RunRequest, model: Outline, partition: Sequence[int]) -> PlannedSchedule:
     """Return a schedule with the stages of ``partition`` on the requested ranks and hosts."""
     wanted = request.schedule
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeedge.base.wording import figure
-from pipeedge.models import Model, find_model
+from pipeedge.models.outline import Outline
+from pipeedge.models.registry import find_outline
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import RunRequest
 
@@ -18,7 +19,7 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     Raises:
         PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
     """
-    model = find_model(request.model.name)
+    model = find_outline(request.model.name)
     model.check_sizes(request.model.weights)
     arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
     planned = plan_schedule(request, model, _tokens_here(request, model), eight_bit=not arrays)
@@ -32,11 +33,11 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
         show(note)
 
 
-def _tokens_here(request: RunRequest, model: Model) -> int | None:
+def _tokens_here(request: RunRequest, model: Outline) -> int | None:
     """Tokens of the longest sentence, where this rank has the input and its length counts."""
     counts = request.schedule.automatic and model.takes_text
     if not counts or request.world.rank != request.schedule.data_rank:
         return None
-    from pipeedge.data import open_run_input  # imports much that other runs do without
+    from pipeedge.data import open_run_input  # imports torch, which other dry runs do without
 
     return open_run_input(request, model).max_tokens

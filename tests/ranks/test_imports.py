@@ -49,9 +49,17 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
         ("-m", "bert-base-uncased", "-M", "no.npz"),
     ],
 )
-def test_a_dry_run_imports_nothing_to_show_it(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_dry_run_imports_nothing_to_compute_or_show(options: tuple[str, ...], tmp_path: Path) -> None:
     (imported,) = run(tmp_path, ("0", "2", *options, "--dry-run"))
-    assert not imported & (SHOWING | NEVER | {"PIL", "yaml"})
+    assert not imported & (COMPUTING | SHOWING | NEVER | {"yaml"})
+
+
+def test_a_scheduled_dry_run_does_not_import_torch(tmp_path: Path) -> None:
+    files = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml", "-H", "mb-0,mb-1,mb-2")
+    options = ("0", "3", "-m", "google/vit-base-patch16-224", *files, "-q", "8,8,0", "--dry-run")
+    (imported,) = run(tmp_path, options)
+    assert "pipeedge.plan.scheduler" in imported
+    assert not imported & (NEVER | {"torch", "safetensors", "PIL"})
 
 
 def test_a_rank_imports_only_what_its_part_needs(tmp_path: Path) -> None:

@@ -15,18 +15,22 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine heap payload errors archive fields files schedule streams yamlfile
-           yamledit program guard console
+base       wording crew machine heap lazily shapes payload errors archive fields files schedule streams
+           yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys config profiled options
-models     pooling activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.reading
-           weights.joined weights.hub weights.random_weights architecture hub_config weights.names family
-           rotary attention sentence shard
-           families.bert families.roberta families.distilbert families.mpnet families.albert families.electra
-           families.modernbert families.vit families.deit families.dinov2 families.dinov3 families.clip
-           families.siglip families.catalogue
-           weights.locating weights.fill weights.writing model known image_size registry
-           weights.download
-compress   policies clamping adaptation codec wire link
+models     pooling architecture hub_config shapes weights.names family
+           families.bert families.roberta families.distilbert families.mpnet families.albert
+           families.electra families.modernbert families.vit families.deit families.dinov2 families.dinov3
+           families.clip families.siglip families.catalogue
+           weights.reading weights.joined weights.hub weights.locating weights.comparing cuts pooling_files
+           image_size outline known registry
+           activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.random_weights
+           rotary attention layers.parts
+           layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
+           layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
+           layers.catalogue
+           sentence shard weights.fill weights.writing model weights.download
+compress   sizes policies clamping adaptation codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
@@ -105,9 +109,15 @@ PURE = (
     "plan.problem",
     "plan.prediction",
     "plan.specs",
+    "base.lazily",
+    "base.shapes",
     "models.activations",
     "models.architecture",
+    "models.cuts",
+    "models.family",
+    "models.families.catalogue",
     "models.hub_config",
+    "models.shapes",
     "models.weights.names",
     "serve.batching",
     "report.bottleneck",
@@ -126,6 +136,7 @@ PURE = (
     "compress.codec",
     "compress.link",
     "compress.policies",
+    "compress.sizes",
     "compress.wire",
     "base.schedule",
     "simulate.cluster",

@@ -18,8 +18,8 @@ from models_oracle import TEXT_CLASSES, Case, image_cases, reference_output, sav
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, Model, find_model
-from pipeedge.models.families.mpnet import relative_buckets
 from pipeedge.models.kernels import available
+from pipeedge.models.layers.mpnet import relative_buckets
 
 TOLERANCE = 1e-5
 

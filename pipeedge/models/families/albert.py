@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from pipeedge.base.errors import ModelError
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, FamilyOptions, TextInput, check_range
-from pipeedge.models.attention import MASK, MaskBias
-from pipeedge.models.families.bert import TextEmbeddings, post_norm_part, text_head
-from pipeedge.models.family import Family, Head, ModelClass, classes_of
+from pipeedge.models.family import MASK, Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
-from pipeedge.models.linear import Linear
+from pipeedge.models.shapes import block_shapes, first_token_shapes, linear_shapes, word_shapes
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
-__all__ = ["ALBERT", "NarrowEmbeddings", "NarrowOptions"]
+__all__ = ["ALBERT", "NarrowOptions"]
 
 _MOST_EMBEDDING = 1 << 16
 
@@ -41,25 +38,6 @@ class AlbertOptions(NarrowOptions):
 
     groups: int
     """Number of different blocks."""
-
-
-class NarrowEmbeddings(TextEmbeddings):
-    """Embeddings of width E, projected to the hidden size."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        width = architecture.own(NarrowOptions).embedding
-        super().__init__(architecture, width=width)
-        self.projection = Linear(width, architecture.hidden)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embed inputs [N, T] -> [N, T, D], mask [N, T]."""
-        embedded, mask = super().forward(input_ids, attention_mask, token_type_ids)
-        return self.projection(embedded), mask
 
 
 def _group(architecture: Architecture, block: int) -> int:
@@ -88,6 +66,21 @@ def _read(config: HubConfig, head: Head) -> Architecture:
         num_labels=head.num_labels,
         options=AlbertOptions(config.integer("embedding_size", 128), groups),
     )
+
+
+def narrow_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """Return the tensors of narrow embeddings that are projected to the hidden size."""
+    width = architecture.own(NarrowOptions).embedding
+    projection = linear_shapes("embeddings.projection", architecture.hidden, width)
+    return {**word_shapes(architecture, width=width), **projection}
+
+
+def _shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    return {
+        **narrow_shapes(architecture),
+        **block_shapes(architecture),
+        **first_token_shapes(architecture),
+    }
 
 
 _LAYER = "encoder.albert_layer_groups.{n}.albert_layers.0"
@@ -130,12 +123,9 @@ ALBERT = Family(
     ),
     read=_read,
     dialects=lambda _: (_ALBERT,),
-    embeddings=NarrowEmbeddings,
-    part=post_norm_part,
-    head=text_head,
+    shapes=_shapes,
     prefix="albert.",
     carried=(MASK,),
-    shared=MaskBias,
     optional_pooler=lambda architecture: ("pooler.bias",) if architecture.head == "vector" else (),
     stored_block=_group,
 )

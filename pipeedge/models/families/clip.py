@@ -11,127 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, FamilyOptions, ImageInput, TextInput
-from pipeedge.models.attention import MASK, DistanceBias, MaskBias, norm
-from pipeedge.models.families.vit import pre_norm_part
-from pipeedge.models.family import Carried, Family, Head, ImageDefaults, ModelClass
+from pipeedge.models.family import MASK, Carried, Family, Head, ImageDefaults, ModelClass
 from pipeedge.models.hub_config import HubConfig
-from pipeedge.models.linear import Linear
+from pipeedge.models.shapes import block_shapes, linear_shapes, norm_shapes, patch_shapes
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
-__all__ = ["CLIP_TEXT", "CLIP_VISION", "TOWER_BLOCKS", "TOWER_TEXT", "PlainTextEmbeddings", "tower_config"]
-
-_LEGACY_END = 2
-"""``eos_token_id`` in early files, which is not the one of the tokenizer: the highest id ends a sentence."""
-
-
-class ClipImageEmbeddings(nn.Module):
-    """Class token and patches, with learnt positions, normalised."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        hidden, image = architecture.hidden, architecture.image
-        patch = image.patch_size
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, bias=False, device="meta")
-        self.cls_token = nn.Parameter(torch.empty(hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(image.tokens, hidden, device="meta"))
-        self.norm = norm(architecture)
-
-    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
-        """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
-        first = self.cls_token.expand(patches.shape[0], 1, -1)
-        return (self.norm(torch.cat([first, patches], dim=1).add_(self.position)),)
-
-
-class ClipImageHead(nn.Module):
-    """Norm and projection of the class token, or the classes of the mean of the patches."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        hidden, labels = architecture.hidden, architecture.num_labels
-        vector = architecture.head == "vector"
-        self.norm = norm(architecture) if vector else None
-        projected = vector and architecture.pooler
-        self.projection = Linear(hidden, architecture.pooler_size, bias=False) if projected else None
-        self.classifier = None if vector else Linear(hidden, labels)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] -> [N, classes], or [N, output] without a classifier."""
-        if self.classifier is not None:
-            logits: torch.Tensor = self.classifier(hidden[:, 1:].mean(1))
-            return logits.float()
-        first = hidden[:, 0].contiguous()
-        if self.norm is not None:
-            first = self.norm(first)
-        if self.projection is not None:
-            first = self.projection(first)
-        return first.float()
-
-
-class PlainTextEmbeddings(nn.Module):
-    """Embeddings of words and learnt positions."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        text, hidden = architecture.text, architecture.hidden
-        self.word = nn.Parameter(torch.empty(text.vocab, hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(text.max_positions, hidden, device="meta"))
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Embed inputs [N, T] -> [N, T, D], mask [N, T]."""
-        embedded = F.embedding(input_ids, self.word).add_(self.position[: input_ids.shape[1]])
-        return embedded, attention_mask != 0
-
-
-class ClipTextEmbeddings(PlainTextEmbeddings):
-    """Embeddings of words and learnt positions, and the place where each sentence ends."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__(architecture)
-        self.end_id = architecture.own(ClipTextOptions).end_id
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Embed inputs [N, T] -> [N, T, D], mask [N, T], places [N]."""
-        ends = input_ids if self.end_id == _LEGACY_END else (input_ids == self.end_id).int()
-        return *super().forward(input_ids, attention_mask), ends.argmax(1)
-
-
-class CausalBias(nn.Module):
-    """Bias on attention scores by which tokens attend to earlier tokens and to themselves."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.padding = MaskBias(architecture)
-
-    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> DistanceBias:
-        """Return the biases of the mask and of tokens ahead."""
-        tokens = mask.shape[1]
-        by_distance = torch.zeros((1, 2 * tokens - 1), dtype=state.dtype, device=mask.device)
-        by_distance[:, tokens:] = torch.finfo(state.dtype).min
-        return DistanceBias(by_distance, self.padding(state, mask))
-
-
-class ClipTextHead(nn.Module):
-    """Norm and projection of the token that ends the sentence."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.norm = norm(architecture)
-        width = architecture.pooler_size
-        self.projection = Linear(architecture.hidden, width, bias=False) if architecture.pooler else None
-
-    def forward(self, hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] and the places of the ends [N] -> [N, output]."""
-        places = ends.clamp(0, hidden.shape[1] - 1)  # a profile's made-up sentences may have no such place
-        last: torch.Tensor = self.norm(hidden[torch.arange(len(hidden), device=ends.device), places])
-        if self.projection is not None:
-            last = self.projection(last)
-        return last.float()
+__all__ = ["CLIP_TEXT", "CLIP_VISION", "ClipTextOptions", "TOWER_BLOCKS", "TOWER_TEXT", "tower_config"]
 
 
 # The configuration ------------------------------------------------------------------------------------
@@ -186,6 +73,43 @@ def _read_text(config: HubConfig, head: Head) -> Architecture:
         pooler_size=config.integer("projection_dim", 512) if head.pooler else 0,
         options=ClipTextOptions(own.integer("eos_token_id", 49407)),
     )
+
+
+def _vision_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    hidden, image = architecture.hidden, architecture.image
+    if architecture.head == "vector":
+        head = norm_shapes("head.norm", hidden)
+        if architecture.pooler:
+            head |= linear_shapes("head.projection", architecture.pooler_size, hidden, bias=False)
+    else:
+        head = linear_shapes("head.classifier", architecture.num_labels, hidden)
+    return {
+        "embeddings.cls_token": (hidden,),
+        "embeddings.position": (image.tokens, hidden),
+        **patch_shapes(architecture, bias=False),
+        **norm_shapes("embeddings.norm", hidden),
+        **block_shapes(architecture),
+        **head,
+    }
+
+
+def plain_text_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """Return the tensors of embeddings of words and learnt positions, and of a block."""
+    text, hidden = architecture.text, architecture.hidden
+    return {
+        "embeddings.word": (text.vocab, hidden),
+        "embeddings.position": (text.max_positions, hidden),
+        **block_shapes(architecture),
+    }
+
+
+def _text_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    hidden, head = architecture.hidden, dict[str, Shape]()
+    if architecture.pooling is None:
+        head = norm_shapes("head.norm", hidden)
+    if architecture.pooler:
+        head |= linear_shapes("head.projection", architecture.pooler_size, hidden, bias=False)
+    return {**plain_text_shapes(architecture), **head}
 
 
 # Names in files ---------------------------------------------------------------------------------------
@@ -248,9 +172,7 @@ CLIP_VISION = Family(
     tower="vision",
     read=_read_vision,
     dialects=lambda _: (_VISION,),
-    embeddings=ClipImageEmbeddings,
-    part=pre_norm_part,
-    head=ClipImageHead,
+    shapes=_vision_shapes,
     prefix="vision_model.",
     unprefixed=("visual_projection", "classifier"),
     image_defaults=ImageDefaults(
@@ -273,11 +195,8 @@ CLIP_TEXT = Family(
     tower="text",
     read=_read_text,
     dialects=lambda _: (_TEXT,),
-    embeddings=ClipTextEmbeddings,
-    part=pre_norm_part,
-    head=ClipTextHead,
+    shapes=_text_shapes,
     prefix="text_model.",
     unprefixed=("text_projection",),
-    carried=(MASK, Carried("ends", torch.int64, per_token=False, attention=False, head=lambda _: True)),
-    shared=CausalBias,
+    carried=(MASK, Carried("ends", "int64", per_token=False, attention=False, head=lambda _: True)),
 )

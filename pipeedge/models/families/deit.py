@@ -9,58 +9,35 @@ from __future__ import annotations
 from functools import partial
 from types import MappingProxyType
 
-import torch
-from torch import nn
-
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.attention import norm
 from pipeedge.models.families.vit import (
     IMAGE_HUB,
     IMAGE_MEMORY,
     TIMM,
-    FirstTokenHead,
-    ImageEmbeddings,
+    class_token_shapes,
+    first_token_head,
     pooler_names,
-    pre_norm_part,
     read_image_model,
 )
 from pipeedge.models.family import Family, ImageDefaults, ModelClass
-from pipeedge.models.linear import Linear
+from pipeedge.models.shapes import block_shapes, linear_shapes
 from pipeedge.models.weights.names import Dialect, modules
 
 __all__ = ["DEIT"]
 
 
-class DistilledEmbeddings(ImageEmbeddings):
-    """Class token, distillation token and patches, with learnt positions."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__(architecture)
-        self.distillation_token = nn.Parameter(torch.empty(1, 1, architecture.hidden, device="meta"))
-
-    def prefix(self) -> tuple[torch.Tensor, ...]:
-        """Return the tokens in front of the patches, [1, 1, D] each."""
-        return self.cls_token, self.distillation_token
-
-
-class DistilledHead(nn.Module):
-    """Final norm, then the mean of the two classifiers' logits."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.norm = norm(architecture)
-        self.classifier = Linear(architecture.hidden, architecture.num_labels)
-        self.distillation_classifier = Linear(architecture.hidden, architecture.num_labels)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] -> [N, classes]."""
-        tokens = self.norm(hidden[:, :2].contiguous())
-        logits: torch.Tensor = self.classifier(tokens[:, 0]) + self.distillation_classifier(tokens[:, 1])
-        return (logits / 2).float()
-
-
-def _head(architecture: Architecture) -> nn.Module:
-    return DistilledHead(architecture) if architecture.head == "distilled" else FirstTokenHead(architecture)
+def _shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    hidden, labels = architecture.hidden, architecture.num_labels
+    head = first_token_head(architecture)
+    if architecture.head == "distilled":
+        head |= linear_shapes("head.distillation_classifier", labels, hidden)
+    return {
+        **class_token_shapes(architecture),
+        "embeddings.distillation_token": (1, 1, hidden),
+        **block_shapes(architecture),
+        **head,
+    }
 
 
 def _tables(classifier: str) -> tuple[Dialect, ...]:
@@ -83,9 +60,7 @@ DEIT = Family(
     ),
     read=partial(read_image_model, "deit", 2),
     dialects=lambda architecture: _DISTILLED if architecture.head == "distilled" else _PLAIN,
-    embeddings=DistilledEmbeddings,
-    part=pre_norm_part,
-    head=_head,
+    shapes=_shapes,
     prefix="deit.",
     unprefixed=("classifier", "cls_classifier", "distillation_classifier"),
     optional_pooler=pooler_names,

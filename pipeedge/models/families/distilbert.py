@@ -6,9 +6,8 @@ The mask travels, as in BERT.
 from __future__ import annotations
 
 from pipeedge.models.architecture import Architecture, TextInput
-from pipeedge.models.attention import MASK, MaskBias
-from pipeedge.models.families.bert import TextEmbeddings, post_norm_part, text_head
-from pipeedge.models.family import Family, Head, ModelClass, classes_of
+from pipeedge.models.families.bert import bert_shapes
+from pipeedge.models.family import MASK, Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
@@ -70,11 +69,8 @@ DISTILBERT = Family(
     ),
     read=_read,
     dialects=lambda _: (_DISTILBERT,),
-    embeddings=TextEmbeddings,
-    part=post_norm_part,
-    head=text_head,
+    shapes=bert_shapes,
     prefix="distilbert.",
     unprefixed=("classifier", "pre_classifier"),
     carried=(MASK,),
-    shared=MaskBias,
 )

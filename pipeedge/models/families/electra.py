@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from torch import nn
-
 from pipeedge.base.errors import ModelError
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, TextInput
-from pipeedge.models.attention import MASK, MaskBias
-from pipeedge.models.families.albert import NarrowEmbeddings, NarrowOptions
-from pipeedge.models.families.bert import BERT_ENCODER, TextEmbeddings, post_norm_part, text_head
+from pipeedge.models.families.albert import NarrowOptions, narrow_shapes
+from pipeedge.models.families.bert import BERT_ENCODER, bert_shapes
 from pipeedge.models.families.roberta import DENSE_HEADS
-from pipeedge.models.family import Family, Head, ModelClass, classes_of
+from pipeedge.models.family import MASK, Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.weights.names import Dialect, modules
 
 __all__ = ["ELECTRA"]
-
-
-def _embeddings(architecture: Architecture) -> nn.Module:
-    narrow = architecture.own(NarrowOptions).embedding != architecture.hidden
-    return NarrowEmbeddings(architecture) if narrow else TextEmbeddings(architecture)
 
 
 def _read(config: HubConfig, head: Head) -> Architecture:
@@ -45,6 +38,11 @@ def _read(config: HubConfig, head: Head) -> Architecture:
         num_labels=head.num_labels,
         options=NarrowOptions(config.integer("embedding_size", 128)),
     )
+
+
+def _shapes(architecture: Architecture, block: int) -> dict[str, Shape]:
+    narrow = architecture.own(NarrowOptions).embedding != architecture.hidden
+    return {**bert_shapes(architecture, block), **(narrow_shapes(architecture) if narrow else {})}
 
 
 _ENCODER: Dialect = {
@@ -70,10 +68,7 @@ ELECTRA = Family(
     ),
     read=_read,
     dialects=lambda architecture: _DIALECTS[architecture.head],
-    embeddings=_embeddings,
-    part=post_norm_part,
-    head=text_head,
+    shapes=_shapes,
     prefix="electra.",
     carried=(MASK,),
-    shared=MaskBias,
 )

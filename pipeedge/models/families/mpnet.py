@@ -6,30 +6,23 @@ and computes the bias of each distance anew: sending it would save nothing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, TextInput, check_range
-from pipeedge.models.attention import MASK, DistanceBias, MaskBias
-from pipeedge.models.families.bert import encoder_pooler_names, post_norm_part, text_head
-from pipeedge.models.families.roberta import DENSE_HEADS, PaddedEmbeddings, PaddingOptions
-from pipeedge.models.family import Family, Head, ModelClass, classes_of
+from pipeedge.models.families.bert import encoder_pooler_names
+from pipeedge.models.families.roberta import DENSE_HEADS, PaddingOptions, padded_shapes
+from pipeedge.models.family import MASK, Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
-__all__ = ["MPNET"]
+__all__ = ["BUCKETS", "MPNET", "MPNetOptions"]
 
 _PADDING_ID = 1
-_BUCKETS = 32
+BUCKETS = 32
 """Number of rows of the table that are used: a half for each direction."""
 _MOST_BUCKETS = 1 << 16
-_FARTHEST = 128
-"""Distance in tokens from which on all share the last bucket."""
 
 
 @dataclass(frozen=True)
@@ -41,42 +34,12 @@ class MPNetOptions(PaddingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("relative_attention_num_buckets", self.buckets, _MOST_BUCKETS, least=_BUCKETS)
-
-
-class RelativeBias(nn.Module):
-    """A bias for the distance of each pair of tokens, and the mask."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.padding = MaskBias(architecture)
-        buckets = architecture.own(MPNetOptions).buckets
-        self.table = nn.Parameter(torch.empty(buckets, architecture.heads, device="meta"))
-
-    def forward(self, state: torch.Tensor, mask: torch.Tensor) -> DistanceBias:
-        """Return the biases of the mask and of the distance of each pair of tokens."""
-        tokens = mask.shape[1]
-        ahead = torch.arange(1 - tokens, tokens, device=mask.device)
-        return DistanceBias(F.embedding(relative_buckets(ahead), self.table).t(), self.padding(state, mask))
-
-
-def relative_buckets(ahead: torch.Tensor) -> torch.Tensor:
-    """Return the row of the table for each distance, in tokens, from a query to a key.
-
-    Near distances have a row each. Far ones share rows on a logarithmic scale,
-    https://arxiv.org/abs/1910.10683, section 2.1.
-    """
-    half = _BUCKETS // 2
-    near = half // 2
-    distance = ahead.abs()
-    share = torch.log(distance.clamp(min=1).float() / near) / math.log(_FARTHEST / near)
-    far = near + (share * (half - near)).long()
-    return torch.where(distance < near, distance, far.clamp(max=half - 1)) + half * (ahead > 0)
+        check_range("relative_attention_num_buckets", self.buckets, _MOST_BUCKETS, least=BUCKETS)
 
 
 def _read(config: HubConfig, head: Head) -> Architecture:
     sizes = config.block_sizes()
-    options = MPNetOptions(_PADDING_ID, config.integer("relative_attention_num_buckets", _BUCKETS))
+    options = MPNetOptions(_PADDING_ID, config.integer("relative_attention_num_buckets", BUCKETS))
     positions = config.integer("max_position_embeddings", 512) - _PADDING_ID - 1
     return Architecture(
         family="mpnet",
@@ -88,6 +51,11 @@ def _read(config: HubConfig, head: Head) -> Architecture:
         num_labels=head.num_labels,
         options=options,
     )
+
+
+def _shapes(architecture: Architecture, block: int) -> dict[str, Shape]:
+    table = (architecture.own(MPNetOptions).buckets, architecture.heads)
+    return {"shared.table": table, **padded_shapes(architecture, block)}
 
 
 _ENCODER: Dialect = {
@@ -128,11 +96,8 @@ MPNET = Family(
     ),
     read=_read,
     dialects=lambda architecture: _DIALECTS[architecture.head],
-    embeddings=PaddedEmbeddings,
-    part=post_norm_part,
-    head=text_head,
+    shapes=_shapes,
     prefix="mpnet.",
     carried=(MASK,),
-    shared=RelativeBias,
     optional_pooler=encoder_pooler_names,
 )

@@ -9,23 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
-import torch.nn.functional as F
-
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, FamilyOptions, HeadKind, TextInput, check_range
-from pipeedge.models.attention import MASK, MaskBias
-from pipeedge.models.families.bert import (
-    BERT_ENCODER,
-    TextEmbeddings,
-    encoder_pooler_names,
-    post_norm_part,
-    text_head,
-)
-from pipeedge.models.family import Family, Head, ModelClass, classes_of
+from pipeedge.models.families.bert import BERT_ENCODER, encoder_pooler_names
+from pipeedge.models.family import MASK, Family, Head, ModelClass, classes_of
 from pipeedge.models.hub_config import HubConfig
+from pipeedge.models.shapes import block_shapes, first_token_shapes, word_shapes
 from pipeedge.models.weights.names import Dialect, modules
 
-__all__ = ["DENSE_HEADS", "ROBERTA", "PaddedEmbeddings", "PaddingOptions"]
+__all__ = ["DENSE_HEADS", "PaddingOptions", "ROBERTA"]
 
 _MOST_PADDING_ID = 1 << 20
 
@@ -39,20 +31,6 @@ class PaddingOptions(FamilyOptions):
 
     def __post_init__(self) -> None:
         check_range("pad_token_id", self.padding_id, _MOST_PADDING_ID, least=0)
-
-
-class PaddedEmbeddings(TextEmbeddings):
-    """Embeddings whose positions are counted from the padding id + 1 and skip padding."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        padding = architecture.own(PaddingOptions).padding_id
-        super().__init__(architecture, unused=padding + 1)
-        self.padding = padding
-
-    def positions(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [N, T, E] of the positions of ``input_ids`` [N, T]."""
-        present = input_ids != self.padding
-        return F.embedding(present.cumsum(1) * present + self.padding, self.position)
 
 
 def _read(config: HubConfig, head: Head) -> Architecture:
@@ -71,6 +49,15 @@ def _read(config: HubConfig, head: Head) -> Architecture:
         num_labels=head.num_labels,
         options=options,
     )
+
+
+def padded_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    """Return the tensors of a model whose positions skip padding, as ``Family.shapes`` does."""
+    return {
+        **word_shapes(architecture, unused=architecture.own(PaddingOptions).padding_id + 1),
+        **block_shapes(architecture),
+        **first_token_shapes(architecture),
+    }
 
 
 DENSE_HEADS: MappingProxyType[HeadKind, Dialect] = MappingProxyType(
@@ -103,11 +90,8 @@ ROBERTA = Family(
     ),
     read=_read,
     dialects=lambda architecture: _DIALECTS[architecture.head],
-    embeddings=PaddedEmbeddings,
-    part=post_norm_part,
-    head=text_head,
+    shapes=padded_shapes,
     prefix="roberta.",
     carried=(MASK,),
-    shared=MaskBias,
     optional_pooler=encoder_pooler_names,
 )

@@ -9,99 +9,16 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
 from pipeedge.base.errors import ModelError
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import Architecture, ImageInput, TextInput
-from pipeedge.models.attention import MASK, MaskBias, norm
-from pipeedge.models.families.clip import TOWER_BLOCKS, TOWER_TEXT, PlainTextEmbeddings, tower_config
-from pipeedge.models.families.vit import pre_norm_part
-from pipeedge.models.family import Family, Head, ImageDefaults, ModelClass
+from pipeedge.models.families.clip import TOWER_BLOCKS, TOWER_TEXT, plain_text_shapes, tower_config
+from pipeedge.models.family import MASK, Family, Head, ImageDefaults, ModelClass
 from pipeedge.models.hub_config import HubConfig
-from pipeedge.models.linear import Linear
+from pipeedge.models.shapes import block_shapes, linear_shapes, norm_shapes, patch_shapes
 from pipeedge.models.weights.names import Dialect, modules, tensors
 
 __all__ = ["SIGLIP_TEXT", "SIGLIP_VISION"]
-
-
-class PatchEmbeddings(nn.Module):
-    """Patches with learnt positions."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        hidden, image = architecture.hidden, architecture.image
-        patch = image.patch_size
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
-        self.position = nn.Parameter(torch.empty(image.tokens, hidden, device="meta"))
-
-    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
-        """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
-        return (patches.contiguous().add_(self.position),)
-
-
-class QueryPooling(nn.Module):
-    """Attention of one learnt query to all tokens, then an MLP with a residual."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        hidden, inner = architecture.hidden, architecture.intermediate
-        self.heads = architecture.heads
-        self.probe = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
-        self.in_proj = Linear(hidden, 3 * hidden)
-        self.out_proj = Linear(hidden, hidden)
-        self.norm = norm(architecture)
-        self.up = Linear(hidden, inner, activation=architecture.activation)
-        self.down = Linear(inner, hidden)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] -> [N, D]."""
-        items, _, width = hidden.shape
-        weight, bias = self.in_proj.weight, self.in_proj.bias
-        query = F.linear(self.probe, weight[:width], bias[:width]).expand(items, -1, -1)
-        key, value = F.linear(hidden, weight[width:], bias[width:]).chunk(2, -1)
-        by_head = (items, -1, self.heads, width // self.heads)
-        query, key, value = (each.reshape(by_head).transpose(1, 2) for each in (query, key, value))
-        context = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(items, width)
-        pooled: torch.Tensor = self.out_proj(context)
-        result: torch.Tensor = self.down(self.up(self.norm(pooled)), residual=pooled)
-        return result
-
-
-class SiglipImageHead(nn.Module):
-    """Final norm, then the pooled vector, or the classes of the mean of the patches."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.norm = norm(architecture)
-        vector = architecture.head == "vector"
-        self.pooling = QueryPooling(architecture) if vector else None
-        self.classifier = None if vector else Linear(architecture.hidden, architecture.num_labels)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] -> [N, classes], or [N, D] without a classifier."""
-        result: torch.Tensor = self.norm(hidden)
-        if self.pooling is not None:
-            result = self.pooling(result)
-        if self.classifier is not None:
-            result = self.classifier(result.mean(1))
-        return result.float()
-
-
-class LastTokenHead(nn.Module):
-    """Final norm and projection of the last token."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.norm = norm(architecture)
-        self.projection = Linear(architecture.hidden, architecture.pooler_size)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, T, D] -> [N, output]."""
-        last: torch.Tensor = self.projection(self.norm(hidden[:, -1].contiguous()))
-        return last.float()
 
 
 # The configuration ------------------------------------------------------------------------------------
@@ -140,6 +57,38 @@ def _read_text(config: HubConfig, head: Head) -> Architecture:
         pooler=True,
         pooler_size=own.integer("projection_size", sizes["hidden"]),
     )
+
+
+def _vision_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    hidden, inner = architecture.hidden, architecture.intermediate
+    if architecture.head == "vector":
+        head: dict[str, Shape] = {
+            "head.pooling.probe": (1, 1, hidden),
+            **linear_shapes("head.pooling.in_proj", 3 * hidden, hidden),
+            **linear_shapes("head.pooling.out_proj", hidden, hidden),
+            **norm_shapes("head.pooling.norm", hidden),
+            **linear_shapes("head.pooling.up", inner, hidden),
+            **linear_shapes("head.pooling.down", hidden, inner),
+        }
+    else:
+        head = linear_shapes("head.classifier", architecture.num_labels, hidden)
+    return {
+        "embeddings.position": (architecture.image.tokens, hidden),
+        **patch_shapes(architecture),
+        **block_shapes(architecture),
+        **norm_shapes("head.norm", hidden),
+        **head,
+    }
+
+
+def _text_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
+    hidden, head = architecture.hidden, dict[str, Shape]()
+    if architecture.pooling is None:
+        head = {
+            **norm_shapes("head.norm", hidden),
+            **linear_shapes("head.projection", architecture.pooler_size, hidden),
+        }
+    return {**plain_text_shapes(architecture), **head}
 
 
 # Names in files ---------------------------------------------------------------------------------------
@@ -184,9 +133,7 @@ SIGLIP_VISION = Family(
     tower="vision",
     read=_read_vision,
     dialects=lambda _: (_VISION,),
-    embeddings=PatchEmbeddings,
-    part=pre_norm_part,
-    head=SiglipImageHead,
+    shapes=_vision_shapes,
     prefix="vision_model.",
     image_defaults=ImageDefaults(bicubic=True),
 )
@@ -198,11 +145,8 @@ SIGLIP_TEXT = Family(
     tower="text",
     read=_read_text,
     dialects=lambda _: (_TEXT,),
-    embeddings=PlainTextEmbeddings,
-    part=pre_norm_part,
-    head=LastTokenHead,
+    shapes=_text_shapes,
     prefix="text_model.",
     carried=(MASK,),
-    shared=MaskBias,
     full_length=True,
 )

@@ -27,9 +27,9 @@ import torch
 from pipeedge.base.errors import ModelError, WeightsError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_output
 from pipeedge.models.dtypes import dtype_name
-from pipeedge.models.model import Model
+from pipeedge.models.model import Model, find_model
 from pipeedge.models.progress import ByteBar
-from pipeedge.models.registry import DIGITS, MODEL_NAMES, find_model
+from pipeedge.models.registry import DIGITS, MODEL_NAMES
 from pipeedge.models.weights.hub import copy_snapshot
 from pipeedge.models.weights.reading import TensorEntry, WeightsFile, open_weights
 from pipeedge.models.weights.writing import (
@@ -381,7 +381,7 @@ class _PickledWeights(WeightsFile):
 
     def entry(self, name: str) -> TensorEntry:
         tensor = self._tensors[name]
-        return TensorEntry(tuple(tensor.shape), tensor.dtype, str(tensor.dtype))
+        return TensorEntry(tuple(tensor.shape), dtype_name(tensor.dtype), str(tensor.dtype))
 
     def identity(self) -> Iterator[bytes]:
         for name in sorted(self._tensors):

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from pipeedge.base.errors import WeightsError
-from pipeedge.base.wording import count, excerpt
+from pipeedge.base.wording import excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import dtype_name
-from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.int8 import Int8Linear, quantize_rows
 from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
-from pipeedge.models.weights.locating import Filling, qkv_bias, resolve, stray_block
+from pipeedge.models.weights.comparing import check_tensors
+from pipeedge.models.weights.locating import Filling
 from pipeedge.models.weights.reading import WeightsFile
 
-__all__ = ["check_sizes", "fill", "plan", "read", "read_int8", "scale_name"]
+__all__ = ["fill", "plan", "read", "read_int8", "scale_name"]
 
 
 def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
@@ -28,8 +28,8 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
         WeightsError: A tensor is missing or of another shape or type (the first is named), or the file
             belongs to a deeper model.
     """
-    fillings = check_sizes(shard, architecture, file)
     parameters = shard.stored_tensors()
+    fillings = check_tensors(parameters, architecture, file)
     for filling in fillings:
         for source in filling.sources:
             entry = file.entry(source.name)
@@ -38,58 +38,6 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
                 raise WeightsError(f"{file.path}: {source.name} is of type {kind}; floating point is needed")
         _check_int8(filling, parameters[filling.parameter], file)
     return fillings
-
-
-def check_sizes(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
-    """Find the parameters as ``plan`` does, without checking the number types of the tensors.
-
-    Raises:
-        WeightsError: A tensor is missing or of another shape, the file belongs to a deeper model, or it has
-            biases that the model lacks.
-    """
-    parameters = shard.stored_tensors()
-    tables = family_of(architecture).dialects(architecture)
-    # If a name is missing, the message quotes it in the dialect that matches most names of the file.
-    best = max(
-        tables, key=lambda table: sum(resolve(p, table, architecture, file.names)[1] for p in parameters)
-    )
-    fillings = []
-    for parameter, tensor in parameters.items():
-        for table in (best, *tables):
-            sources, found = resolve(parameter, table, architecture, file.names)
-            if sources and found == len(sources):
-                break
-        else:
-            sources, _ = resolve(parameter, best, architecture, file.names)
-            missing = next((source.name for source in sources if source.name not in file.names), parameter)
-            shapes = dict(Filling(parameter, sources).views(tensor, architecture.heads)) if sources else {}
-            expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
-            raise WeightsError(
-                f"{file.path} has no tensor {missing}{expected}; "
-                "is it of another model, or of another part of this one?"
-            )
-        filling = Filling(parameter, sources)
-        for name, view in filling.views(tensor, architecture.heads):
-            entry = file.entry(name)
-            if entry.shape != tuple(view.shape):
-                raise WeightsError(
-                    f"{file.path}: {name} has shape {excerpt(list(entry.shape))}, "
-                    f"the model needs {list(view.shape)}; is it of another model?"
-                )
-        fillings.append(filling)
-    stray = stray_block(architecture, file.names)
-    if stray is not None:
-        raise WeightsError(
-            f"{file.path} is of a deeper model: it has {stray}, the model has "
-            f"{count(architecture.blocks, 'block')}"
-        )
-    if not architecture.qkv_bias:
-        bias = qkv_bias(architecture, file.names)
-        if bias is not None:
-            raise WeightsError(
-                f"{file.path} has {bias}, but the model's qkv_bias is false: which of the two is right?"
-            )
-    return tuple(fillings)
 
 
 def fill(

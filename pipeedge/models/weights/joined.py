@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from pipeedge.models.weights.reading import TensorEntry, WeightsFile
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["JoinedWeights"]
 

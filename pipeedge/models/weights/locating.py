@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.pooling import DenseModule
-from pipeedge.models.shard import Shard
 from pipeedge.models.weights.names import Dialect, FileTensor, canonical_name, same
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Filling",
@@ -41,7 +42,14 @@ class Filling:
             yield source.name, source.layout(part, heads)
 
 
-def hub_tensors(shard: Shard, architecture: Architecture) -> dict[str, torch.Size]:
+class Stored(Protocol):
+    """Layers with tensors that are read from a file."""
+
+    def stored_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors by name."""
+
+
+def hub_tensors(shard: Stored, architecture: Architecture) -> dict[str, torch.Size]:
     """Return the prefixed names and shapes of the tensors of ``shard`` on the Hugging Face hub."""
     return {
         name: view.shape

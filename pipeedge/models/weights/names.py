@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.models.architecture import LAYERS_PER_BLOCK
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Dialect",
@@ -32,7 +33,7 @@ __all__ = [
     "tensors",
 ]
 
-Layout: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
+Layout: TypeAlias = "Callable[[torch.Tensor, int], torch.Tensor]"
 """Function from a parameter, or a part of it, and the number of heads to a view in the shape of the file."""
 
 

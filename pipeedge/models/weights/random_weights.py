@@ -41,7 +41,7 @@ class RandomWeights(WeightsFile):
 
     def entry(self, name: str) -> TensorEntry:
         """Return the shape and number type of one tensor."""
-        return TensorEntry(self._shapes[name], torch.float32, "float32")
+        return TensorEntry(self._shapes[name], "float32", "float32")
 
     def identity(self) -> Iterator[bytes]:
         """Yield bytes that identify the seed and the shapes."""

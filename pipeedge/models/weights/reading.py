@@ -3,6 +3,8 @@
 Files are not mapped into memory: pages of a mapping count towards the resident memory of the process in
 addition to the copy made from them, which on a small board decides whether a model fits. Instead, each reader
 provides a stream per tensor, which is copied into the parameter a megabyte at a time.
+
+A plan needs headers alone and is to be there at once, so torch and numpy are imported where they are used.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
-
-from pipeedge.base.archive import NpzArchive, read_exactly
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import excerpt
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeedge.base.archive import NpzArchive
 
 __all__ = [
     "INDEX_FILE",
@@ -46,18 +50,10 @@ INDEX_FILE = "model.safetensors.index.json"
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 256
 
-_SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "I8": torch.int8,
-    }
+_SAFETENSORS_TYPES: Mapping[str, str] = MappingProxyType(
+    {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 )
-_NUMPY_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16}
-)
+_NUMPY_TYPES: Mapping[str, str] = MappingProxyType({"<f8": "float64", "<f4": "float32", "<f2": "float16"})
 _SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
     {
         "F64": 8,
@@ -90,10 +86,19 @@ class TensorEntry:
     """Header of one tensor in a file, without its data."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    """Number type, or None for a type that cannot be a weight."""
+    number_type: str | None
+    """Name of its number type in torch, or None for a type that cannot be a weight."""
     dtype_name: str
+    """Name of its number type in the file."""
     column_major: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number type, or None for a type that cannot be a weight."""
+        import torch
+
+        found: torch.dtype | None = None if self.number_type is None else getattr(torch, self.number_type)
+        return found
 
 
 class WeightsFile(ABC):
@@ -148,6 +153,10 @@ class _StreamedFile(WeightsFile):
         """Open a stream positioned at the tensor's first value."""
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
+        import torch
+
+        from pipeedge.base.archive import read_exactly
+
         entry = self.entry(name)
         if entry.dtype is None:
             raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
@@ -219,7 +228,7 @@ class SafetensorsFile(_StreamedFile):
                 width = _SAFETENSORS_WIDTHS.get(kind)
                 if start > stop or (width and stop - start != width * math.prod(shape)):
                     raise WeightsError(f"{path}: the header's offsets of {name} do not fit its shape")
-                entry = TensorEntry(shape, _SAFETENSORS_DTYPES.get(kind), kind)
+                entry = TensorEntry(shape, _SAFETENSORS_TYPES.get(kind), kind)
                 self._entries[name] = (entry, 8 + length + start, 8 + length + stop)
                 end = max(end, 8 + length + stop)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -279,7 +288,9 @@ class NpzFile(_StreamedFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._archive = NpzArchive(path, WeightsError)
+        from pipeedge.base.archive import NpzArchive  # imports numpy
+
+        self._archive: NpzArchive = NpzArchive(path, WeightsError)
         if not self._archive.members:
             pickled = any(Path(name).name == "data.pkl" for name in self._archive.other_names)
             self._archive.close()
@@ -295,7 +306,7 @@ class NpzFile(_StreamedFile):
     def entry(self, name: str) -> TensorEntry:
         header = self._archive.header(name)
         kind = header.dtype.str
-        return TensorEntry(header.shape, _NUMPY_DTYPES.get(kind), kind, column_major=header.column_major)
+        return TensorEntry(header.shape, _NUMPY_TYPES.get(kind), kind, column_major=header.column_major)
 
     def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
         return self._archive.data(name)

@@ -1,0 +1,1 @@
+"""Layers of all families as modules of torch, one module for each family, and their catalogue."""
