@@ -17,14 +17,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
-from pipeedge.transport.sealed import SealedSocket
+from pipeedge.transport.sealed import SealedSocket, Stream
 
-__all__ = ["HANDSHAKE_S", "Accepted", "Reception"]
-
-Accepted: TypeAlias = socket.socket | SealedSocket
-"""A connection that was accepted, clear or under TLS."""
+__all__ = ["HANDSHAKE_S", "Reception"]
 
 HANDSHAKE_S = 5.0
 """Seconds within which a caller must have introduced itself."""
@@ -36,7 +32,7 @@ class _Newcomer:
     """A connection that has not introduced itself yet."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
-        self.socket: Accepted = sock
+        self.stream: Stream = sock
         self.until = until
         self.hello = b""
 
@@ -47,8 +43,8 @@ class _Newcomer:
             BlockingIOError: It must wait for the peer.
             OSError: It failed.
         """
-        if isinstance(self.socket, SealedSocket):
-            self.socket.shake_hands()
+        while isinstance(self.stream, SealedSocket) and not self.stream.shake_hands():
+            pass
 
     def read(self, length: int) -> None:
         """Read a hello of ``length`` bytes as far as it has arrived.
@@ -58,7 +54,7 @@ class _Newcomer:
             OSError: The connection is lost.
         """
         while len(self.hello) < length:
-            data = self.socket.recv(length - len(self.hello))
+            data = self.stream.recv(length - len(self.hello))
             if not data:
                 raise ConnectionResetError
             self.hello += data
@@ -83,7 +79,7 @@ class Reception:
         *,
         context: ssl.SSLContext | None,
         hello_bytes: int,
-        admit: Callable[[Accepted, bytes], bool],
+        admit: Callable[[Stream, bytes], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
@@ -130,7 +126,7 @@ class Reception:
                 self._dismiss_late()
         finally:
             for caller in self._callers.values():
-                caller.socket.close()
+                caller.stream.close()
             self._selector.close()
             self._listener.close()
 
@@ -158,8 +154,9 @@ class Reception:
 
     def _hear(self, caller: _Newcomer) -> None:
         try:
-            if self._context is not None and isinstance(caller.socket, socket.socket):
-                caller.socket = SealedSocket(caller.socket, self._context)  # nothing before the first byte
+            if self._context is not None and isinstance(caller.stream, socket.socket):
+                # Not before the first byte, so that a silent caller costs no memory for TLS.
+                caller.stream = SealedSocket(caller.stream, self._context, accepts=True)
             caller.shake_hands()
             caller.read(self._hello_bytes)
         except BlockingIOError:
@@ -167,12 +164,12 @@ class Reception:
         except OSError:
             self._dismiss(caller)
             return
-        self._selector.unregister(caller.socket)
+        self._selector.unregister(caller.stream)
         self._offer(caller)
 
     def _offer(self, caller: _Newcomer) -> None:
-        number = caller.socket.fileno()
-        if self._admit(caller.socket, caller.hello):
+        number = caller.stream.fileno()
+        if self._admit(caller.stream, caller.hello):
             del self._callers[number]
 
     def _offer_again(self) -> None:
@@ -190,7 +187,7 @@ class Reception:
             self._dismiss(next(iter(self._callers.values())))
 
     def _dismiss(self, caller: _Newcomer) -> None:
-        del self._callers[caller.socket.fileno()]
+        del self._callers[caller.stream.fileno()]
         with contextlib.suppress(KeyError, ValueError):  # it waits to be reconsidered
-            self._selector.unregister(caller.socket)
-        caller.socket.close()
+            self._selector.unregister(caller.stream)
+        caller.stream.close()

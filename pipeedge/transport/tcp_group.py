@@ -17,8 +17,8 @@ from pipeedge.transport.base import Link, Rendezvous
 from pipeedge.transport.frame import FrameError, frame_capacity
 from pipeedge.transport.interfaces import interface_addresses, listen
 from pipeedge.transport.membership import Membership
-from pipeedge.transport.reception import Accepted, Reception
-from pipeedge.transport.sealed import SealedSocket
+from pipeedge.transport.reception import Reception
+from pipeedge.transport.sealed import Stream, socket_of
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
     LINK_HELLO_BYTES,
@@ -49,7 +49,7 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[int, int, Purpose], tuple[LinkHello, Accepted]] = {}
+        self._waiting: dict[tuple[int, int, Purpose], tuple[LinkHello, Stream]] = {}
         self._asked: Counter[int] = Counter()
         self._taken: set[tuple[int, int, Purpose]] = set()
         self._cut = False
@@ -67,7 +67,7 @@ class _Arrivals:
             key = hello.source, hello.serial, hello.purpose
             return key not in self._taken and hello.serial < self._asked[hello.source] + _AHEAD
 
-    def put(self, hello: LinkHello, sock: Accepted) -> None:
+    def put(self, hello: LinkHello, sock: Stream) -> None:
         """Keep ``sock`` for the link that ``hello`` introduces."""
         key = hello.source, hello.serial, hello.purpose
         with self._changed:
@@ -80,7 +80,7 @@ class _Arrivals:
             self._waiting[key] = hello, sock
             self._changed.notify_all()
 
-    def take(self, source: int, serial: int, purpose: Purpose) -> tuple[LinkHello, Accepted]:
+    def take(self, source: int, serial: int, purpose: Purpose) -> tuple[LinkHello, Stream]:
         """Wait for a connection, and return it with its introduction.
 
         Raises:
@@ -131,7 +131,7 @@ class TcpGroup:
         deadline = time.monotonic() + self._rendezvous.timeout_s
         sock = enter_rendezvous(self._rendezvous, self._connections, self._client, deadline)
         try:
-            address = _own_address(self._rendezvous.interface, sock.getsockname()[0].split("%")[0])
+            address = _own_address(self._rendezvous.interface, socket_of(sock).getsockname()[0].split("%")[0])
             listener = listen(address, 0)
             place = Place(address, int(listener.getsockname()[1]))
             self._reception = Reception(
@@ -251,7 +251,7 @@ class TcpGroup:
             self._connections.close(sock)
             raise
 
-    def _admit(self, sock: Accepted, message: bytes) -> bool:
+    def _admit(self, sock: Stream, message: bytes) -> bool:
         """Answer a connection that has introduced itself; called by the thread of the reception."""
         if self._roster is None:
             return False
@@ -262,7 +262,7 @@ class TcpGroup:
             return True
         answer = self._answer(hello)
         try:
-            tune(sock.socket if isinstance(sock, SealedSocket) else sock, self._rendezvous.timeout_s)
+            tune(socket_of(sock), self._rendezvous.timeout_s)
             sock.sendall(pack_answer(answer))
         except OSError:
             sock.close()
@@ -290,7 +290,7 @@ class TcpGroup:
         """
         hello, sock = self._arrivals.take(link.source, serial, purpose)
         try:
-            self._connections.add(sock.socket if isinstance(sock, SealedSocket) else sock)
+            self._connections.add(socket_of(sock))
             if hello.capacity != frame_capacity(link.specs):
                 raise FrameError(
                     f"its frames have up to {hello.capacity} bytes, not the agreed "

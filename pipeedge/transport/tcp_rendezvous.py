@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import ssl
 import time
 from collections.abc import Iterable
@@ -21,7 +20,8 @@ from pipeedge.base.wording import figure
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.membership import Membership
-from pipeedge.transport.reception import Accepted, Reception
+from pipeedge.transport.reception import Reception
+from pipeedge.transport.sealed import Stream
 from pipeedge.transport.tcp_hello import (
     JOIN_BYTES,
     ROSTER_HEAD_BYTES,
@@ -53,7 +53,7 @@ class TcpRendezvousServer:
         self._membership = membership
         self._reception: Reception | None = None
         self._awaited: frozenset[int] = frozenset()
-        self._joined: dict[int, tuple[Join, Accepted]] = {}
+        self._joined: dict[int, tuple[Join, Stream]] = {}
 
     def serve(self, members: Iterable[int]) -> int:
         """Serve ``members``, and return the port.
@@ -75,7 +75,7 @@ class TcpRendezvousServer:
             self._reception = None
         self._dismiss_all()
 
-    def _admit(self, sock: Accepted, hello: bytes) -> bool:
+    def _admit(self, sock: Stream, hello: bytes) -> bool:
         try:
             introduced = Join.unpack(hello)
         except HelloError:
@@ -113,7 +113,7 @@ def enter_rendezvous(
     connections: Connections,
     context: ssl.SSLContext | None,
     deadline: float,
-) -> socket.socket:
+) -> Stream:
     """Connect to the rendezvous, from the address at which it can be reached.
 
     Args:
@@ -146,7 +146,7 @@ def enter_rendezvous(
 
 
 def join(
-    sock: socket.socket,
+    sock: Stream,
     introduction: Join,
     rendezvous: Rendezvous,
     connections: Connections,
@@ -192,7 +192,7 @@ def join(
 
 
 def _wait_for_roster(
-    sock: socket.socket, introduction: Join, rendezvous: Rendezvous, deadline: float
+    sock: Stream, introduction: Join, rendezvous: Rendezvous, deadline: float
 ) -> GroupRoster:
     sock.settimeout(max(0.01, deadline - time.monotonic()))
     with refusals(sock):
@@ -204,7 +204,7 @@ def _wait_for_roster(
     return roster
 
 
-def _read(sock: socket.socket, length: int, deadline: float) -> bytes:
+def _read(sock: Stream, length: int, deadline: float) -> bytes:
     data = b""
     while len(data) < length:
         sock.settimeout(max(0.01, deadline - time.monotonic()))

@@ -18,12 +18,10 @@ from collections.abc import Callable, Iterator
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.transport.membership import describe_handshake_failure
-from pipeedge.transport.sealed import SealedSocket
+from pipeedge.transport.sealed import SealedSocket, Stream, socket_of
 
 __all__ = ["Connections", "NotAMemberError", "TcpWire", "dial", "refusals", "tune"]
 
-_RECORD_BYTES = 16 << 10
-"""Largest part that TLS encrypts at once."""
 _PROBES = 3
 """Number of unanswered probes after which an idle connection is lost."""
 _LONGEST_INTERVAL_S = 32767
@@ -33,13 +31,11 @@ _LONGEST_INTERVAL_S = 32767
 class TcpWire:
     """One end of a connection on which data flows one way."""
 
-    def __init__(self, end: socket.socket | SealedSocket, connections: Connections) -> None:
-        end.settimeout(None)
-        self._end = end
-        self._socket = end.socket if isinstance(end, SealedSocket) else end
+    def __init__(self, stream: Stream, connections: Connections) -> None:
+        stream.settimeout(None)
+        self._stream = stream
+        self._socket = socket_of(stream)
         self._connections = connections
-        self._secured = isinstance(end, SealedSocket | ssl.SSLSocket)
-        self._waits = True
 
     def send(self, data: memoryview | bytes) -> None:
         """Send all of ``data``.
@@ -47,7 +43,7 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        self._end.sendall(data)
+        self._stream.sendall(data)
 
     def receive(self, memory: memoryview) -> None:
         """Fill ``memory``.
@@ -55,14 +51,12 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        while memory:
-            if self._secured:
-                count = self._end.recv_into(memory)
-            else:
-                count = self._socket.recv_into(memory, len(memory), socket.MSG_WAITALL)
-            if not count:
-                raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
-            memory = memory[count:]
+        if isinstance(self._stream, SealedSocket):
+            complete = self._stream.fill(memory)
+        else:
+            complete = _fill(self._stream, memory)
+        if not complete:
+            raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
 
     def receive_some(self, limit: int) -> bytes:
         """Wait for data, and return up to ``limit`` bytes of it.
@@ -70,7 +64,7 @@ class TcpWire:
         Raises:
             OSError: The connection is lost.
         """
-        data = self._end.recv(limit)
+        data = self._stream.recv(limit)
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
         return data
@@ -78,13 +72,15 @@ class TcpWire:
     def send_at_once(self, data: memoryview) -> int:
         """Send as much of ``data`` as can be sent without waiting; return its length.
 
+        The next call must go on where this one has stopped.
+
         Raises:
             OSError: The connection is lost.
         """
-        if self._secured:
-            return self._encrypt_at_once(data)
+        if isinstance(self._stream, SealedSocket):
+            return self._stream.send_at_once(data)
         try:
-            return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._stream.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
 
@@ -99,18 +95,14 @@ class TcpWire:
         self._connections.discard(self._socket)
         self._socket.close()
 
-    def _encrypt_at_once(self, data: memoryview) -> int:
-        """Send as many records as the kernel takes. The next call must go on where this one has stopped."""
-        sent, send = 0, self._socket.send
-        if self._waits:
-            self._socket.setblocking(False)
-            self._waits = False
-        try:
-            while sent < len(data):
-                sent += send(data[sent : sent + _RECORD_BYTES])
-        except ssl.SSLWantWriteError:
-            pass
-        return sent
+
+def _fill(sock: socket.socket, memory: memoryview) -> bool:
+    while memory:
+        count = sock.recv_into(memory, len(memory), socket.MSG_WAITALL)
+        if not count:
+            return False
+        memory = memory[count:]
+    return True
 
 
 class Connections:
@@ -151,10 +143,10 @@ class Connections:
         with self._lock:
             self._sockets.discard(sock)
 
-    def close(self, sock: socket.socket) -> None:
-        """Close ``sock``, which no thread may use any more."""
-        self.discard(sock)
-        sock.close()
+    def close(self, stream: Stream) -> None:
+        """Close ``stream``, which no thread may use any more."""
+        self.discard(socket_of(stream))
+        stream.close()
 
     def close_all(self) -> None:
         """Close what is left of links that were never opened completely. No thread may use them any more."""
@@ -169,8 +161,7 @@ class Connections:
             self._cut.set()
             for sock in self._sockets:
                 with contextlib.suppress(OSError):  # it was not connected yet, or is lost already
-                    # Not the method of SSLSocket, after which it would read what is encrypted as it is.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RDWR)
 
 
 class NotAMemberError(PeerFailedError):
@@ -178,8 +169,8 @@ class NotAMemberError(PeerFailedError):
 
 
 @contextlib.contextmanager
-def refusals(sock: socket.socket) -> Iterator[None]:
-    """Explain errors of TLS on ``sock`` in the body, which speaks to a peer for the first time.
+def refusals(stream: Stream) -> Iterator[None]:
+    """Explain errors of TLS on ``stream`` in the body, which speaks to a peer for the first time.
 
     Raises:
         ConnectionResetError: The peer has closed the connection, as it also does with too many.
@@ -190,9 +181,9 @@ def refusals(sock: socket.socket) -> Iterator[None]:
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end") from error
     except ssl.SSLError as error:
-        if not isinstance(sock, ssl.SSLSocket):
+        if not isinstance(stream, SealedSocket):
             raise
-        raise NotAMemberError(describe_handshake_failure(error, sock)) from error
+        raise NotAMemberError(describe_handshake_failure(error, stream.tls)) from error
 
 
 def tune(sock: socket.socket, timeout_s: float) -> None:
@@ -223,7 +214,7 @@ def dial(
     deadline: float,
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
-) -> socket.socket:
+) -> Stream:
     """Connect to ``address``. Waits on the socket end at ``deadline``, by ``clock``.
 
     Raises:
@@ -244,16 +235,13 @@ def dial(
         tune(sock, timeout_s)
         if context is None:
             return sock
-        secured = context.wrap_socket(sock, do_handshake_on_connect=False)
-        connections.discard(sock)
-        sock = secured
-        connections.add(sock)
-        sock.settimeout(max(0.01, deadline - clock()))
+        secured = SealedSocket(sock, context, accepts=False)
         with refusals(secured):
-            secured.do_handshake()
+            while not secured.shake_hands():
+                sock.settimeout(max(0.01, deadline - clock()))
+        return secured
     except BaseException as error:
         connections.close(sock)
         if isinstance(error, OSError) and connections.are_cut:
             raise Closed from error
         raise
-    return sock

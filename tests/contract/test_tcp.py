@@ -24,6 +24,7 @@ from pipeedge.transport.frame import HEADER_BYTES, FrameError, Kind, write_frame
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 from pipeedge.transport.reception import MAX_CALLERS, Reception
+from pipeedge.transport.sealed import Stream, socket_of
 from pipeedge.transport.tcp import TcpTransport
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
@@ -342,7 +343,7 @@ def hello_for(transport: TcpTransport, **changes: object) -> LinkHello:
     return LinkHello(**(fields | changes))  # type: ignore[arg-type]
 
 
-def introduced(pair: Pair, hello: LinkHello) -> socket.socket:
+def introduced(pair: Pair, hello: LinkHello) -> Stream:
     """Return a connection to the second rank that has said ``hello``, as a member."""
     membership = pair[0]._membership
     context = None if membership is None else membership.client_context()
@@ -420,7 +421,7 @@ def test_a_thousand_silent_strangers_do_not_keep_members_apart(at: str) -> None:
 def test_a_link_that_does_not_lead_here_is_refused(
     changes: dict[str, object], answer: str, pair: Pair
 ) -> None:
-    with introduced(pair, hello_for(pair[1], **changes)) as sock:
+    with contextlib.closing(introduced(pair, hello_for(pair[1], **changes))) as sock:
         assert read_answer(sock.recv(ANSWER_BYTES)).name == answer
 
 
@@ -432,10 +433,10 @@ def forged(pair: Pair, data: bytes, serial: int = 0) -> BaseException | None:
     receiver = pair[1].receiver(LINK)
     with contextlib.ExitStack() as stack:
         hellos = [hello_for(pair[1], purpose=each, capacity=640, serial=serial) for each in Purpose]
-        frames, _ = (stack.enter_context(introduced(pair, hello)) for hello in hellos)
+        frames, _ = (stack.enter_context(contextlib.closing(introduced(pair, each))) for each in hellos)
         frames.recv(ANSWER_BYTES)
         frames.sendall(data)
-        socket.socket.shutdown(frames, socket.SHUT_WR)
+        socket_of(frames).shutdown(socket.SHUT_WR)
         return in_thread(lambda: [receiver.receive() for _ in range(9)]).exception(LIMIT_S)
 
 
