@@ -125,7 +125,8 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
         if stage is not None:
             layers = plan.schedule.stages[stage].layers
             dtype = find_dtype(plan.schedule.stages[stage].dtype)
-            weights = int(_LOADING * model.weight_bytes(layers, dtype))
+            rows = plan.most_items * (plan.max_tokens or 0)
+            weights = int(_LOADING * model.held_bytes(layers, dtype, rows))
             buffers += _WORKING_COPIES * max(
                 specs_bytes(model.payload_specs(cut, plan.most_items, plan.max_tokens, dtype))
                 for cut in range(layers.start, layers.stop + 1)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,7 @@ from pipeedge.models.weights.fill import fill, plan
 from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.reading import WeightsFile
+from pipeedge.models.words import touched_bytes
 
 __all__ = ["Model", "find_model"]
 
@@ -61,6 +63,34 @@ class Model(Outline):
         """Return the size of the weights of ``layers`` (by default all) in bytes."""
         shard = self.build(layers, dtype)
         return sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
+
+    def maps_words(
+        self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32
+    ) -> bool:
+        """Return whether a table of words stays in the weights file (by default the model's own) on a CPU."""
+        path = self.find_weights(dtype) if weights is None else Path(weights)
+        return self.takes_text and path.suffix != ".npz"
+
+    def held_bytes(
+        self,
+        layers: LayerRange,
+        dtype: torch.dtype,
+        rows: int,
+        weights: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Return the bytes of the weights of ``layers`` that are in memory on a CPU.
+
+        Args:
+            layers: Layers to count.
+            dtype: Number type of the weights.
+            rows: Number of tokens of a microbatch, whose rows of a mapped table of words are counted.
+            weights: File of the weights; by default the model's own.
+        """
+        table = self.build(layers, dtype).word_table
+        total = self.weight_bytes(layers, dtype)
+        if table is None or not self.maps_words(weights, dtype):
+            return total
+        return total - table.numel() * table.element_size() + touched_bytes(table, rows)
 
     def build(self, layers: LayerRange | None = None, dtype: torch.dtype = torch.float32) -> Shard:
         """Build the shard of ``layers`` (by default all) on ``meta``: shapes without storage.

@@ -35,6 +35,7 @@ from pipeedge.models.layers.catalogue import layers_of
 from pipeedge.models.layers.parts import FamilyLayers
 from pipeedge.models.linear import Linear, OnednnLinear, PackedLinear
 from pipeedge.models.sentence import SentenceHead
+from pipeedge.models.words import WORD_TABLE
 
 __all__ = ["Shard"]
 
@@ -93,6 +94,11 @@ class Shard(nn.Module):
     def packed_layers(self) -> list[tuple[str, PackedLinear]]:
         """Return the linear layers that pack their weights, by name."""
         return [(name, module) for name, module in self.named_modules() if isinstance(module, PackedLinear)]
+
+    @property
+    def word_table(self) -> torch.Tensor | None:
+        """Table of words, [vocabulary, E], or None if the shard has none."""
+        return dict(self.named_parameters()).get(WORD_TABLE)
 
     @property
     def parameter_count(self) -> int:

@@ -14,13 +14,14 @@ from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.kernels import choose
 from pipeedge.models.shard import Shard
+from pipeedge.models.words import touched_bytes
 from pipeedge.profile.handling import Handling
 from pipeedge.profile.measuring import shard_bytes
 from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
 from pipeedge.run.stage import resolve_device
 
-__all__ = ["SEED", "Job", "Readings", "bytes_of_layers"]
+__all__ = ["SEED", "Job", "Readings"]
 
 SEED = 0
 """Seed of random weights and of the input of the first layer."""
@@ -99,8 +100,22 @@ class Job:
         """Return the results to expect, without times."""
         nothing = Readings(times=[(0.0, None)] * len(self.layers))
         return self.results(
-            bytes_of_layers(self.model.build(self.layers, self.dtype)), dict.fromkeys(self.tokens, nothing)
+            self.bytes_of_layers(self.model.build(self.layers, self.dtype)),
+            dict.fromkeys(self.tokens, nothing),
         )
+
+    def bytes_of_layers(self, shard: Shard) -> list[int]:
+        """Return the bytes of parameters and buffers of each layer of ``shard`` that are in memory.
+
+        Those of a table of words that stays in its file are the rows that a microbatch may look up.
+        """
+        sizes = [shard_bytes(shard, layer) for layer in range(shard.layers.start, shard.layers.stop)]
+        table, tokens = shard.word_table, self.tokens[0]
+        maps = self.device.type == "cpu" and self.model.maps_words(self.request.model.weights, self.dtype)
+        if table is not None and tokens is not None and maps:
+            touched = touched_bytes(table, self.request.batch_size * tokens)
+            sizes[0] += touched - table.numel() * table.element_size()
+        return sizes
 
     def results(self, sizes: list[int], readings: Mapping[int | None, Readings]) -> ProfileResults:
         """Return the results that ``readings`` make.
@@ -110,7 +125,7 @@ class Job:
             readings: readings by sentence length.
         """
         reduced = self.dtype is not torch.float32
-        full = bytes_of_layers(self.model.build(self.layers)) if reduced else []
+        full = self.bytes_of_layers(self.model.build(self.layers)) if reduced else []
         longest, *shorter = self.tokens
         return ProfileResults(
             model_name=self.model.name,
@@ -192,8 +207,3 @@ def _shapes(specs: Iterable[TensorSpec]) -> Shapes:
 
 def _shape_text(shapes: Shapes) -> str:
     return " and ".join(",".join(map(str, shape)) for shape in shapes)
-
-
-def bytes_of_layers(shard: Shard) -> list[int]:
-    """Return the bytes of parameters and buffers of each layer of ``shard``."""
-    return [shard_bytes(shard, layer) for layer in range(shard.layers.start, shard.layers.stop)]

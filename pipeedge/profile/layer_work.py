@@ -23,7 +23,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
 from pipeedge.profile.data_work import DataWork, measure_data_work
 from pipeedge.profile.handling import Handling, Wire, distinct, measure_handling, measure_wire
-from pipeedge.profile.job import SEED, Job, Readings, bytes_of_layers
+from pipeedge.profile.job import SEED, Job, Readings
 from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload, summaries, time_layers
 from pipeedge.profile.results import ProfileResults
 
@@ -75,7 +75,7 @@ def measure_layers(job: Job, advance: Advance) -> ProfileResults:
     for number, group in enumerate(groups):
         advance(f"loading layers {group}", number / len(groups))
         shard = job.load(group)
-        sizes += bytes_of_layers(shard)
+        sizes += job.bytes_of_layers(shard)
         for turn, tokens in enumerate(job.tokens, start=number * len(job.tokens)):
 
             def progress(part: float, before: int = turn) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from dialects import Arrays, as_google
 from safetensors.torch import save_file
 
@@ -80,3 +81,61 @@ def test_peak_memory_is_the_weights_and_little_more(kind: str, half_a_vit: Array
     assert weights > 150 * 2**20
     assert peak - before <= 1.15 * weights
     assert peak - before >= 0.9 * weights, "the measurement misses the weights"
+
+
+# The table of words -------------------------------------------------------------------------------------
+
+WORDS, WIDTH = 250_002, 256
+LOOK_UP = """
+import sys
+import torch
+from pipeedge.models import find_model
+from pipeedge.base.schedule import LayerRange
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+model = find_model(sys.argv[1])
+layers, dtype = LayerRange(0, 1), getattr(torch, sys.argv[2])
+payload = tuple(torch.ones(2, 4, dtype=torch.int64) for _ in model.input_names)
+with torch.inference_mode():
+    model.random(LayerRange(1, 2), dtype=dtype)
+    before = resident()
+    shard = model.load(layers, dtype=dtype)
+    shard(payload)
+    loaded = resident()
+    shard(tuple(torch.randint(250_000, (2, 4)) for _ in payload))
+    touched = resident()
+    shard.word_table.sum()
+    print(loaded - before, touched - loaded, resident() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a small XLM-R with the table of words of a large one."""
+    directory = tmp_path_factory.mktemp("multilingual")
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}
+    config = transformers.XLMRobertaConfig(**sizes, vocab_size=WORDS, type_vocab_size=1)
+    transformers.XLMRobertaModel(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_words_are_looked_up_in_the_file(dtype: str, multilingual: Path) -> None:
+    """The system may map pages beside those that are touched, up to a huge page for each end of a word."""
+    result = subprocess.run(
+        [sys.executable, "-c", LOOK_UP, str(multilingual), dtype],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded, touched, whole = map(int, result.stdout.split())
+    table = 4 * WORDS * WIDTH
+    huge_page = 2 << 20
+    assert loaded < 4 * huge_page
+    assert touched < 8 * 2 * huge_page
+    assert whole > 0.9 * table, "the measurement misses the table"

@@ -24,7 +24,8 @@ models     pooling architecture hub_config shapes weights.names family
            families.clip families.siglip families.catalogue
            weights.reading weights.joined weights.hub weights.locating weights.comparing cuts pooling_files
            image_size outline known registry
-           activations dtypes linear int8_passes int8_kernels int8 kernels progress weights.random_weights
+           activations words dtypes linear int8_passes int8_kernels int8 kernels progress
+           weights.random_weights weights.mapping
            rotary attention layers.parts
            layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
            layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip

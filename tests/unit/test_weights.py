@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import shutil
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ from pipeedge.models.progress import ByteBar
 from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_random
+from pipeedge.models.words import WORD_TABLE
 from pipeedge.request.files import InputRequest
 
 IMAGE_OPTIONS = {
@@ -287,14 +290,79 @@ def test_progress_of_loading_adds_up_to_the_bytes_of_the_weights(
 
 
 def test_weights_have_the_requested_dtype(saved: Callable[[str], tuple[Case, Model]]) -> None:
+    """All but the table of words, which stays in its file."""
     reference, model = saved("BertForSequenceClassification")
     shard = model.load(dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in shard.parameters()} == {torch.bfloat16}
+    others = {parameter.dtype for name, parameter in shard.named_parameters() if name != WORD_TABLE}
+    assert others == {torch.bfloat16}
     with torch.inference_mode():
         (output,) = shard(reference.inputs())
     assert output.dtype == torch.float32
     expected = reference_output(reference.model(), reference.inputs())
     torch.testing.assert_close(output, expected, rtol=0.1, atol=0.1)
+
+
+STORED = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_words_looked_up_in_the_file_are_those_of_a_copy(
+    stored: torch.dtype, dtype: torch.dtype, saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    """Converted before or after they are looked up, to the bit."""
+    reference, model = saved("BertForSequenceClassification")
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(model.default_weights).items()}
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    mapped = model.load(LayerRange(0, 1), file, dtype=dtype)
+    assert mapped.word_table is not None
+    assert mapped.word_table.dtype is stored
+    arrays = {name: tensor.double().float().numpy() for name, tensor in tensors.items()}
+    np.savez(tmp_path / "model.npz", **arrays)
+    copied = model.load(LayerRange(0, 1), tmp_path / "model.npz", dtype=dtype)
+    with torch.inference_mode():
+        found, expected = (shard(reference.inputs()) for shard in (mapped, copied))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_writing_to_mapped_words_leaves_the_file_alone(saved: Callable[[str], tuple[Case, Model]]) -> None:
+    _, model = saved("BertForSequenceClassification")
+    before = model.default_weights.read_bytes()
+    table = model.load(LayerRange(0, 1)).word_table
+    assert table is not None
+    table.zero_()
+    assert model.default_weights.read_bytes() == before
+    assert model.load(LayerRange(0, 1)).word_table.abs().sum() > 0
+
+
+def test_words_that_cannot_be_mapped_are_copied(
+    saved: Callable[[str], tuple[Case, Model]], tmp_path: Path
+) -> None:
+    """A header of odd length puts values where no number of their type can be."""
+    _, model = saved("BertForSequenceClassification")
+    raw = model.default_weights.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    odd = tmp_path / "odd.safetensors"
+    odd.write_bytes(struct.pack("<Q", length + 1) + raw[8 : 8 + length] + b" " + raw[8 + length :])
+    ours, theirs = (model.load(LayerRange(0, 1), file).word_table for file in (odd, None))
+    assert torch.equal(ours, theirs)
+
+
+def test_memory_counts_the_rows_of_words_that_may_be_looked_up(
+    saved: Callable[[str], tuple[Case, Model]],
+) -> None:
+    _, small = saved("BertForSequenceClassification")
+    text = dataclasses.replace(small.config.text, vocab=100_000)
+    model = dataclasses.replace(small, config=dataclasses.replace(small.config, input=text))
+    first, width = LayerRange(0, 4), model.config.hidden
+    table = 4 * 100_000 * width
+    rest = model.weight_bytes(first) - table
+    assert model.held_bytes(first, torch.float32, 7) == rest + 7 * 2 * 4096
+    assert model.held_bytes(first, torch.float32, 10**6) == rest + table
+    assert model.held_bytes(first, torch.float32, 7, "weights.npz") == rest + table
+    later = LayerRange(4, model.n_layers)
+    assert model.held_bytes(later, torch.float32, 7) == model.weight_bytes(later)
 
 
 def test_loaded_shards_are_frozen_and_in_evaluation_mode(saved: Callable[[str], tuple[Case, Model]]) -> None:

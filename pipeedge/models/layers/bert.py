@@ -11,6 +11,7 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import Bias, MaskBias, attend, norm
 from pipeedge.models.layers.parts import FamilyLayers, cycle
 from pipeedge.models.linear import Linear
+from pipeedge.models.words import look_up
 
 __all__ = ["BERT_LAYERS", "PooledHead", "TextEmbeddings", "TokenHead", "post_norm_part", "text_head"]
 
@@ -41,7 +42,7 @@ class TextEmbeddings(nn.Module):
         token_type_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Embed inputs [N, T] -> [N, T, E], mask [N, T]; without token types, all have the first one."""
-        embedded = F.embedding(input_ids, self.word)
+        embedded = look_up(self.word, input_ids, self.position.dtype)
         if self.token_type is not None:
             if token_type_ids is None:
                 embedded.add_(self.token_type[0])

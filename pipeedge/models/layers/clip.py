@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.architecture import Architecture
@@ -12,6 +11,7 @@ from pipeedge.models.families.clip import ClipTextOptions
 from pipeedge.models.layers.parts import FamilyLayers
 from pipeedge.models.layers.vit import pre_norm_part
 from pipeedge.models.linear import Linear
+from pipeedge.models.words import look_up
 
 __all__ = ["CLIP_TEXT_LAYERS", "CLIP_VISION_LAYERS", "PlainTextEmbeddings"]
 
@@ -74,7 +74,8 @@ class PlainTextEmbeddings(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Embed inputs [N, T] -> [N, T, D], mask [N, T]."""
-        embedded = F.embedding(input_ids, self.word).add_(self.position[: input_ids.shape[1]])
+        position = self.position[: input_ids.shape[1]]
+        embedded = look_up(self.word, input_ids, position.dtype).add_(position)
         return embedded, attention_mask != 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.activations import ACTIVATIONS
@@ -15,6 +14,7 @@ from pipeedge.models.families.modernbert import ModernBertOptions
 from pipeedge.models.layers.parts import FamilyLayers
 from pipeedge.models.linear import Linear
 from pipeedge.models.rotary import Rotation, rotation_by_position
+from pipeedge.models.words import look_up
 
 __all__ = ["MODERNBERT_LAYERS"]
 
@@ -34,7 +34,7 @@ class WordEmbeddings(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Embed inputs [N, T] -> [N, T, D], mask [N, T]."""
-        return self.norm(F.embedding(input_ids, self.word)), attention_mask != 0
+        return self.norm(look_up(self.word, input_ids, self.norm.weight.dtype)), attention_mask != 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights.comparing import check_tensors
 from pipeedge.models.weights.locating import Filling
+from pipeedge.models.weights.mapping import map_values
+from pipeedge.models.weights.names import same
 from pipeedge.models.weights.reading import WeightsFile
+from pipeedge.models.words import WORD_TABLE
 
 __all__ = ["fill", "plan", "read", "read_int8", "scale_name"]
 
@@ -51,8 +54,8 @@ def fill(
     """Load weights from ``file`` into ``shard``, built on ``meta``, one tensor at a time; return the shard.
 
     Each tensor is converted to the shard's type while it is read. Weights that are packed, or quantised to 8
-    bits here, pass through one buffer, one after the other. ``progress`` is called with the bytes stored for
-    each tensor.
+    bits here, pass through one buffer, one after the other. A table of words on the CPU stays in the file, if
+    it can be mapped. ``progress`` is called with the bytes stored for each tensor.
 
     Raises:
         WeightsError: As for ``plan``, or the data ends early or is damaged.
@@ -74,10 +77,22 @@ def fill(
             layer.set_weight(read(filling, place.shape, place.dtype, architecture, file, memory))
             progress(place.nbytes)
         else:
-            tensor = read(filling, place.shape, place.dtype, architecture, file)
+            tensor = _mapped(filling, file) if torch.device(device).type == "cpu" else None
+            if tensor is None:
+                tensor = read(filling, place.shape, place.dtype, architecture, file)
             _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
-            progress(tensor.nbytes)
+            progress(place.nbytes)
     return shard
+
+
+def _mapped(filling: Filling, file: WeightsFile) -> torch.Tensor | None:
+    """Return a table of words whose memory is that of ``file``, or None for what must be copied."""
+    source, *others = filling.sources
+    if filling.parameter != WORD_TABLE or others or source.layout is not same:
+        return None
+    place, entry = file.place(source.name), file.entry(source.name)
+    values = None if place is None or entry.dtype is None else map_values(place, entry.dtype)
+    return None if values is None else values.view(entry.shape)
 
 
 def _assign(shard: Shard, name: str, parameter: nn.Parameter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pipeedge.models.weights.reading import TensorEntry, WeightsFile
+from pipeedge.models.weights.reading import FilePlace, TensorEntry, WeightsFile
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,11 @@ class JoinedWeights(WeightsFile):
         """Copy a tensor into ``out``."""
         file, own = self._places[name]
         file.read_into(own, out)
+
+    def place(self, name: str) -> FilePlace | None:
+        """Return where the values of a tensor are, or None if they are not in order."""
+        file, own = self._places[name]
+        return file.place(own)
 
     def identity(self) -> Iterator[bytes]:
         """Yield bytes that identify the content of all files."""

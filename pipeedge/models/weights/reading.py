@@ -1,8 +1,9 @@
 """Reading weights: only the requested tensors, piece by piece, directly into their destination.
 
-Files are not mapped into memory: pages of a mapping count towards the resident memory of the process in
-addition to the copy made from them, which on a small board decides whether a model fits. Instead, each reader
-provides a stream per tensor, which is copied into the parameter a megabyte at a time.
+What is copied is not mapped into memory: pages of a mapping count towards the resident memory of the process
+in addition to the copy made from them, which on a small board decides whether a model fits. Instead, each
+reader provides a stream per tensor, which is copied into the parameter a megabyte at a time. Only a table of
+words, of which few rows are ever needed, is mapped instead of copied (``weights.mapping``).
 
 A plan needs headers alone and is to be there at once, so torch and numpy are imported where they are used.
 """
@@ -37,6 +38,7 @@ __all__ = [
     "INDEX_FILE",
     "SINGLE_FILE",
     "SOURCE_KEY",
+    "FilePlace",
     "TensorEntry",
     "WeightsFile",
     "indexed_files",
@@ -101,6 +103,17 @@ class TensorEntry:
         return found
 
 
+@dataclass(frozen=True)
+class FilePlace:
+    """Bytes of a file that are the values of a tensor, in order and in its number type."""
+
+    path: Path
+    start: int
+    """Number of the first byte."""
+    stop: int
+    """Number behind that of the last byte."""
+
+
 class WeightsFile(ABC):
     """Named tensors in one file or in several that belong together; a context manager."""
 
@@ -143,6 +156,11 @@ class WeightsFile(ABC):
         Raises:
             WeightsError: The data ends early or is damaged.
         """
+
+    def place(self, name: str) -> FilePlace | None:
+        """Return where the values of a tensor are, or None if they are compressed or not in order."""
+        del name
+        return None
 
 
 class _StreamedFile(WeightsFile):
@@ -271,6 +289,10 @@ class SafetensorsFile(_StreamedFile):
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
+    def place(self, name: str) -> FilePlace:
+        _, start, stop = self._entries[name]
+        return FilePlace(self.path, start, stop)
+
     def identity(self) -> Iterator[bytes]:
         yield self._header
         try:
@@ -361,6 +383,9 @@ class IndexedDirectory(WeightsFile):
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         self._file(name).read_into(name, out)
+
+    def place(self, name: str) -> FilePlace:
+        return self._file(name).place(name)
 
     def identity(self) -> Iterator[bytes]:
         for name in sorted({file: name for name, file in sorted(self._files.items())}.values()):
