@@ -2,12 +2,12 @@
 
     held-out digits ──layers 1 to c──> payload ──LinkEncoder, LinkDecoder──> layers c + 1 to 16 ──> classes
 
-Measures every cut c of the included model with every bit width and clamp: with one compressed link at a
-time, and with all links compressed and one stage per layer. Microbatches have 8 items in input order, as in
-a run. Figures are relative to the same model without compression: classes that differ, accuracy lost, and
-the relative error of the payload.
+Measures every cut c of the included model with every bit width: with every clamp without a transform, and
+with what a link does by default. First with one compressed link at a time, then with all links compressed and
+one stage per layer. Microbatches have 8 items in input order, as in a run. Figures are relative to the same
+model without compression: classes that differ, accuracy lost, and the relative error of the payload.
 
-``--dtypes`` measures number types instead of clamps: the held-out digits for each type and bit width; and,
+``--dtypes`` measures number types instead: the held-out digits for each type and bit width; and,
 for full models with random weights, computed block by block like ``--check``, the cosine of their outputs
 and those in float32.
 """
@@ -38,7 +38,7 @@ from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.weights.writing import write_random
 from pipeedge.report.agreement import agreement, outputs_by_block
 from pipeedge.request.files import InputRequest
-from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP
+from pipeedge.request.scheduling import AUTO, CLAMPS, DEFAULT_CLAMP
 
 CPU = torch.device("cpu")
 DTYPE_CUT = 8
@@ -49,17 +49,20 @@ MOST_LOST_POINTS = 0.3
 LARGE = ("google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224", "bert-base-uncased")
 LARGE_ITEMS = 4
 ALL_CUTS = 0
+DEFAULT = "default"
+METHODS = {clamp: (clamp, "off") for clamp in CLAMPS} | {DEFAULT: (DEFAULT_CLAMP, AUTO)}
+"""Clamp and transform, by the name of their rows."""
 DIGITS = Path(pipeedge.__file__).parent / "assets" / "digits.npz"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements for one cut, bit width and clamp."""
+    """Measurements for one cut, bit width and method."""
 
     cut: int
     """Number of layers before the cut; 0 for all cuts at once."""
     bits: int
-    clamp: str
+    method: str
     accuracy: float
     """Fraction of the held-out images."""
     lost_points: float
@@ -70,9 +73,10 @@ class Row:
     """Relative error (Euclidean norm) of the payload or, for all cuts, of the model's output."""
 
 
-def through_link(payload: Payload, bits: int, clamp: str, size: int) -> Payload:
+def through_link(payload: Payload, bits: int, method: str, size: int) -> Payload:
     """Return ``payload`` as received over a compressed link, in microbatches of ``size``."""
-    encoder, decoder = LinkEncoder(clamp), LinkDecoder()
+    clamp, transform = METHODS[method]
+    encoder, decoder = LinkEncoder(clamp, transform=transform), LinkDecoder()
     parts = []
     for start in range(0, payload[0].shape[0], size):
         microbatch = tuple(tensor[start : start + size] for tensor in payload)
@@ -90,14 +94,14 @@ def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
         expected = outputs.argmax(1)
         right = float((expected == labels).float().mean())
 
-        def row(cut: int, bits: int, clamp: str, came: Payload, sent: Payload, logits: torch.Tensor) -> Row:
+        def row(cut: int, bits: int, method: str, came: Payload, sent: Payload, logits: torch.Tensor) -> Row:
             accuracy = float((logits.argmax(1) == labels).float().mean())
             error = sum(float((a - b).pow(2).sum()) for a, b in zip(came, sent, strict=True))
             norm = sum(float(b.pow(2).sum()) for b in sent)
             return Row(
                 cut,
                 bits,
-                clamp,
+                method,
                 accuracy,
                 100 * (right - accuracy),
                 int((logits.argmax(1) != expected).sum()),
@@ -108,17 +112,17 @@ def measure(cuts: Sequence[int], size: int) -> Iterator[Row]:
             payload = model.load(LayerRange(0, cut), None, CPU)(images)
             rest = model.load(LayerRange(cut, model.n_layers), None, CPU)
             for bits in BIT_WIDTHS:
-                for clamp in CLAMPS:
-                    came = through_link(payload, bits, clamp, size)
-                    yield row(cut, bits, clamp, came, payload, rest(came)[0])
+                for method in METHODS:
+                    came = through_link(payload, bits, method, size)
+                    yield row(cut, bits, method, came, payload, rest(came)[0])
         layers = [model.load(LayerRange(n, n + 1), None, CPU) for n in range(model.n_layers)]
         for bits in BIT_WIDTHS:
-            for clamp in CLAMPS:
+            for method in METHODS:
                 values: Payload = images
                 for layer in layers[:-1]:
-                    values = through_link(layer(values), bits, clamp, size)
+                    values = through_link(layer(values), bits, method, size)
                 (logits,) = layers[-1](values)
-                yield row(ALL_CUTS, bits, clamp, (logits,), (outputs,), logits)
+                yield row(ALL_CUTS, bits, method, (logits,), (outputs,), logits)
 
 
 def heldout() -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +148,7 @@ def print_digits(size: int) -> list[str]:
         for bits in LINK_BITS:
             with torch.inference_mode():
                 payload = first((images,))
-                (logits,) = second(through_link(payload, bits, DEFAULT_CLAMP, size) if bits else payload)
+                (logits,) = second(through_link(payload, bits, DEFAULT, size) if bits else payload)
             accuracy = float((logits.argmax(1) == labels).float().mean())
             if not exact.numel():
                 right, exact = accuracy, logits
@@ -181,10 +185,10 @@ def print_large() -> None:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a Markdown table of each width and clamp, for single cuts and for all cuts compressed at once."""
+    """Yield a Markdown table of each width and method, for single cuts and for all cuts at once."""
     titles = (
         "bits",
-        "clamp",
+        "method",
         "relative error, mean",
         "points lost, mean",
         "points lost, worst cut",
@@ -195,34 +199,34 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield f"| {' | '.join(titles)} |"
     yield "|---" * len(titles) + "|"
     for bits in BIT_WIDTHS:
-        for clamp in CLAMPS:
-            found = [row for row in rows if (row.bits, row.clamp) == (bits, clamp)]
+        for method in METHODS:
+            found = [row for row in rows if (row.bits, row.method) == (bits, method)]
             single = [row for row in found if row.cut != ALL_CUTS]
             (every,) = (row for row in found if row.cut == ALL_CUTS)
             lost = [row.lost_points for row in single]
             yield (
-                f"| {bits} | {clamp} | {statistics.mean(row.relative_error for row in single):.4f} "
+                f"| {bits} | {method} | {statistics.mean(row.relative_error for row in single):.4f} "
                 f"| {statistics.mean(lost):.2f} | {max(lost):.2f} | {max(row.changed for row in single)} "
                 f"| {every.accuracy:.4f} | {every.changed} |"
             )
 
 
-def missed(rows: Sequence[Row], clamp: str) -> Iterator[str]:
-    """Yield a line for each target that the default clamp misses."""
+def missed(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each target that the default method misses."""
     for row in rows:
-        where = f"cut {row.cut or 'all'}, {row.bits} bits, {row.clamp}"
-        if row.clamp == clamp and row.bits == 8 and row.changed > 1:
+        where = f"cut {row.cut or 'all'}, {row.bits} bits, {row.method}"
+        if row.method == DEFAULT and row.bits == 8 and row.changed > 1:
             yield f"{where}: {row.changed} images change their class, at most 1 may"
-        if row.clamp == clamp and row.bits == 4 and row.cut and row.lost_points > 0.5:
+        if row.method == DEFAULT and row.bits == 4 and row.cut and row.lost_points > 0.5:
             yield f"{where}: {row.lost_points:.2f} points lost, at most 0.5 may be"
-    at_two = {(row.cut, row.clamp): row for row in rows if row.bits == 2}
+    at_two = {(row.cut, row.method): row for row in rows if row.bits == 2}
     for (cut, name), plain in at_two.items():
         if name != "none" or plain.lost_points < 5:
             continue
-        best = max(at_two[cut, other].accuracy for other in ("mse", "ds-aciq"))
+        best = max(at_two[cut, other].accuracy for other in (DEFAULT, "ds-aciq"))
         gained = 100 * (best - plain.accuracy)
         if gained < 5:
-            yield f"cut {cut or 'all'}, 2 bits: mse or ds-aciq gains {gained:.2f} points over none, not 5"
+            yield f"cut {cut or 'all'}, 2 bits: default or ds-aciq gains {gained:.2f} points over none, not 5"
 
 
 def main() -> int:
@@ -233,7 +237,7 @@ def main() -> int:
         "-u", "--ubatch-size", type=int, default=8, metavar="N", help="items in a microbatch (8)"
     )
     parser.add_argument("--cuts", type=int, nargs="+", metavar="LAYER", help="cuts to measure (all)")
-    parser.add_argument("--dtypes", action="store_true", help="measure number types instead of clamps")
+    parser.add_argument("--dtypes", action="store_true", help="measure number types instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.dtypes:
@@ -244,7 +248,7 @@ def main() -> int:
         return 1 if missing else 0
     layers = find_model("vit-digits").n_layers
     cuts = arguments.cuts or range(1, layers)
-    total = (len(cuts) + 1) * len(BIT_WIDTHS) * len(CLAMPS)
+    total = (len(cuts) + 1) * len(BIT_WIDTHS) * len(METHODS)
     rows = list(track(measure(cuts, arguments.ubatch_size), total=total, transient=True))
     for line in summary(rows):
         print(line)
@@ -253,7 +257,7 @@ def main() -> int:
             writer = csv.writer(stream)
             writer.writerow(Row.__dataclass_fields__)
             writer.writerows([getattr(row, name) for name in Row.__dataclass_fields__] for row in rows)
-    lines = list(missed(rows, "mse"))
+    lines = list(missed(rows))
     for line in lines:
         Console(stderr=True).print(f"missed: {line}", highlight=False)
     return 1 if lines else 0

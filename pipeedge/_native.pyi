@@ -160,6 +160,8 @@ def encode(
     high: float,
     codes: npt.NDArray[np.uint8],
     ranges: npt.NDArray[np.float32],
+    block: int = 0,
+    seed: int = 0,
     variant: str | None = None,
 ) -> int | None:
     """Quantise and pack ``values``: ``x' = offset + code * scale``, a scale and an offset for each row.
@@ -176,10 +178,13 @@ def encode(
         high: factor for the upper end, 0 or more.
         codes: output of ``packed_bytes`` bytes.
         ranges: output with the scales of all rows, then the offsets.
+        block: block of the Hadamard transform of each row: a power of two from 2 to 1024, or 0 for none.
+        seed: seed of the signs of that transform.
         variant: one of ``codec_variants``; None for the best. All give the same result.
 
     Returns:
-        The first row with a NaN or an infinity, where it stopped; None if there is none.
+        The first row with a NaN or an infinity, or, with a transform, values above 1e34, where it stopped;
+        None if there is none.
 
     Raises:
         ValueError: arrays that do not fit each other, bits or factors outside their range.
@@ -191,12 +196,28 @@ def decode(
     ranges: npt.NDArray[np.float32],
     bits: int,
     values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    block: int = 0,
+    seed: int = 0,
     variant: str | None = None,
 ) -> None:
     """Reverse ``encode``, into ``values``.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: arrays that do not fit each other, bits or a block outside their range.
+    """
+
+def transform_rows(
+    *,
+    values: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    rows: int,
+    block: int,
+    seed: int,
+    variant: str | None = None,
+) -> npt.NDArray[np.float32]:
+    """Return the Hadamard transform of each row, as ``encode`` quantises it; shape (rows, length).
+
+    Raises:
+        ValueError: values that are not that many equal rows, or a block outside its range.
     """
 
 def row_statistics(

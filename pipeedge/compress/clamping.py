@@ -73,19 +73,21 @@ class Sample:
     Attributes:
         values: Values (rows, length), float32 or the bits of bfloat16 as uint16, contiguous.
         statistics: Minimum, maximum, mean and mean absolute deviation of each row, float32 (rows, 4).
+        symmetric: Whether large values are as likely on either side of the mean, as after a transform.
     """
 
     values: npt.NDArray[Any]
     statistics: npt.NDArray[np.float32]
+    symmetric: bool = False
 
     @classmethod
-    def of(cls, values: npt.NDArray[Any]) -> Sample:
+    def of(cls, values: npt.NDArray[Any], *, symmetric: bool = False) -> Sample:
         """Return the sample of the rows ``values``.
 
         Raises:
             ValueError: A row contains NaN or infinity.
         """
-        return cls(values, native.row_statistics(values, values.shape[0]))
+        return cls(values, native.row_statistics(values, values.shape[0]), symmetric)
 
     def part(self, values: int) -> Sample:
         """Return about ``values`` equidistant values, with the statistics of their whole rows."""
@@ -95,6 +97,7 @@ class Sample:
         return Sample(
             np.ascontiguousarray(self.values[::across, ::along]),
             np.ascontiguousarray(self.statistics[::across]),
+            self.symmetric,
         )
 
     def squared_error(self, bits: int, levels: Levels) -> float:
@@ -145,7 +148,7 @@ def laplace_levels(bits: int, scale: float = 1.0) -> Levels:
 
 
 def gelu_levels(sample: Sample, bits: int) -> Levels:
-    """Return ACIQ's one-sided levels for the output of GELU, or ``laplace_levels`` for another tensor.
+    """Return ACIQ's one-sided levels for the output of GELU, or ``laplace_levels`` for other values.
 
     One half of the values is close to 0, the other follows an exponential distribution with scale b.
     Cut into 2^M cells, [0, alpha] loses ``b^2 exp(-alpha / b) + alpha^2 / (24 * 4^M)``, which is least where
@@ -153,7 +156,7 @@ def gelu_levels(sample: Sample, bits: int) -> Levels:
     b / 2 and the mean absolute deviation ``b exp(-1/2)``, which gives alpha: it lies ``(t - 1/2) b`` above
     the mean. The lowest level is the smallest value, at most 0.17 below 0.
     """
-    if sample.statistics.size and float(sample.statistics[:, 0].min()) < _GELU_FLOOR:
+    if sample.symmetric or (sample.statistics.size and float(sample.statistics[:, 0].min()) < _GELU_FLOOR):
         return laplace_levels(bits)
     reach = _lambert_w(12 * 4.0**bits) * (1 - 0.5 * 2.0**-bits) - 0.5
     return Levels(math.inf, max(reach, 0.0) * math.exp(0.5))
@@ -205,12 +208,16 @@ def mse_levels(sample: Sample, bits: int) -> Levels:
     """Return the two factors with the least quantisation error on ``sample``, found by search.
 
     A grid search on part of the sample comes first, because there are several local minima: places where a
-    level meets a frequent value, such as 0 after GELU. A pattern search from the best follows: each factor is
-    multiplied and divided by a ratio as long as that helps, then by a smaller ratio. The whole range is tried
-    too.
+    level meets a frequent value, such as 0 after GELU. For a symmetric sample, its diagonal is enough. A
+    pattern search from the best follows: each factor is multiplied and divided by a ratio as long as that
+    helps, then by a smaller ratio. The whole range is tried too.
     """
     best = min(
-        (Levels(low, high) for low in _MSE_FACTORS for high in _MSE_FACTORS),
+        (
+            Levels(low, high)
+            for low in _MSE_FACTORS
+            for high in ((low,) if sample.symmetric else _MSE_FACTORS)
+        ),
         key=functools.partial(sample.part(_MSE_FIRST_VALUES).squared_error, bits),
     )
     cost = functools.partial(sample.squared_error, bits)

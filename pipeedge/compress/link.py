@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from pipeedge.base.payload import Payload
@@ -15,37 +18,59 @@ from pipeedge.compress.codec import (
     is_compressible,
 )
 from pipeedge.compress.sizes import Granularity, row_count
+from pipeedge.compress.transform import Transform, hadamard
 from pipeedge.compress.wire import WirePart, from_wire, to_wire
 
 __all__ = ["LinkDecoder", "LinkEncoder"]
 
+TRANSFORMS = ("auto", "off", "hadamard")
 DEFAULT_WINDOW = 10
-"""Number of microbatches for which the levels of a tensor stay the same."""
+"""Number of microbatches for which the levels and the transform of a tensor stay the same."""
 
 _SAMPLE_ROWS = 64
 _SAMPLE_VALUES = 1 << 16
+_TRANSFORM_GAIN = 0.98
+"""Largest squared error that a transform may leave, as a fraction of the error without it on the same sample.
+Less would not be worth its time.
+"""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a tensor is encoded, besides its bits."""
+
+    levels: Levels = WHOLE_RANGE
+    transform: Transform | None = None
 
 
 class LinkEncoder:
     """Encoder for the payloads of one link.
 
-    The levels of each tensor of the payload are chosen once per window of microbatches, and whenever the bits
-    change, from a sample of equidistant rows, the same rows for the same shape.
+    The levels of each tensor of the payload and its transform are chosen once per window of microbatches, and
+    whenever the bits change, from a sample of equidistant rows, the same rows for the same shape.
 
     Args:
         clamp: One of the methods of ``pipeedge.compress.clamping``.
         granularity: Part of a tensor that has its own range.
         window: Number of microbatches in a window.
+        transform: ``off``, ``hadamard``, or ``auto`` for the one with less error on the sample.
     """
 
     def __init__(
-        self, clamp: str, granularity: Granularity = Granularity.TOKEN, window: int = DEFAULT_WINDOW
+        self,
+        clamp: str,
+        granularity: Granularity = Granularity.TOKEN,
+        window: int = DEFAULT_WINDOW,
+        transform: str = "auto",
     ) -> None:
+        if transform not in TRANSFORMS:
+            raise ValueError(f"there is no transform {transform}: choose one of {', '.join(TRANSFORMS)}")
         self._clamp = clamp
         self._granularity = granularity
         self._window = window
+        self._transform = transform
         self._done = 0
-        self._levels: dict[tuple[int, int], Levels] = {}
+        self._forms: dict[tuple[int, int], _Form] = {}
 
     def encode(self, payload: Payload, bits: int) -> Payload:
         """Return ``payload`` in wire form with ``bits`` bits a value; 0 is bit-exact.
@@ -57,7 +82,7 @@ class LinkEncoder:
             ValueError: The bits are not supported.
         """
         if self._done % self._window == 0:
-            self._levels.clear()
+            self._forms.clear()
         self._done += 1
         return to_wire([self._part(index, tensor, bits) for index, tensor in enumerate(payload)])
 
@@ -67,23 +92,39 @@ class LinkEncoder:
         tensor = tensor.float() if tensor.dtype is torch.float16 else tensor.contiguous()
         try:
             key = index, bits
-            if key not in self._levels and tensor.numel():
-                self._levels[key] = self._choose(tensor, bits)
-            return encode_tensor(tensor, bits, self._levels.get(key, WHOLE_RANGE), self._granularity)
+            if key not in self._forms and tensor.numel():
+                self._forms[key] = self._choose(tensor, bits)
+            form = self._forms.get(key, _Form())
+            return encode_tensor(tensor, bits, form.levels, self._granularity, form.transform)
         except NonFiniteError as error:
             raise NonFiniteError(f"tensor {index} of the payload, {error}") from None
 
-    def _choose(self, tensor: torch.Tensor, bits: int) -> Levels:
-        if self._clamp == "none":
-            return WHOLE_RANGE
+    def _choose(self, tensor: torch.Tensor, bits: int) -> _Form:
+        if self._clamp == "none" and self._transform == "off":
+            return _Form()
         rows = row_count(tuple(tensor.shape), self._granularity)
         values = tensor.reshape(rows, -1)
-        if not bool(torch.isfinite(values).all()):
-            return WHOLE_RANGE  # the codec will find the value and report it
         length = values.shape[1]
         wanted = max(1, min(_SAMPLE_ROWS, _SAMPLE_VALUES // length))
-        sample = values[:: max(1, rows // wanted), :: -(-length // _SAMPLE_VALUES)][:wanted]
-        return choose_levels(self._clamp, Sample.of(as_array(sample.contiguous())), bits)
+        values = values[:: max(1, rows // wanted)][:wanted].contiguous()
+        if not bool(torch.isfinite(values).all()):
+            return _Form()  # the codec will find the value and report it
+        sampled = as_array(values)
+        along = -(-length // _SAMPLE_VALUES)
+        plain = Sample.of(np.ascontiguousarray(sampled[:, ::along]))
+        form = _Form(choose_levels(self._clamp, plain, bits))
+        if self._transform == "off":
+            return form
+        transform = hadamard(length)
+        turned = np.ascontiguousarray(transform.rows(sampled)[:, ::along])
+        if not np.isfinite(turned).all():
+            return form  # sums of these values overflow
+        sample = Sample.of(turned, symmetric=True)
+        other = _Form(choose_levels(self._clamp, sample, bits), transform)
+        if self._transform == "hadamard":
+            return other
+        least = plain.squared_error(bits, form.levels)
+        return other if sample.squared_error(bits, other.levels) < _TRANSFORM_GAIN * least else form
 
 
 class LinkDecoder:

@@ -23,7 +23,7 @@ COMPRESSIBLE = ("float32", "bfloat16", "float16")
 """Names of the number types of tensors that can be encoded."""
 MAX_DIMS = 6
 """Largest number of dimensions of an encoded tensor."""
-COLUMNS = 4 + MAX_DIMS
+COLUMNS = 6 + MAX_DIMS
 """Number of columns of the table at the beginning of a payload."""
 
 

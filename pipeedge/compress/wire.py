@@ -5,8 +5,8 @@
                     int64  uint8 float32   uint8 float32          bool
 
 The table has a row for each tensor of the payload: bits (0: the tensor follows unencoded), granularity, type,
-number of dimensions, dimensions. Each microbatch thus describes its own encoding, the bits may change from
-one to the next, and transports need not know about compression.
+block of the transform (0: none) and its seed, number of dimensions, dimensions. Each microbatch describes its
+own encoding, the bits may change from one to the next, and transports need not know about compression.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pipeedge.base.payload import Payload, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS
 from pipeedge.compress.codec import EncodedTensor
 from pipeedge.compress.sizes import COLUMNS, MAX_DIMS, Granularity, code_shapes, wire_shapes
+from pipeedge.compress.transform import Transform
 
 __all__ = ["WirePart", "from_wire", "to_wire", "wire_specs"]
 
@@ -31,6 +32,7 @@ WirePart: TypeAlias = torch.Tensor | EncodedTensor
 _TYPES = {1: torch.float32, 3: torch.bfloat16}
 _TYPE_CODES = {dtype: code for code, dtype in _TYPES.items()}
 _MAX_ELEMENTS = 1 << 48
+_NO_TRANSFORM = (0, 0)
 
 
 def to_wire(parts: Sequence[WirePart]) -> Payload:
@@ -49,7 +51,9 @@ def to_wire(parts: Sequence[WirePart]) -> Payload:
         if len(part.shape) > MAX_DIMS:
             raise ValueError(f"a compressed tensor has up to {MAX_DIMS} dimensions, not {len(part.shape)}")
         dims = part.shape + (0,) * (MAX_DIMS - len(part.shape))
-        rows.append([part.bits, part.granularity, _TYPE_CODES[part.dtype], len(part.shape), *dims])
+        transform = (part.transform.block, part.transform.seed) if part.transform else _NO_TRANSFORM
+        code = _TYPE_CODES[part.dtype]
+        rows.append([part.bits, part.granularity, code, *transform, len(part.shape), *dims])
         tensors += [part.codes, part.ranges]
     table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), COLUMNS)
     return (table, *tensors)
@@ -71,7 +75,7 @@ def from_wire(payload: Payload) -> tuple[WirePart, ...]:
 
 
 def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
-    bits, granularity, code, ndim, *dims = row
+    bits, granularity, code, block, seed, ndim, *dims = row
     if bits == 0:
         return _next(rest)
     if bits not in BIT_WIDTHS or code not in _TYPES or not 0 <= ndim <= MAX_DIMS:
@@ -82,7 +86,10 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     # Dimensions of 0 would hide any others from the product, but no tensor can have such others.
     if math.prod(max(dim, 1) for dim in shape) > _MAX_ELEMENTS:
         raise PeerFailedError(f"a compressed tensor claims the impossible shape {shape}")
-    part = EncodedTensor(shape, _TYPES[code], bits, Granularity(granularity), _next(rest), _next(rest))
+    transform = _transform(block, seed)
+    part = EncodedTensor(
+        shape, _TYPES[code], bits, Granularity(granularity), _next(rest), _next(rest), transform
+    )
     wanted = map(TensorSpec.of, code_shapes(TensorSpec(shape, part.dtype).named, bits, part.granularity))
     for tensor, spec in zip((part.codes, part.ranges), wanted, strict=True):
         if tensor.dtype is not spec.dtype or tuple(tensor.shape) != spec.shape:
@@ -93,6 +100,17 @@ def _part(row: list[int], rest: Iterator[torch.Tensor]) -> WirePart:
     if not bool(torch.isfinite(part.ranges).all()):
         raise PeerFailedError(f"the ranges of a compressed tensor {shape} are not finite")
     return part
+
+
+def _transform(block: int, seed: int) -> Transform | None:
+    if (block, seed) == _NO_TRANSFORM:
+        return None
+    try:
+        return Transform(block, seed)
+    except ValueError as error:
+        raise PeerFailedError(
+            f"a compressed tensor claims a transform that does not exist: {error}"
+        ) from None
 
 
 def _next(rest: Iterator[torch.Tensor]) -> torch.Tensor:

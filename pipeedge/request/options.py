@@ -109,7 +109,9 @@ SECTIONS = (
         _SCHEDULE,
         (
             *options_of(LinkRequest),
-            *options_of(CompressionRequest, "clamp", "adaptive", "send_constraint", "min_bits"),
+            *options_of(
+                CompressionRequest, "clamp", "link_transform", "adaptive", "send_constraint", "min_bits"
+            ),
             option_of(CompressionRequest, "window_size"),
         ),
         topic="links",

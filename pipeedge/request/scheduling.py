@@ -18,17 +18,20 @@ __all__ = [
     "CLAMPS",
     "DEFAULT_CLAMP",
     "DEFAULT_WINDOW_SIZE",
+    "LINK_TRANSFORMS",
     "CompressionRequest",
     "LinkRequest",
     "ScheduleRequest",
 ]
 
 AUTO = "auto"
-"""Value of ``--dtype`` and ``--link-bits`` that lets the scheduler choose."""
+"""Value of ``--dtype`` and ``--link-bits`` that lets the scheduler choose, and links their transform."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Clamping methods of ``pipeedge.compress.clamping``."""
 DEFAULT_CLAMP = "mse"
 """Best method on the shipped model and on transformers' activations (see docs/quantization.md)."""
+LINK_TRANSFORMS = (AUTO, "off", "hadamard")
+"""Transforms of rows before quantisation, see ``pipeedge.compress.link``."""
 ADAPTIVE = ("heuristic", "heuristic2", "controller", "auto")
 """Policies of ``pipeedge.compress.policies``; all but the last need a target."""
 DEFAULT_WINDOW_SIZE = 10
@@ -173,6 +176,14 @@ class CompressionRequest:
         obeyed_by=ObeyedBy.RANK_0,
         help="method that chooses the range of compressed values ({default})",
     )
+    link_transform: Name = option(
+        AUTO,
+        "--link-transform",
+        choices=LINK_TRANSFORMS,
+        obeyed_by=ObeyedBy.RANK_0,
+        help="transform that spreads large values over their row before it is compressed: hadamard, off, or "
+        "auto (hadamard where a sample of the values shows less error) ({default})",
+    )
     adaptive: Name | None = option(
         None,
         "--adaptive",
@@ -192,8 +203,8 @@ class CompressionRequest:
         variable="WINDOW_SIZE",
         check=at_least(1),
         obeyed_by=ObeyedBy.RANK_0,
-        help="microbatches between two decisions of --adaptive, between two choices of --clamp, and in a "
-        "window of metrics ({default}, or WINDOW_SIZE)",
+        help="microbatches between two decisions of --adaptive, between two choices of --clamp and "
+        "--link-transform, and in a window of metrics ({default}, or WINDOW_SIZE)",
     )
     send_constraint: Number | None = option(
         None,

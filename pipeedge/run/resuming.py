@@ -92,5 +92,6 @@ def plan_dependencies(plan: Plan) -> Mapping[str, str]:
         "the bits of the links (-q)": "0" if plain else ",".join(map(str, bits)),
         "--adaptive": str(compression.adaptive),
         "--clamp": "any" if plain else compression.clamp,
+        "--link-transform": "any" if plain else compression.link_transform,
         "the layers of the stages": "any" if plain else ",".join(map(str, plan.schedule.partition())),
     }

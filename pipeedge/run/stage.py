@@ -76,16 +76,24 @@ class Encode:
         bits: function that returns the bits of a microbatch from its number and its items; called once for
             each, in order.
         clamp: method of clamping.
-        window: number of microbatches for which levels are kept.
+        window: number of microbatches for which levels and transform are kept.
+        transform: ``auto``, ``off`` or ``hadamard``.
         stage: sending stage.
         rank: rank of that stage.
     """
 
     def __init__(
-        self, bits: Callable[[int, int], int], clamp: str, window: int, *, stage: int, rank: int
+        self,
+        bits: Callable[[int, int], int],
+        clamp: str,
+        window: int,
+        *,
+        transform: str = "auto",
+        stage: int,
+        rank: int,
     ) -> None:
         self._bits = bits
-        self._encoder = LinkEncoder(clamp, window=window)
+        self._encoder = LinkEncoder(clamp, window=window, transform=transform)
         self._where = f"stage {stage} on rank {rank}"
 
     def __call__(self, packet: Packet) -> Packet:

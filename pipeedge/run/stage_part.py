@@ -183,6 +183,7 @@ def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Enc
         bits,
         compression.clamp,
         compression.window_size,
+        transform=compression.link_transform,
         stage=stage,
         rank=plan.schedule.stages[stage].rank,
     )

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,21 @@ codec::Levels levels_of(double low, double high) {
   return {low, high};
 }
 
+/// The row is memory in `room`, aligned to vectors.
+codec::Transform transform_of(py::ssize_t block, std::uint64_t seed, std::size_t length, std::vector<float>& room) {
+  if (block < 0 || !codec::is_transform_block(static_cast<std::size_t>(block))) {
+    throw py::value_error("a block of " + std::to_string(block) + ": powers of two from 2 to " +
+                          std::to_string(codec::kMaxTransformBlock) + " are possible, and 0");
+  }
+  if (block == 0) return {};
+  constexpr std::size_t alignment = 64;
+  std::size_t space = length * sizeof(float) + alignment;
+  room.resize(length + alignment / sizeof(float));
+  void* row = room.data();
+  std::align(alignment, length * sizeof(float), row, space);
+  return {static_cast<std::size_t>(block), seed, static_cast<float*>(row)};
+}
+
 const codec::Variant& variant_of(const std::optional<std::string>& name) {
   if (!name) return codec::best_variant();
   for (const codec::Variant* variant : codec::variants()) {
@@ -69,24 +85,29 @@ std::optional<std::size_t> row_or_none(std::size_t row) {
 }
 
 std::optional<std::size_t> encode(const py::array& values, py::ssize_t rows, int bits, double low, double high,
-                                  py::array& codes, py::array& ranges, const std::optional<std::string>& name) {
+                                  py::array& codes, py::array& ranges, py::ssize_t block, std::uint64_t seed,
+                                  const std::optional<std::string>& name) {
   require_width(bits);
   const codec::Values input = rows_of(values, rows);
   const codec::Levels levels = levels_of(low, high);
+  std::vector<float> room;
+  const codec::Transform transform = transform_of(block, seed, input.length, room);
   require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(input.rows * input.length, bits), true);
   require<float>(ranges, "ranges", "float32", 2 * input.rows, true);
   auto* bytes = static_cast<std::uint8_t*>(codes.mutable_data());
   auto* scales = static_cast<float*>(ranges.mutable_data());
   const codec::Variant& variant = variant_of(name);
   py::gil_scoped_release unlocked;
-  return row_or_none(variant.encode(input, bits, levels, bytes, scales, scales + input.rows));
+  return row_or_none(variant.encode(input, bits, levels, transform, bytes, scales, scales + input.rows));
 }
 
-void decode(const py::array& codes, const py::array& ranges, int bits, py::array& values,
-            const std::optional<std::string>& name) {
+void decode(const py::array& codes, const py::array& ranges, int bits, py::array& values, py::ssize_t block,
+            std::uint64_t seed, const std::optional<std::string>& name) {
   require_width(bits);
   const py::ssize_t rows = ranges.size() / 2;
   const codec::Values output = rows_of(values, rows);
+  std::vector<float> room;
+  const codec::Transform transform = transform_of(block, seed, output.length, room);
   require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(output.rows * output.length, bits), false);
   require<float>(ranges, "ranges", "float32", 2 * output.rows, false);
   if (!values.writeable()) throw py::value_error("values are read-only");
@@ -95,7 +116,22 @@ void decode(const py::array& codes, const py::array& ranges, int bits, py::array
   void* data = values.mutable_data();
   const codec::Variant& variant = variant_of(name);
   py::gil_scoped_release unlocked;
-  variant.decode(bytes, scales, scales + output.rows, bits, output.element, output.rows, output.length, data);
+  variant.decode(bytes, scales, scales + output.rows, bits, transform,
+                 {data, output.element, output.rows, output.length});
+}
+
+py::array_t<float> transform_rows(const py::array& values, py::ssize_t rows, py::ssize_t block, std::uint64_t seed,
+                                  const std::optional<std::string>& name) {
+  const codec::Values input = rows_of(values, rows);
+  if (block == 0) throw py::value_error("a transform needs a block");
+  std::vector<float> room;
+  const codec::Transform transform = transform_of(block, seed, input.length, room);
+  py::array_t<float> found(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(input.length)});
+  float* to = found.mutable_data();
+  const codec::Variant& variant = variant_of(name);
+  py::gil_scoped_release unlocked;
+  variant.transform(input, transform, to);
+  return found;
 }
 
 py::array_t<float> row_statistics(const py::array& values, py::ssize_t rows) {
@@ -140,9 +176,11 @@ void bind_codec(py::module_& module) {
   module.def("packed_bytes", &packed_bytes, "Return the bytes of `count` packed codes.", py::arg("count"), py::arg("bits"));
   module.def("encode", &encode, "Quantise and pack values, with a range for each row.", py::kw_only(), py::arg("values"),
              py::arg("rows"), py::arg("bits"), py::arg("low"), py::arg("high"), py::arg("codes"), py::arg("ranges"),
-             py::arg("variant") = py::none());
+             py::arg("block") = 0, py::arg("seed") = 0, py::arg("variant") = py::none());
   module.def("decode", &decode, "Write the values of packed codes.", py::kw_only(), py::arg("codes"), py::arg("ranges"),
-             py::arg("bits"), py::arg("values"), py::arg("variant") = py::none());
+             py::arg("bits"), py::arg("values"), py::arg("block") = 0, py::arg("seed") = 0, py::arg("variant") = py::none());
+  module.def("transform_rows", &transform_rows, "Return the transformed rows.", py::kw_only(), py::arg("values"),
+             py::arg("rows"), py::arg("block"), py::arg("seed"), py::arg("variant") = py::none());
   module.def("row_statistics", &row_statistics, "Return the statistics of rows.",
              py::arg("values"), py::arg("rows"));
   module.def("squared_error", &squared_error, "Return the sum of squared errors that quantisation would cause.", py::kw_only(), py::arg("values"),

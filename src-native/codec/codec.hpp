@@ -2,6 +2,7 @@
 //
 //   values  x x x x | x x x x | ...        rows of equal length: a token, an item, or the whole tensor
 //   ranges  scale, offset | ...            x' = offset + code * scale
+//           (of the transformed row, if there is a transform)
 //   codes   blocks of 2048 values, in planes of 8, 4, 2 and 1 bits (7 bits = 4 + 2 + 1)
 //
 //   plane of w bits for a block of n values:       byte j = value j, value j + s, value j + 2 s, ...
@@ -48,6 +49,32 @@ struct Values {
   std::size_t length = 0;
 };
 
+/// Values to be written, likewise.
+struct Output {
+  void* data = nullptr;
+  Element element = Element::kFloat32;
+  std::size_t rows = 0;
+  std::size_t length = 0;
+};
+
+/// Longest block of a transform. Fits the first-level cache several times.
+constexpr std::size_t kMaxTransformBlock = 1024;
+
+/// A randomised Hadamard transform of every row, before its levels are computed: see hadamard.inc.
+struct Transform {
+  /// Length of a block, a power of two, halved until it is at most the length of a row; 0 for no transform.
+  std::size_t block = 0;
+  /// Determines the signs.
+  std::uint64_t seed = 0;
+  /// Memory for one row of floats, best aligned to 64 bytes; needed to encode and decode with a transform.
+  float* row = nullptr;
+};
+
+/// Whether a transform may have blocks of this length: 0 (none), and powers of two from 2 to 1024.
+constexpr bool is_transform_block(std::size_t block) {
+  return block == 0 || (block >= 2 && block <= kMaxTransformBlock && (block & (block - 1)) == 0);
+}
+
 /// Whether codes may have this number of bits: 2 to 8, and 16.
 constexpr bool is_width(int bits) { return (bits >= 2 && bits <= 8) || bits == 16; }
 
@@ -57,13 +84,16 @@ std::size_t packed_bytes(std::size_t count, int bits);
 /// The codec, compiled for one instruction set. All variants produce the same bytes.
 struct Variant {
   const char* name;
-  /// Writes codes and ranges of the values. Returns the first row with a NaN or an infinity, or kNone. `codes`
-  /// has room for packed_bytes, `scales` and `offsets` for one number per row.
-  std::size_t (*encode)(const Values& values, int bits, const Levels& levels, std::uint8_t* codes, float* scales,
-                        float* offsets);
-  /// Writes the decoded values; `values` has room for rows * length elements.
-  void (*decode)(const std::uint8_t* codes, const float* scales, const float* offsets, int bits, Element element,
-                 std::size_t rows, std::size_t length, void* values);
+  /// Writes codes and ranges of the values. Returns the first row that cannot be encoded, or kNone: a row with a
+  /// NaN or an infinity, or, with a transform, with values above 1e34, whose transform may overflow. `codes` has
+  /// room for packed_bytes, `scales` and `offsets` for one number per row.
+  std::size_t (*encode)(const Values& values, int bits, const Levels& levels, const Transform& transform,
+                        std::uint8_t* codes, float* scales, float* offsets);
+  /// Writes the decoded values.
+  void (*decode)(const std::uint8_t* codes, const float* scales, const float* offsets, int bits,
+                 const Transform& transform, const Output& values);
+  /// Writes the transformed rows, with room for rows * length numbers.
+  void (*transform)(const Values& values, const Transform& transform, float* rows);
   /// Writes the statistics of each row. Returns the first row with a NaN or an infinity, or kNone.
   std::size_t (*statistics)(const Values& values, Statistics* rows);
   /// Sum of (x - x')^2 over all values if they were encoded with these factors; `statistics` are of these rows.

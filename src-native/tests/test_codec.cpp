@@ -31,14 +31,33 @@ struct Encoded {
   std::size_t bad_row = kNone;
 };
 
-Encoded encode(const Variant& variant, const Values& values, int bits, const Levels& levels) {
+/// A transform with its own memory of exactly one row; none if `block` is 0.
+struct Turned {
+  std::vector<float> row;
+  Transform transform;
+
+  Turned(std::size_t block, std::size_t length) : row(block > 0 ? length : 0), transform{block, 5, row.data()} {}
+};
+
+Encoded encode(const Variant& variant, const Values& values, int bits, const Levels& levels, std::size_t block = 0) {
+  const Turned turned(block, values.length);
   Encoded encoded;
   encoded.codes.resize(packed_bytes(values.rows * values.length, bits));
   encoded.scales.resize(values.rows);
   encoded.offsets.resize(values.rows);
   encoded.bad_row =
-      variant.encode(values, bits, levels, encoded.codes.data(), encoded.scales.data(), encoded.offsets.data());
+      variant.encode(values, bits, levels, turned.transform, encoded.codes.data(), encoded.scales.data(),
+                     encoded.offsets.data());
   return encoded;
+}
+
+std::vector<float> decode(const Variant& variant, const Encoded& encoded, int bits, std::size_t length,
+                          std::size_t block = 0) {
+  const Turned turned(block, length);
+  std::vector<float> values(encoded.scales.size() * length);
+  variant.decode(encoded.codes.data(), encoded.scales.data(), encoded.offsets.data(), bits, turned.transform,
+                 {values.data(), Element::kFloat32, encoded.scales.size(), length});
+  return values;
 }
 
 const std::vector<int> kWidths = {2, 3, 4, 5, 6, 7, 8, 16};
@@ -73,19 +92,58 @@ void test_round_trips() {
         check(encode(*variant, small, bits, levels).codes == wanted_small.codes, what + " of bfloat16 likewise");
 
         const Encoded plain = encode(*variant, values, bits, {});
-        std::vector<float> decoded(data.size());
-        variant->decode(plain.codes.data(), plain.scales.data(), plain.offsets.data(), bits, Element::kFloat32, rows,
-                        length, decoded.data());
+        const std::vector<float> decoded = decode(*variant, plain, bits, length);
         bool close = true;
         for (std::size_t i = 0; i < data.size(); ++i) {
           close = close && std::abs(decoded[i] - data[i]) <= 0.52F * plain.scales[i / length] + 1e-5F;
         }
         check(close, what + " comes back within half a step");
         std::vector<std::uint16_t> decoded_small(data.size());
-        variant->decode(plain.codes.data(), plain.scales.data(), plain.offsets.data(), bits, Element::kBfloat16, rows,
-                        length, decoded_small.data());
+        variant->decode(plain.codes.data(), plain.scales.data(), plain.offsets.data(), bits, {},
+                        {decoded_small.data(), Element::kBfloat16, rows, length});
       }
     }
+  }
+}
+
+/// Rows of every length, so that blocks end with the row, before it, and beyond it. Each variant gives the same bits.
+void test_transforms() {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0.5F, 2.0F);
+  const Variant& portable = *variants().back();
+  for (std::size_t block = 2; block <= kMaxTransformBlock; block *= 2) {
+    for (const std::size_t length : {1, 2, 3, 31, 64, 100, 256, 257, 767, 768, 1500, 2048}) {
+      const std::size_t rows = 3;
+      std::vector<float> data(rows * length);
+      std::generate(data.begin(), data.end(), [&] { return normal(random); });
+      const Values values = {data.data(), Element::kFloat32, rows, length};
+      std::vector<float> wanted(data.size());
+      portable.transform(values, {block, 5, nullptr}, wanted.data());
+      double before = 0, after = 0;
+      for (const float x : data) before += static_cast<double>(x) * static_cast<double>(x);
+      for (const float x : wanted) after += static_cast<double>(x) * static_cast<double>(x);
+      const std::string what = std::to_string(rows) + "x" + std::to_string(length) + " in blocks of " + std::to_string(block);
+      check(std::abs(after - before) <= 1e-5 * before, what + " keeps the sum of squares");
+      for (const Variant* variant : variants()) {
+        const std::string who = std::string(variant->name) + " " + what;
+        std::vector<float> got(data.size());
+        variant->transform(values, {block, 5, nullptr}, got.data());
+        check(std::memcmp(got.data(), wanted.data(), got.size() * sizeof(float)) == 0, who + " is the portable one");
+        const Encoded encoded = encode(*variant, values, 16, {}, block);
+        const std::vector<float> decoded = decode(*variant, encoded, 16, length, block);
+        check(decoded == decode(portable, encode(portable, values, 16, {}, block), 16, length, block),
+              who + " is decoded as the portable one");
+        bool close = true;
+        for (std::size_t i = 0; i < data.size(); ++i) close = close && std::abs(decoded[i] - data[i]) < 0.02F;
+        check(close, who + " comes back");
+      }
+    }
+  }
+  const std::vector<float> large(64, 1e36F);
+  for (const Variant* variant : variants()) {
+    const Values values = {large.data(), Element::kFloat32, 2, 32};
+    check(encode(*variant, values, 8, {}, 32).bad_row == 0, "a sum that may overflow is told");
+    check(encode(*variant, values, 8, {}).bad_row == kNone, "which needs a transform");
   }
 }
 
@@ -99,9 +157,7 @@ void test_extremes() {
       for (const Variant* variant : variants()) {
         for (const Levels& levels : {Levels{}, Levels{1, 1}, Levels{0, 0}}) {
           const Encoded encoded = encode(*variant, {row.data(), Element::kFloat32, 1, row.size()}, bits, levels);
-          std::vector<float> decoded(row.size());
-          variant->decode(encoded.codes.data(), encoded.scales.data(), encoded.offsets.data(), bits,
-                          Element::kFloat32, 1, row.size(), decoded.data());
+          const std::vector<float> decoded = decode(*variant, encoded, bits, row.size());
           for (const float value : decoded) check(std::isfinite(value), "an extreme row comes back finite");
         }
       }
@@ -132,8 +188,12 @@ void test_hostile_ranges() {
     }
     std::vector<std::uint8_t> codes(packed_bytes(100, 7), 0xa5);
     std::vector<float> values(100);
-    for (const Variant* variant : variants()) {
-      variant->decode(codes.data(), range, range + 1, 7, Element::kFloat32, 1, 100, values.data());
+    for (const std::size_t block : {0, 2, 64, 1024}) {
+      const Turned turned(block, values.size());
+      for (const Variant* variant : variants()) {
+        variant->decode(codes.data(), range, range + 1, 7, turned.transform,
+                        {values.data(), Element::kFloat32, 1, values.size()});
+      }
     }
   }
 }
@@ -142,6 +202,7 @@ void test_hostile_ranges() {
 
 int main() {
   test_round_trips();
+  test_transforms();
   test_extremes();
   test_hostile_ranges();
   std::cout << (failures == 0 ? "all passed" : std::to_string(failures) + " failed") << '\n';

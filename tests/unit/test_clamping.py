@@ -54,7 +54,7 @@ def relative_error(values: torch.Tensor, decoded: torch.Tensor) -> float:
 
 
 def ours(values: torch.Tensor, bits: int, clamp: str) -> float:
-    (decoded,) = LinkDecoder().decode(LinkEncoder(clamp).encode((values,), bits))
+    (decoded,) = LinkDecoder().decode(LinkEncoder(clamp, transform="off").encode((values,), bits))
     return relative_error(values, decoded)
 
 

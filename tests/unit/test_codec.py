@@ -11,6 +11,7 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from oracles.packed_codes import unpack
 
 from pipeedge import _native as native
 from pipeedge.base.errors import PeerFailedError
@@ -23,6 +24,7 @@ from pipeedge.compress import (
     LinkDecoder,
     LinkEncoder,
     NonFiniteError,
+    Transform,
     decode_tensor,
     encode_tensor,
     error_bound,
@@ -32,27 +34,7 @@ from pipeedge.compress.wire import from_wire, to_wire
 
 INF = math.inf
 
-# --- the oracle: bits as bits, one at a time ------------------------------------------------------------
-
-
-def unpack(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """Unpack codes of blocks of 2048 values in planes of 8, 4, 2, 1 bits, lowest plane first."""
-    codes = np.zeros(count, dtype=np.int64)
-    widths = [8, 8] if bits == 16 else [width for width in (8, 4, 2, 1) if bits & width]
-    position = 0
-    for start in range(0, count, 2048):
-        size = min(2048, count - start)
-        shift = 0
-        for width in widths:
-            stride = math.ceil(size * width / 8)
-            plane = packed[position : position + stride].astype(np.int64)
-            for index in range(size):
-                part = plane[index % stride] >> (index // stride * width) & ((1 << width) - 1)
-                codes[start + index] |= part << shift
-            position += stride
-            shift += width
-    assert position == len(packed)
-    return codes
+# --- the oracle ------------------------------------------------------------------------------------------
 
 
 def wanted_ranges(rows: np.ndarray, bits: int, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
@@ -341,7 +323,7 @@ def test_bits_may_change_from_one_microbatch_to_the_next() -> None:
 
 
 def broken(change: dict[int, int] | None = None, *, drop: int = 0, extra: bool = False) -> tuple:
-    wire = list(to_wire([encode_tensor(torch.ones(2, 8), 4), torch.ones(3)]))
+    wire = list(to_wire([encode_tensor(torch.ones(2, 8), 4, transform=Transform(8, 1)), torch.ones(3)]))
     for column, value in (change or {}).items():
         wire[0][0, column] = value
     if drop:
@@ -363,12 +345,17 @@ def broken(change: dict[int, int] | None = None, *, drop: int = 0, extra: bool =
         (broken({0: -4}), "claims -4 bits"),
         (broken({1: 3}), "granularity 3"),
         (broken({2: 4}), "type 4"),
-        (broken({3: 7}), "7 dimensions"),
-        (broken({3: -1}), "-1 dimensions"),
-        (broken({4: -2}), "granularity"),
-        (broken({4: 1 << 40, 5: 1 << 40}), "impossible"),
-        (broken({4: 0, 5: 1 << 62}), "impossible"),
-        (broken({4: 3}), "instead of"),
+        (broken({3: 3}), "transform that does not exist: a block of 3"),
+        (broken({3: 2048}), "transform that does not exist: a block of 2048"),
+        (broken({3: -8}), "transform that does not exist: a block of -8"),
+        (broken({3: 0}), "transform that does not exist: a block of 0"),
+        (broken({4: -1}), "transform that does not exist: the seed -1"),
+        (broken({5: 7}), "7 dimensions"),
+        (broken({5: -1}), "-1 dimensions"),
+        (broken({6: -2}), "granularity"),
+        (broken({6: 1 << 40, 7: 1 << 40}), "impossible"),
+        (broken({6: 0, 7: 1 << 62}), "impossible"),
+        (broken({6: 3}), "instead of"),
         (broken({0: 5}), "instead of"),
         (broken({1: 2}), "instead of"),
     ],
@@ -376,6 +363,25 @@ def broken(change: dict[int, int] | None = None, *, drop: int = 0, extra: bool =
 def test_claims_of_a_peer_are_checked(wire: tuple, message: str) -> None:
     with pytest.raises(PeerFailedError, match=message):
         from_wire(wire)
+
+
+@settings(max_examples=cases(400))
+@given(
+    column=st.integers(0, 11),
+    value=st.one_of(st.integers(-3, 20), st.sampled_from([64, 256, 1 << 31, (1 << 63) - 1, -(1 << 63)])),
+    second=st.integers(0, 11),
+    other=st.integers(-1, 16),
+)
+def test_damaged_tables_are_refused_or_decode_in_bounds(
+    column: int, value: int, second: int, other: int
+) -> None:
+    try:
+        parts = from_wire(broken({second: other, column: value}))
+    except PeerFailedError:
+        return
+    for part in parts:
+        if isinstance(part, EncodedTensor):
+            assert decode_tensor(part).shape == part.shape
 
 
 def test_ranges_that_are_not_finite_are_refused() -> None:

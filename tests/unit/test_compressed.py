@@ -22,7 +22,7 @@ from pipeedge.models import Model, find_model
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP, CompressionRequest
+from pipeedge.request.scheduling import CLAMPS, DEFAULT_CLAMP, LINK_TRANSFORMS, CompressionRequest
 from pipeedge.run.stage import Decode, Encode
 from pipeedge.transport.base import Packet
 
@@ -170,6 +170,13 @@ def test_clamps_are_those_of_the_codec() -> None:
         choose_levels(clamp, sample, 4)
     with pytest.raises(RequestError, match="--clamp half: choose one of none, laplace"):
         CompressionRequest("half")
+
+
+def test_transforms_are_those_of_the_codec() -> None:
+    for transform in LINK_TRANSFORMS:
+        LinkEncoder("mse", transform=transform)
+    with pytest.raises(RequestError, match="--link-transform half: choose one of auto, off, hadamard"):
+        CompressionRequest(link_transform="half")
 
 
 def test_non_finite_error_is_an_internal_error() -> None:

@@ -31,7 +31,7 @@ models     pooling architecture hub_config shapes weights.names family
            layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
            layers.catalogue
            sentence shard weights.fill weights.writing model weights.download
-compress   sizes policies clamping adaptation codec wire link
+compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
@@ -138,6 +138,7 @@ PURE = (
     "compress.link",
     "compress.policies",
     "compress.sizes",
+    "compress.transform",
     "compress.wire",
     "base.schedule",
     "simulate.cluster",

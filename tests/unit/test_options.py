@@ -133,6 +133,7 @@ WRONG = [
     ("0 2 -q 8,1", "-q/--quant 8,1: a link carries 2 to 8 or 16"),
     ("0 2 -q 8,x", "'8,x' is not a list of integers"),
     ("0 2 --clamp tanh", "--clamp: invalid choice: 'tanh'"),
+    ("0 2 --link-transform fourier", "--link-transform: invalid choice: 'fourier'"),
     ("0 2 -r 0,1 --schedule-file s.yml", "-r/--rank-order cannot be combined with a schedule of hosts"),
     ("0 2 -H a", "names 1 host for a world of 2 ranks"),
     ("0 2 -H a,a", "names a twice"),

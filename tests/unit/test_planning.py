@@ -27,7 +27,7 @@ from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.request.scheduling import CLAMPS, CompressionRequest
+from pipeedge.request.scheduling import CLAMPS, LINK_TRANSFORMS, CompressionRequest
 from pipeedge.transport.frame import frame_capacity
 
 
@@ -168,7 +168,7 @@ def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: obj
 
 
 def test_options_may_be_given_to_every_rank_or_to_the_one_that_obeys_them() -> None:
-    plan = "-pt 1,8,9,16 -r 0,1 -q 8,0 --dtype float32 --clamp laplace -H a,b,c"
+    plan = "-pt 1,8,9,16 -r 0,1 -q 8,0 --dtype float32 --clamp laplace --link-transform off -H a,b,c"
     data = "-D 2 -b 9 --seed 3 --output o.csv --report r.json --trace t.json --check 4 --skip-bad-input"
     own = {0: plan, 1: "-d cpu --timeout 9 --metrics-dir m --window-size 3 --quiet", 2: data}
     assert disagreement({rank: stated(rank, f"-D 2 {line}") for rank, line in own.items()}) is None
@@ -228,6 +228,10 @@ def test_options_that_must_be_the_same_are_compared_as_given(option: str, says: 
         ({0: "-D 2", 2: "-q 8,0,0"}, "rank 2 was given -q/--quant 8,0,0, rank 0 was not"),
         ({0: "--dtype int8", 1: "--dtype bfloat16"}, "disagree on --dtype: int8 and bfloat16"),
         ({0: "--clamp none", 1: "--clamp mse"}, "disagree on --clamp: none and mse"),
+        (
+            {0: "--link-transform off", 1: "--link-transform auto"},
+            "disagree on --link-transform: off and auto",
+        ),
         ({1: "--window-size 5"}, r"rank 1 was given --window-size \(WINDOW_SIZE\) 5, rank 0 was not"),
     ],
 )
@@ -282,7 +286,9 @@ def plans(draw: st.DrawFn) -> Plan:
         store_port=draw(st.none() | st.integers(1, 65535)),
         prediction=draw(st.none() | st.just(Prediction((promise,) * len(stages), 8))),
         compression=CompressionRequest(
-            clamp=draw(st.sampled_from(CLAMPS)), adaptive=draw(st.sampled_from([None, "auto"]))
+            clamp=draw(st.sampled_from(CLAMPS)),
+            link_transform=draw(st.sampled_from(LINK_TRANSFORMS)),
+            adaptive=draw(st.sampled_from([None, "auto"])),
         ),
         pixel_table=draw(st.sampled_from([None, PixelTable(torch.zeros(3, 256)).to_text()])),
     )
