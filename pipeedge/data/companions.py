@@ -37,7 +37,8 @@ def companion_file(model_name: str, directories: Iterable[Path], names: Iterable
 
 def hub_names(model_name: str) -> tuple[str, ...]:
     """Return the repositories that ``model_name`` may mean: BERT's moved under their authors' name."""
-    return (model_name,) if "/" in model_name else (model_name, f"google-bert/{model_name}")
+    name = model_name.partition("#")[0]  # without the tower or the size of images
+    return (name,) if "/" in name else (name, f"google-bert/{name}")
 
 
 def cached_file(model_name: str, names: Iterable[str]) -> Path | None:

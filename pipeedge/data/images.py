@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -207,13 +207,38 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
     from transformers import AutoImageProcessor  # takes seconds to import, and most runs do not need it
 
     try:
-        processor = AutoImageProcessor.from_pretrained(path.parent, local_files_only=True, backend="pil")
+        load = partial(AutoImageProcessor.from_pretrained, path.parent, local_files_only=True, backend="pil")
+        processor = load()
+        if model.config.interpolated:
+            processor = load(**resized_options(processor, model.config.image_size))
     except Exception as error:  # a hand-written file may raise anything inside transformers
         raise InputError(f"{path}: not an image processor that transformers can read ({error})") from error
     channels, (height, width) = model.config.channels, model.config.image_size
     transform = DirectoryTransform(processor, channels, (channels, height, width), path)
     transform.encode(Image.new("RGB", (width, height)))  # a description of another model shows before the run
     return transform.with_table()
+
+
+def resized_options(processor: Any, size: tuple[int, int]) -> dict[str, dict[str, int]]:
+    """Return the options with which an image processor makes images of another size.
+
+    What is cut off is the same share of a picture as with the processor's own size.
+
+    Args:
+        processor: Image processor of transformers.
+        size: Height and width in pixels.
+    """
+    height, width = size
+    whole, crop = dict(processor.size), getattr(processor, "crop_size", None)
+    exact = {"height": height, "width": width}
+    if not (getattr(processor, "do_center_crop", False) and crop):
+        return {"size": exact}
+    rows, columns = height / crop["height"], width / crop["width"]
+    if whole.get("shortest_edge"):
+        resized = {"shortest_edge": round(whole["shortest_edge"] * max(rows, columns))}
+    else:
+        resized = {"height": round(whole["height"] * rows), "width": round(whole["width"] * columns)}
+    return {"size": resized, "crop_size": exact}
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:

@@ -18,6 +18,10 @@ class ModelConfig(Protocol):
         """Height and width in pixels."""
 
     @property
+    def interpolated(self) -> bool:
+        """Whether images are of another size than the model's positions are for."""
+
+    @property
     def channels(self) -> int:
         """Number of colour channels of an image."""
 

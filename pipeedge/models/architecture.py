@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -91,6 +91,8 @@ class ImageInput:
     channels: int
     prefix_tokens: int = 1
     """Number of tokens in front of the patches, such as the class token."""
+    trained: tuple[int, int] | None = None
+    """Height and width that the stored positions are for, or None: ``image_size``."""
 
     def __post_init__(self) -> None:
         check_range("channels", self.channels, _MOST["channels"])
@@ -106,9 +108,35 @@ class ImageInput:
     @property
     def tokens(self) -> int:
         """Number of tokens of an image: one per patch, and the prefix tokens."""
-        rows = self.image_size[0] // self.patch_size[0]
-        columns = self.image_size[1] // self.patch_size[1]
-        return rows * columns + self.prefix_tokens
+        return math.prod(self.grid) + self.prefix_tokens
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches of an image."""
+        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+
+    @property
+    def trained_grid(self) -> tuple[int, int]:
+        """Rows and columns of patches that the stored positions are for."""
+        return self.as_trained().grid
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of tokens that the stored positions are for."""
+        return self.as_trained().tokens
+
+    def of_size(self, size: tuple[int, int]) -> ImageInput:
+        """Return the sizes with images of another height and width, to which positions are interpolated.
+
+        Raises:
+            ModelError: The size is out of range, or smaller than a patch.
+        """
+        stored = self.trained or self.image_size
+        return replace(self, image_size=size, trained=None if size == stored else stored)
+
+    def as_trained(self) -> ImageInput:
+        """Return the sizes with images as those that the stored positions are for."""
+        return self if self.trained is None else self.of_size(self.trained)
 
 
 @dataclass(frozen=True)
@@ -227,10 +255,27 @@ class Architecture:
             raise TypeError(f"{self.family} takes images")
         return self.input
 
+    def of_image_size(self, size: tuple[int, int]) -> Architecture:
+        """Return a model of images as it takes those of another height and width.
+
+        Raises:
+            ModelError: The size is out of range, or smaller than a patch.
+        """
+        return replace(self, input=self.image.of_size(size))
+
+    def as_trained(self) -> Architecture:
+        """Return a model as it takes images of the size that its positions are for; others as they are."""
+        return self if self.takes_text else replace(self, input=self.image.as_trained())
+
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels (images only)."""
         return self.image.image_size
+
+    @property
+    def interpolated(self) -> bool:
+        """Whether images are of another size than the stored positions are for (images only)."""
+        return self.image.trained is not None
 
     @property
     def channels(self) -> int:
@@ -275,7 +320,8 @@ class Architecture:
         """
         fields = asdict(self)
         own = fields.pop("input")
-        own.pop("prefix_tokens", None)  # follows from the family
+        for derived in ("prefix_tokens", "trained"):  # follow from the family and the weights
+            own.pop(derived, None)
         fields.update({**_NO_INPUT, **own})
         return {
             name: value

@@ -219,8 +219,8 @@ class Outline:
         It covers the name, shape and position of every tensor. For an ``.npz`` file it uses the checksum of
         every array in the table of contents. For a ``.safetensors`` file two samples of each tensor are read,
         because reading gigabytes at every start is too slow for a small board. The path of the file plays no
-        part. Converted weights have the fingerprint of their original, so that each rank may hold those of
-        its own type.
+        part, nor does the size of images if positions are interpolated to it. Converted weights have the
+        fingerprint of their original, so that each rank may hold those of its own type.
 
         Raises:
             WeightsError: The file is missing, truncated, or of an unknown kind.
@@ -228,7 +228,7 @@ class Outline:
         with self.open(weights) as file:
             if file.source is not None:
                 return file.source
-            config = json.dumps(self.config.as_dict(), sort_keys=True).encode()
+            config = json.dumps(self.config.as_trained().as_dict(), sort_keys=True).encode()
             return identity_digest(iter([config, *file.identity()]))
 
     def open(

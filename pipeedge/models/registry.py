@@ -7,6 +7,7 @@ import difflib
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 from pipeedge.base.errors import ModelError, WeightsError
@@ -28,6 +29,7 @@ __all__ = ["DIGITS", "MODEL_NAMES", "find_outline"]
 DIGITS = "vit-digits"
 """Name of the small model that ships with the package."""
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
+_SIZE = re.compile(r"([0-9]{1,5})(?:x([0-9]{1,5}))?")
 _LIKE = 0.6
 """Least similarity, from 0 to 1, at which a known name is suggested for a wrong one."""
 
@@ -45,13 +47,18 @@ def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> 
 
     Args:
         name_or_dir: Known name, directory, or ``ORG/NAME`` of a repository. ``#vision`` or ``#text`` at its
-            end chooses between two models in one checkpoint.
+            end chooses between two models in one checkpoint, ``#448`` or ``#480x640`` another size of images,
+            height first.
         fetch: Whether the configuration of a repository may be fetched if the hub's local cache lacks it.
 
     Raises:
-        ModelError: The name is unknown, or the ``config.json`` is missing or not supported.
+        ModelError: The name is unknown, the ``config.json`` is missing or not supported, or the model does
+            not take images of that size.
     """
     name = os.fspath(name_or_dir)
+    whole, size = _split_size(name)
+    if size is not None:
+        return _of_size(find_outline(whole, fetch=fetch), name, size)
     if name in KNOWN:
         return KNOWN[name]
     if name == DIGITS:
@@ -88,6 +95,27 @@ def _nearest(name: str) -> str | None:
 
     best = max(MODEL_NAMES, key=similarity)
     return best if similarity(best) >= _LIKE else None
+
+
+def _split_size(name: str) -> tuple[str, tuple[int, int] | None]:
+    """Return the name without the size of images at its end, and that size, if any."""
+    whole, _, end = name.rpartition("#")
+    found = _SIZE.fullmatch(end)
+    if not whole or found is None or Path(name).is_dir():
+        return name, None
+    height, width = found.groups()
+    return whole, (int(height), int(width or height))
+
+
+def _of_size(outline: Outline, name: str, size: tuple[int, int]) -> Outline:
+    """Return a model as it takes images of ``size``, under the whole ``name``."""
+    if outline.takes_text:
+        raise ModelError(f"{outline.name} takes sentences: leave out {name.removeprefix(outline.name)}")
+    try:
+        config = outline.config.of_image_size(size)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from None
+    return dataclasses.replace(outline, name=name, config=config)
 
 
 def _split_tower(name: str) -> tuple[str, str | None]:
@@ -148,5 +176,5 @@ def _from_directory(
         config = with_pooling(config, directory)
     size = preprocessed_size(directory) if family_of(config).any_image_size else None
     if size is not None:
-        config = dataclasses.replace(config, input=dataclasses.replace(config.image, image_size=size))
+        config = config.of_image_size(size)
     return Outline(name, config, labels, directory, weights, repository)

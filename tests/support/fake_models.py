@@ -16,6 +16,7 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 @dataclass(frozen=True)
 class FakeConfig:
     image_size: tuple[int, int] = (0, 0)
+    interpolated: bool = False
     channels: int = 0
     vocab: int = 0
     max_positions: int = 0

@@ -50,6 +50,31 @@ def write_processor(directory: Path, **options: object) -> Path:
     return directory
 
 
+@pytest.mark.parametrize(
+    ("options", "resized"),
+    [
+        ({"crop_size": 8, "size": {"shortest_edge": 10}}, (30, 25)),
+        ({"crop_size": 8, "size": {"height": 12, "width": 10}}, (24, 25)),
+        ({"do_center_crop": False, "size": {"height": 8, "width": 8}}, (16, 20)),
+    ],
+)
+def test_processors_make_images_of_another_size(
+    options: dict[str, object], resized: tuple[int, int], tmp_path: Path
+) -> None:
+    """Twice as high and 2.5 times as wide as the processor's own; the share that is cut off stays."""
+    usual = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_center_crop": True}
+    write_processor(tmp_path, **{**usual, "resample": 3, **options})
+    model = vit()
+    config = replace(model.config, image_size=(16, 20), interpolated=True)
+    transform = image_transform(replace(model, config=config), [tmp_path])
+    image = picture(20, 24)
+    height, width = resized
+    top, left = (height - 16) // 2, (width - 20) // 2
+    whole = image.resize((width, height), Image.Resampling.BICUBIC)
+    expected = np.asarray(whole.crop((left, top, left + 20, top + 16))).transpose(2, 0, 1)
+    assert torch.equal(transform.encode(image), torch.from_numpy(expected.copy()))
+
+
 class TestBytes:
     """Test that images sent as bytes give the first stage the same bits as normalising them before."""
 

@@ -39,9 +39,8 @@ def case_model(case: TowerCase, directory: Path) -> Model:
     model = find_model(f"{directory}{case.tower}")
     if model.takes_text:
         return model
-    size = tuple(case.inputs["pixel_values"].shape[2:])
-    image = dataclasses.replace(model.config.image, image_size=size)
-    return dataclasses.replace(model, config=dataclasses.replace(model.config, input=image))
+    height, width = case.inputs["pixel_values"].shape[2:]
+    return dataclasses.replace(model, config=model.config.of_image_size((height, width)))
 
 
 def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str) -> torch.Tensor:
@@ -151,6 +150,55 @@ def test_a_tower_is_chosen_by_its_name(model_dirs: dict[str, Path]) -> None:
     assert vision.converted_path(torch.int8).name == "model.vision.int8.safetensors"
     with pytest.raises(ModelError, match="model_type 'vit' has no text tower: leave out #text"):
         find_model(f"{model_dirs['vit']}#text")
+
+
+OTHER_SIZES = {
+    "vit": ("ViTForImageClassification", {"interpolate_pos_encoding": True}),
+    "deit": ("DeiTForImageClassificationWithTeacher", {"interpolate_pos_encoding": True}),
+    "siglip": ("SiglipForImageClassification", {"interpolate_pos_encoding": True}),
+    "dinov2": ("Dinov2WithRegistersForImageClassification", {}),
+}
+
+
+@pytest.mark.parametrize("family", [*OTHER_SIZES, "clip"])
+@pytest.mark.parametrize("size", [(16, 16), (24, 24), (9, 30), (27, 4)])
+def test_images_of_another_size_equal_transformers(
+    family: str, size: tuple[int, int], model_dirs: dict[str, Path]
+) -> None:
+    """Positions are those of 4 x 4 patches of 4 x 4 pixels."""
+    directory = model_dirs[family]
+    pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        if family == "clip":
+            clip = transformers.CLIPModel.from_pretrained(directory).eval()
+            expected = clip.get_image_features(pixels, interpolate_pos_encoding=True).pooler_output
+        else:
+            cls, options = OTHER_SIZES[family]
+            reference = getattr(transformers, cls).from_pretrained(directory).eval()
+            expected = reference(pixels, **options).logits
+    model = find_model(f"{directory}#{size[0]}x{size[1]}")
+    assert model.config.image_size == size
+    for cuts in ([], [1, 7]):
+        output = run_cut(model, cuts, (pixels,), "torch")
+        torch.testing.assert_close(output, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert model.fingerprint() == find_model(directory).fingerprint()
+
+
+def test_size_of_images_is_chosen_by_the_name(model_dirs: dict[str, Path]) -> None:
+    own, other = (find_model(f"{model_dirs['vit']}{end}") for end in ("", "#20"))
+    assert (own.max_tokens, other.max_tokens) == (17, 26)
+    assert other.name == f"{model_dirs['vit']}#20"
+    assert find_model(f"{model_dirs['vit']}#16").config == own.config
+    assert find_model(f"{model_dirs['clip']}#vision#20").config.image_size == (20, 20)
+    assert find_model("google/vit-base-patch16-224#384x224").max_tokens == 24 * 14 + 1
+    for name, message in [
+        (f"{model_dirs['vit']}#3", r"vit#3: image_size \[3, 3\] is smaller than patch_size \[4, 4\]"),
+        (f"{model_dirs['vit']}#9999", "image_size is .9999, 9999.; height and width must be 1 to 4096"),
+        (f"{model_dirs['clip']}#text#20", "clip#text takes sentences: leave out #20"),
+        ("bert-base-uncased#224", "bert-base-uncased takes sentences: leave out #224"),
+    ]:
+        with pytest.raises(ModelError, match=message):
+            find_model(name)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _vision_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
         head = linear_shapes("head.classifier", architecture.num_labels, hidden)
     return {
         "embeddings.cls_token": (hidden,),
-        "embeddings.position": (image.tokens, hidden),
+        "embeddings.position": (image.trained_tokens, hidden),
         **patch_shapes(architecture, bias=False),
         **norm_shapes("embeddings.norm", hidden),
         **block_shapes(architecture),

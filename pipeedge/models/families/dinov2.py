@@ -7,6 +7,7 @@ Registers are additional tokens behind the class token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,6 @@ class DinoOptions(FamilyOptions):
 
     registers: int
     """Number of registers."""
-    table: int
-    """Number of rows, and of columns, of patches in the table of positions."""
     gated: bool
     """Whether the MLP is gated."""
     antialias: bool
@@ -63,7 +62,7 @@ def _read(family: str, patch: int, default_registers: int, config: HubConfig, he
         config.integer("num_channels", 3),
         1 + registers,
     )
-    rows, columns = (side // each for side, each in zip(image.image_size, image.patch_size, strict=True))
+    rows, columns = image.grid
     if rows != columns:
         raise ModelError(f"an image has {rows} x {columns} patches, but the table of positions is a square")
     return Architecture(
@@ -78,7 +77,7 @@ def _read(family: str, patch: int, default_registers: int, config: HubConfig, he
         head=head.kind,
         qkv_bias=config.flag("qkv_bias", True),
         num_labels=head.num_labels,
-        options=DinoOptions(registers, rows, gated, antialias=bool(default_registers)),
+        options=DinoOptions(registers, gated, antialias=bool(default_registers)),
     )
 
 
@@ -87,7 +86,7 @@ def _shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
     classes = linear_shapes("head.classifier", architecture.num_labels, 2 * hidden)
     return {
         "embeddings.cls_token": (1, 1, hidden),
-        "embeddings.position": (1, 1 + options.table**2, hidden),
+        "embeddings.position": (1, 1 + math.prod(architecture.image.trained_grid), hidden),
         **({"embeddings.registers": (1, options.registers, hidden)} if options.registers else {}),
         **patch_shapes(architecture),
         **scaled_block_shapes(architecture, gated=options.gated),

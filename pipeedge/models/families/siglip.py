@@ -73,7 +73,7 @@ def _vision_shapes(architecture: Architecture, _block: int) -> dict[str, Shape]:
     else:
         head = linear_shapes("head.classifier", architecture.num_labels, hidden)
     return {
-        "embeddings.position": (architecture.image.tokens, hidden),
+        "embeddings.position": (architecture.image.trained_tokens, hidden),
         **patch_shapes(architecture),
         **block_shapes(architecture),
         **norm_shapes("head.norm", hidden),

@@ -57,7 +57,7 @@ def class_token_shapes(architecture: Architecture) -> dict[str, Shape]:
     hidden = architecture.hidden
     return {
         "embeddings.cls_token": (1, 1, hidden),
-        "embeddings.position": (1, architecture.image.tokens, hidden),
+        "embeddings.position": (1, architecture.image.trained_tokens, hidden),
         **patch_shapes(architecture),
     }
 

@@ -9,6 +9,7 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import DistanceBias, MaskBias, norm
 from pipeedge.models.families.clip import ClipTextOptions
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.positions import placed
 from pipeedge.models.layers.vit import pre_norm_part
 from pipeedge.models.linear import Linear
 from pipeedge.models.words import look_up
@@ -28,14 +29,16 @@ class ClipImageEmbeddings(nn.Module):
         patch = image.patch_size
         self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, bias=False, device="meta")
         self.cls_token = nn.Parameter(torch.empty(hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(image.tokens, hidden, device="meta"))
+        self.position = nn.Parameter(torch.empty(image.trained_tokens, hidden, device="meta"))
+        self.image = image
         self.norm = norm(architecture)
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
         patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
         first = self.cls_token.expand(patches.shape[0], 1, -1)
-        return (self.norm(torch.cat([first, patches], dim=1).add_(self.position)),)
+        positions = placed(self.position, self.image)
+        return (self.norm(torch.cat([first, patches], dim=1).add_(positions)),)
 
 
 class ClipImageHead(nn.Module):

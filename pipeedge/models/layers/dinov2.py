@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from pipeedge.models.activations import ACTIVATIONS
@@ -11,6 +12,7 @@ from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.attention import norm
 from pipeedge.models.families.dinov2 import DinoOptions
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.positions import placed
 from pipeedge.models.layers.vit import ViTAttention, ViTExpansion
 from pipeedge.models.linear import Linear
 
@@ -24,35 +26,22 @@ class InterpolatedEmbeddings(nn.Module):
         super().__init__()
         hidden, image, options = architecture.hidden, architecture.image, architecture.own(DinoOptions)
         patch = image.patch_size
-        self.table, self.antialias = options.table, options.antialias
+        self.image, self.antialias = image, options.antialias
         self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
         self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(1, 1 + self.table**2, hidden, device="meta"))
+        placed_tokens = 1 + math.prod(image.trained_grid)
+        self.position = nn.Parameter(torch.empty(1, placed_tokens, hidden, device="meta"))
         tokens = torch.empty(1, options.registers, hidden, device="meta")
         self.registers = nn.Parameter(tokens) if options.registers else None
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        grid = self.patch(pixel_values.to(self.position.dtype))
-        square = pixel_values.shape[2] == pixel_values.shape[3]
-        of_first, of_patches = self._positions(grid.shape[2], grid.shape[3], square=square)
-        items = len(grid)
-        first = (self.cls_token + of_first).expand(items, -1, -1)
-        patches = grid.flatten(2).transpose(1, 2) + of_patches
+        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        items = len(patches)
+        position = placed(self.position, self.image, antialias=self.antialias)
+        first = (self.cls_token + position[:, :1]).expand(items, -1, -1)
         registers = () if self.registers is None else (self.registers.expand(items, -1, -1),)
-        return (torch.cat([first, *registers, patches], dim=1),)
-
-    def _positions(self, rows: int, columns: int, *, square: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions of the class token [1, 1, D] and of the patches [1, rows * columns, D]."""
-        first, table = self.position[:, :1], self.position[:, 1:]
-        # The reference compares numbers of patches alone, and takes images that are not square for resized.
-        if square and rows * columns == self.table**2:
-            return first, table
-        as_image = table.float().reshape(1, self.table, self.table, -1).permute(0, 3, 1, 2)
-        resized = F.interpolate(
-            as_image, size=(rows, columns), mode="bicubic", align_corners=False, antialias=self.antialias
-        )
-        return first, resized.permute(0, 2, 3, 1).reshape(1, rows * columns, -1).to(table.dtype)
+        return (torch.cat([first, *registers, patches + position[:, 1:]], dim=1),)
 
 
 class ScaledProjection(nn.Module):

@@ -9,6 +9,7 @@ from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import Bias, attend, norm
 from pipeedge.models.layers.parts import FamilyLayers, cycle
+from pipeedge.models.layers.positions import placed
 from pipeedge.models.linear import Linear
 
 __all__ = ["FirstTokenHead", "ImageEmbeddings", "VIT_LAYERS", "pre_norm_part"]
@@ -24,7 +25,8 @@ class ImageEmbeddings(nn.Module):
         patch = image.patch_size
         self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
         self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
-        self.position = nn.Parameter(torch.empty(1, image.tokens, hidden, device="meta"))
+        self.position = nn.Parameter(torch.empty(1, image.trained_tokens, hidden, device="meta"))
+        self.image = image
 
     def prefix(self) -> tuple[torch.Tensor, ...]:
         """Return the tokens in front of the patches, [1, 1, D] each."""
@@ -34,7 +36,7 @@ class ImageEmbeddings(nn.Module):
         """Embed [N, C, height, width] -> [N, T, D]."""
         patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in self.prefix()]
-        return (torch.cat([*prefix, patches], dim=1).add_(self.position),)
+        return (torch.cat([*prefix, patches], dim=1).add_(placed(self.position, self.image)),)
 
 
 class ViTAttention(nn.Module):
