@@ -1,7 +1,8 @@
 """Build and remove test beds, and run commands in their hosts.
 
-    up    check requirements and name conflicts -> journal -> groups -> network -> journal "whole"
-    down  journal -> processes -> namespaces -> groups -> journal removed
+    up      check requirements and name conflicts -> journal -> groups -> network -> journal "whole"
+    change  a host's quota and rate, under the programs that run in it -> journal
+    down    journal -> processes -> namespaces -> groups -> journal removed
 
 ``down`` removes whatever part of the journal exists, so it also cleans up after an interrupted ``up``. A
 test bed that belongs to a process (``lent``) and outlived it is removed by the next ``up``, ``down`` or
@@ -17,14 +18,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from pipeedge.base.errors import RequestError
 from pipeedge.testbed import network
-from pipeedge.testbed.cluster import Cluster
+from pipeedge.testbed.cluster import Cluster, EmulatedHost
 from pipeedge.testbed.groups import GroupSettings, Hierarchy, HostUsage, find_hierarchies, kill_all
 from pipeedge.testbed.journal import Journal, JournalFiles, Owner
 
@@ -137,6 +138,46 @@ class TestBeds:
         finally:
             self.down(name)
 
+    def change(
+        self,
+        name: str,
+        host: str,
+        *,
+        cpu_fraction: float | None = None,
+        bw_bytes_per_s: float | None = None,
+    ) -> TestBed:
+        """Change the processor time or the bandwidth of a host while programs run in it.
+
+        Args:
+            name: name of the test bed.
+            host: name of the host.
+            cpu_fraction: number of processors, or None to leave it as it is.
+            bw_bytes_per_s: bandwidth of its cable in each direction, or None to leave it as it is.
+
+        Raises:
+            RequestError: there is no such host, or this machine cannot emulate it.
+        """
+        with self.shelf.locked():
+            bed = self.find(name)
+            journal = bed.journal
+            old = journal.host(host)
+            new = replace(
+                old,
+                cpu_fraction=old.cpu_fraction if cpu_fraction is None else cpu_fraction,
+                bw_bytes_per_s=old.bw_bytes_per_s if bw_bytes_per_s is None else bw_bytes_per_s,
+            )
+            cluster = Cluster(journal.hosts).with_host(new)
+            cluster.check(processors=os.cpu_count() or 1, mem_bytes=int(psutil.virtual_memory().total))
+            if bw_bytes_per_s is not None:
+                network.change_rate(journal.switch, _port(journal, cluster, new))
+            if cpu_fraction is not None:
+                for tree in bed.hierarchies:
+                    tree.limit_time(journal.group(host), GroupSettings(new.cpu_fraction, new.mem_bytes))
+            journal = journal.changed(cluster.hosts)
+            _prefer_limited(journal, bed.hierarchies)
+            self.shelf.write(journal)
+        return replace(bed, journal=journal)
+
     def down(self, name: str) -> bool:
         """Remove a test bed with all processes in it; return False if there is none."""
         _check_name(name)
@@ -201,21 +242,8 @@ class TestBeds:
             for host in journal.hosts:
                 tree.create(journal.group(host.name))
                 tree.limit(journal.group(host.name), GroupSettings(host.cpu_fraction, host.mem_bytes))
-            # A preferred host without a quota would starve everything else on the machine.
-            if all(host.cpu_fraction is not None for host in journal.hosts):
-                tree.prefer(str(Path(journal.groups[0]).parent))
-        network.make_network(
-            journal.switch,
-            [
-                network.Port(
-                    journal.namespace(host.name),
-                    host.name,
-                    f"{host.address}/{cluster.prefix_length}",
-                    host.bw_bytes_per_s,
-                )
-                for host in journal.hosts
-            ],
-        )
+        _prefer_limited(journal, trees)
+        network.make_network(journal.switch, [_port(journal, cluster, host) for host in journal.hosts])
 
     def _remove(self, journal: Journal, trees: Sequence[Hierarchy]) -> None:
         for group in journal.groups:
@@ -229,6 +257,22 @@ class TestBeds:
             with contextlib.suppress(OSError):
                 tree.remove(str(Path(journal.groups[0]).parent.parent))
         self.shelf.forget(journal.name)
+
+
+def _port(journal: Journal, cluster: Cluster, host: EmulatedHost) -> network.Port:
+    return network.Port(
+        journal.namespace(host.name),
+        host.name,
+        f"{host.address}/{cluster.prefix_length}",
+        host.bw_bytes_per_s,
+    )
+
+
+def _prefer_limited(journal: Journal, trees: Sequence[Hierarchy]) -> None:
+    """Give the hosts precedence if all have a quota; others would starve everything else on the machine."""
+    if all(host.cpu_fraction is not None for host in journal.hosts):
+        for tree in trees:
+            tree.prefer(str(Path(journal.groups[0]).parent))
 
 
 def _check_name(name: str) -> None:

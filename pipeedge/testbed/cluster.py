@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.wording import figure
@@ -49,6 +49,10 @@ class Cluster:
     def prefix_length(self) -> int:
         """Length of the network prefix in the hosts' addresses, in bits."""
         return NETWORK.prefixlen
+
+    def with_host(self, host: EmulatedHost) -> Cluster:
+        """Return the cluster with ``host`` in place of the one of that name."""
+        return replace(self, hosts=tuple(host if old.name == host.name else old for old in self.hosts))
 
     def check(self, *, processors: int, mem_bytes: int) -> None:
         """Check that this machine can emulate the cluster.

@@ -20,10 +20,11 @@ from pipeedge.plan.spec_files import read_files
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType
 from pipeedge.testbed.cluster import NETWORK, Cluster, EmulatedHost, check_host_name
 
-__all__ = ["load_cluster"]
+__all__ = ["LEAST_FRACTION", "load_cluster"]
 
 _DEFAULT_PROCESS_MB = 512
-_LEAST_FRACTION = 0.01
+LEAST_FRACTION = 0.01
+"""Smallest number of processors of a host."""
 _KEYS = ("device_types", "devices", "cpu_fraction", "process_MB")
 
 
@@ -94,7 +95,7 @@ def _fractions(entry: Field | None, devices: Mapping[str, tuple[str, ...]]) -> d
     for name, value in entry.entries().items():
         if name not in known:
             value.fail("no host or device type of this cluster has that name")
-        fractions[name] = value.number(least=_LEAST_FRACTION)
+        fractions[name] = value.number(least=LEAST_FRACTION)
     return fractions
 
 
@@ -103,8 +104,8 @@ def _own_fraction(entry: Field, type_name: str, types: Mapping[str, DeviceType])
     value = types[type_name].extra.get("cpu_fraction")
     if value is None:
         return None
-    if not isinstance(value, int | float) or not _LEAST_FRACTION <= value < float("inf"):
+    if not isinstance(value, int | float) or not LEAST_FRACTION <= value < float("inf"):
         entry.fail(
-            f"{type_name}: cpu_fraction is {value}; give a number of processors of at least {_LEAST_FRACTION}"
+            f"{type_name}: cpu_fraction is {value}; give a number of processors of at least {LEAST_FRACTION}"
         )
     return float(value)

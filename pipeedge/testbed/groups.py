@@ -85,6 +85,13 @@ class Hierarchy:
 
     def limit(self, group: str, settings: GroupSettings) -> None:
         """Set the limits of a group."""
+        self.limit_time(group, settings)
+        if "memory" in self.controllers:
+            name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+            _write(self.mount / group / name, str(settings.mem_bytes))
+
+    def limit_time(self, group: str, settings: GroupSettings) -> None:
+        """Set only the limit of processor time, also while processes run in the group."""
         path = self.mount / group
         quota, period = settings.quota_us()
         if "cpu" in self.controllers and self.version == 1:
@@ -92,9 +99,6 @@ class Hierarchy:
             _write(path / "cpu.cfs_quota_us", str(quota))
         elif "cpu" in self.controllers:
             _write(path / "cpu.max", f"{'max' if quota < 0 else quota} {period}")
-        if "memory" in self.controllers:
-            name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
-            _write(path / name, str(settings.mem_bytes))
 
     def prefer(self, group: str) -> None:
         """Give a group and its parents precedence over other work on the machine, up to their quota."""

@@ -105,6 +105,10 @@ class Journal:
         """Return the journal of the finished test bed, which belongs to ``owner``."""
         return replace(self, whole=True, owner=owner)
 
+    def changed(self, hosts: tuple[EmulatedHost, ...]) -> Journal:
+        """Return the journal of the same test bed with other limits."""
+        return replace(self, hosts=hosts)
+
     def to_json(self) -> str:
         """Return the journal as JSON text."""
         return json.dumps(asdict(self))

@@ -2,6 +2,7 @@
 
 testbed.py up CLUSTER.yml            build a test bed
 testbed.py status                    show the test beds that are up, and what their hosts use
+testbed.py set HOST --bw-mbps MBPS   change a host while programs run in it; also --cpu-fraction
 testbed.py exec HOST -- COMMAND      run a command in a host
 testbed.py ssh [OPTIONS] HOST LINE   the same for pipeedge-launch --ssh 'tools/testbed.py ssh'
 testbed.py down                      remove a test bed with everything that runs in it
@@ -10,6 +11,7 @@ testbed.py down                      remove a test bed with everything that runs
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -23,9 +25,10 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.base.guard import guard
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import count, figure
+from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
 from pipeedge.request.parsing import OneLineParser, add_common
 from pipeedge.testbed.bed import DEFAULT_NAME, TestBed, TestBeds
-from pipeedge.testbed.cluster_file import load_cluster
+from pipeedge.testbed.cluster_file import LEAST_FRACTION, load_cluster
 
 __all__ = ["main", "parse_testbed"]
 
@@ -56,6 +59,8 @@ def _run(argv: Sequence[str]) -> None:
     elif arguments.action == "down":
         if not beds.down(arguments.name):
             print_notice(f"no test bed {arguments.name} is up")
+    elif arguments.action == "set":
+        _show(_change(beds, arguments))
     elif arguments.action == "status":
         found = beds.all()
         for bed in found:
@@ -100,15 +105,46 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser(
         "status", help="show the test beds that are up, and what their hosts use", allow_abbrev=False
     )
+    change = actions.add_parser("set", help="change a host while programs run in it", allow_abbrev=False)
     execute = actions.add_parser("exec", help="run a command in a host", allow_abbrev=False)
-    for action in (up, down, execute):
+    for action in (up, down, change, execute):
         action.add_argument("--name", default=DEFAULT_NAME, help="name of the test bed (%(default)s)")
-    execute.add_argument("host", metavar="HOST", help="name of the host in devices.yml")
+    for action in (change, execute):
+        action.add_argument("host", metavar="HOST", help="name of the host in devices.yml")
+    change.add_argument(
+        "--cpu-fraction", type=float, metavar="N", help="processors that the host may use from now on"
+    )
+    change.add_argument(
+        "--bw-mbps", type=float, metavar="MBPS", help="bandwidth of its cable in each direction from now on"
+    )
     execute.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command with its arguments"
     )
     actions.add_parser("ssh", help="stand in for ssh, for pipeedge-launch --ssh", add_help=False)
     return parser
+
+
+def _change(beds: TestBeds, arguments: argparse.Namespace) -> TestBed:
+    """Apply the options of ``set``.
+
+    Raises:
+        RequestError: none is given, or a number is impossible.
+    """
+    fraction, mbps = arguments.cpu_fraction, arguments.bw_mbps
+    if fraction is None and mbps is None:
+        raise RequestError("set: give --cpu-fraction or --bw-mbps, or both")
+    if fraction is not None and not LEAST_FRACTION <= fraction < math.inf:
+        raise RequestError(
+            f"--cpu-fraction {fraction}: give a number of processors of at least {LEAST_FRACTION}"
+        )
+    if mbps is not None and not 0 < mbps < math.inf:
+        raise RequestError(f"--bw-mbps {mbps}: give a number of Mbit/s above 0")
+    return beds.change(
+        arguments.name,
+        arguments.host,
+        cpu_fraction=fraction,
+        bw_bytes_per_s=None if mbps is None else mbps * BYTES_PER_SECOND_PER_MBPS,
+    )
 
 
 def _ssh(argv: Sequence[str]) -> NoReturn:

@@ -31,6 +31,7 @@ from pipeedge.base.wording import figure
 __all__ = [
     "BRIDGE",
     "Port",
+    "change_rate",
     "check_programs",
     "cut",
     "existing_namespaces",
@@ -116,8 +117,8 @@ def make_network(switch: str, ports: Sequence[Port]) -> None:
         for words in (f"addr add {port.address} dev eth0", "link set dev eth0 up", "link set dev lo up"):
             _run(["ip", "-n", port.namespace, *words.split()])
         if port.bw_bytes_per_s is not None:
-            _shape(port.namespace, "eth0", port.bw_bytes_per_s)
-            _shape(switch, port.interface, port.bw_bytes_per_s)
+            for namespace, interface in _ends(switch, port):
+                _shape(namespace, interface, port.bw_bytes_per_s)
     for port in ports:
         _wait_for_carrier(port.namespace)
 
@@ -135,7 +136,35 @@ def cut(switch: str, interface: str) -> None:
     _run(["ip", "-n", switch, "link", "set", "dev", interface, "down"])
 
 
+def change_rate(switch: str, port: Port) -> None:
+    """Give the cable of ``port`` another rate while it carries data; what is queued stays queued.
+
+    Raises:
+        RequestError: the kernel lacks a feature; the message says which.
+    """
+    if port.bw_bytes_per_s is None:
+        raise ValueError(f"{port.interface} has no new rate")
+    for namespace, interface in _ends(switch, port):
+        _set_rate("change", namespace, interface, port.bw_bytes_per_s)
+
+
+def _ends(switch: str, port: Port) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return namespace and interface of both ends of a cable, each of which limits what it sends."""
+    return (port.namespace, "eth0"), (switch, port.interface)
+
+
 def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
+    at = f"dev {interface}"
+    root = f"qdisc add {at} root handle 1: htb default 12 r2q 1000"
+    _need("tc with sch_htb", ["tc", "-n", namespace, *root.split()])
+    _set_rate("add", namespace, interface, bw_bytes_per_s)
+    small = f"match u16 0 {_LONGER_THAN_SMALL} at 2 flowid 1:11"
+    words = f"filter add {at} parent 1: protocol ip prio 1 u32 {small}"
+    _need("tc with cls_u32", ["tc", "-n", namespace, *words.split()])
+
+
+def _set_rate(verb: str, namespace: str, interface: str, bw_bytes_per_s: float) -> None:
+    """Add or change the classes of an interface, and their queues."""
     rate = round(8 * _HEADERS * bw_bytes_per_s)
     burst = max(_LEAST_BURST, round(_BURST_S * bw_bytes_per_s))
     queue = max(_LEAST_QUEUE, round(_QUEUE_S * bw_bytes_per_s))
@@ -143,17 +172,11 @@ def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
     small = round(rate * _SMALL_SHARE)
     at = f"dev {interface}"
     for module, words in (
-        ("sch_htb", f"qdisc add {at} root handle 1: htb default 12 r2q 1000"),
-        ("sch_htb", f"class add {at} parent 1: classid 1:1 htb rate {rate}bit {of_htb}"),
-        ("sch_htb", f"class add {at} parent 1:1 classid 1:11 htb prio 0 rate {small}bit {of_htb}"),
-        ("sch_htb", f"class add {at} parent 1:1 classid 1:12 htb prio 1 rate {rate - small}bit {of_htb}"),
-        ("sch_fifo", f"qdisc add {at} parent 1:11 bfifo limit {queue}"),
-        ("sch_fifo", f"qdisc add {at} parent 1:12 bfifo limit {queue}"),
-        (
-            "cls_u32",
-            f"filter add {at} parent 1: protocol ip prio 1 u32 match u16 0 {_LONGER_THAN_SMALL} at 2 "
-            "flowid 1:11",
-        ),
+        ("sch_htb", f"class {verb} {at} parent 1: classid 1:1 htb rate {rate}bit {of_htb}"),
+        ("sch_htb", f"class {verb} {at} parent 1:1 classid 1:11 htb prio 0 rate {small}bit {of_htb}"),
+        ("sch_htb", f"class {verb} {at} parent 1:1 classid 1:12 htb prio 1 rate {rate - small}bit {of_htb}"),
+        ("sch_fifo", f"qdisc {verb} {at} parent 1:11 bfifo limit {queue}"),
+        ("sch_fifo", f"qdisc {verb} {at} parent 1:12 bfifo limit {queue}"),
     ):
         _need(f"tc with {module}", ["tc", "-n", namespace, *words.split()])
 

@@ -158,7 +158,7 @@ def options(program: str) -> frozenset[str]:
         return frozenset()
     if program not in PARSERS:
         return frozenset(re.findall(r'"(--?[A-Za-z][\w-]*)"', (ROOT / program).read_text("utf-8")))
-    actions = ["up", "down", "exec"] if program == "tools/testbed.py" else []
+    actions = ["up", "down", "set", "exec"] if program == "tools/testbed.py" else []
     printed = io.StringIO()
     for argv in [["--help"], *([action, "--help"] for action in actions)]:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):

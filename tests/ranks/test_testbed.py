@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -105,6 +106,79 @@ def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
         sleeper.wait()
     assert traces(name) == []
     assert f"no test bed {name} is up" in run("down", "--name", name).stdout
+
+
+def limits(bed: TestBed, host: str) -> tuple[float, list[float]]:
+    """Return the kernel's limits: processors, and the rate in bit/s of both ends of the cable."""
+    group = bed.journal.group(host)
+    (tree,) = (tree for tree in bed.hierarchies if "cpu" in tree.controllers)
+    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if tree.version == 1 else ("cpu.max",)
+    quota, period = " ".join((tree.mount / group / file).read_text() for file in files).split()
+    rates: list[float] = []
+    for space, interface in ((bed.journal.namespace(host), "eth0"), (bed.journal.switch, host)):
+        command = ["tc", "-n", space, "class", "show", "dev", interface]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+        ((number, unit),) = re.findall(r"class htb 1:1 root .*ceil (\d+)([KMG]?)bit", shown)
+        rates.append(int(number) * 1000.0 ** " KMG".index(unit or " "))
+    return int(quota) / int(period), rates
+
+
+def test_a_host_changes_while_a_program_runs(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, inline("{fast: [pi1], slow: [pi2]}", "cpu_fraction: {slow: 0.25}\n"))
+    run("up", "--name", name, str(path))
+    bed = TestBeds().find(name)
+    before = limits(bed, "pi1"), limits(bed, "pi2")
+    assert [share for share, _ in before] == [0.5, 0.25]
+    program = subprocess.Popen([*TESTBED, "exec", "--name", name, "pi1", "--", "sleep", "60"])
+    try:
+        until(lambda: psutil.Process(program.pid).name() == "sleep", "the command is under way")
+        shown = run("set", "--name", name, "pi1", "--cpu-fraction", "0.125", "--bw-mbps", "50").stdout
+        assert "50 Mbps" in shown
+        assert "0.125" in shown
+        share, rates = limits(bed, "pi1")
+        assert share == 0.125
+        assert rates == pytest.approx([rate / 8 for rate in before[0][1]], rel=1e-3)
+        assert limits(bed, "pi2") == before[1]
+        assert "0.125" in run("status").stdout
+        run("set", "--name", name, "pi1", "--bw-mbps", "400")
+        assert limits(bed, "pi1") == (0.125, before[0][1])
+        assert program.poll() is None
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_a_change_limits_a_flow_under_way(tmp_path: Path, name: str) -> None:
+    cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}").replace("20,", "8,")))
+    with TestBeds().lent(name, cluster) as bed:
+        changed = TestBeds().change(name, "b", bw_bytes_per_s=2 * 2**20 / 8)
+        assert changed.journal.host("b").bw_bytes_per_s == 2 * 2**20 / 8
+        assert changed.journal.owner == bed.journal.owner
+        (rate,) = rates(changed, [("a", "b")])
+    assert rate < 1.2 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "set: give --cpu-fraction or --bw-mbps, or both"),
+        (("--cpu-fraction", "0"), "--cpu-fraction 0.0: give a number of processors of at least 0.01"),
+        (("--cpu-fraction", "nan"), "--cpu-fraction nan: give a number of processors of at least 0.01"),
+        (("--cpu-fraction", "100000"), "lower cpu_fraction"),
+        (("--bw-mbps", "-3"), "--bw-mbps -3.0: give a number of Mbit/s above 0"),
+        (("--bw-mbps", "inf"), "--bw-mbps inf: give a number of Mbit/s above 0"),
+    ],
+)
+def test_impossible_changes_are_refused(
+    tmp_path: Path, name: str, options: tuple[str, ...], message: str
+) -> None:
+    cluster = load_cluster(written(tmp_path, inline("{fast: [a]}")))
+    with TestBeds().lent(name, cluster) as bed:
+        before = limits(bed, "a")
+        assert message in run("set", "--name", name, "a", *options, check=2).stderr
+        assert "has no host b" in run("set", "--name", name, "b", "--bw-mbps", "9", check=2).stderr
+        assert limits(bed, "a") == before
+        assert TestBeds().find(name).journal == bed.journal
 
 
 def test_hosts_get_their_quota_on_a_busy_machine(tmp_path: Path, name: str) -> None:

@@ -58,6 +58,9 @@ def test_groups_of_version_2_pass_their_controllers_on(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b" / "cgroup.subtree_control").read_text() == "+cpu +memory"
     assert (tmp_path / "a" / "b" / "c" / "cpu.max").read_text() == "2500 10000"
     assert (tmp_path / "a" / "b" / "c" / "memory.max").read_text() == "12345"
+    tree.limit_time("a/b/c", GroupSettings(0.5, 1))
+    assert (tmp_path / "a" / "b" / "c" / "cpu.max").read_text() == "5000 10000"
+    assert (tmp_path / "a" / "b" / "c" / "memory.max").read_text() == "12345"
     tree.limit("a/b/c", GroupSettings(None, 1))
     assert (tmp_path / "a" / "b" / "c" / "cpu.max").read_text() == "max 10000"
 
