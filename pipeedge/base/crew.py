@@ -63,6 +63,11 @@ class Crew:
                 raise self._error
             return ended
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait until every thread has ended, whatever has failed; return whether that was within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._running == 0, timeout_s)
+
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()

@@ -51,6 +51,8 @@ class PipeEdgeError(Exception):
     """Root of the tree. Raised directly, it reports a bug in PipeEdge."""
 
     exit_code = EXIT_FAULT
+    microbatch: int | None = None
+    """Number of the microbatch whose values led to it, or None if none did."""
 
 
 class RequestError(PipeEdgeError):

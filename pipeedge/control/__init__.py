@@ -15,9 +15,12 @@ messages   a type for each kind of message, and its encoding (pure)
 roster     the ranks that take part, and the phase of each (pure)
 attendance admission of ranks, and the ranks that are missing or left out (pure)
 telemetry  data that the hub forwards but does not decide by (pure)
+verdicts   what a diagnosis has found, in words (pure)
 rules      the hub's reaction to each message (pure)
 epochs     the hub's rules for going on after a failure: members, epochs (pure)
 epoch_member, epoch_messages the same at a rank, and what they say to each other (pure)
+turns      the same for the thread of a rank that does the work
+failover   the hub's epochs, joined to the ranks of the session (pure)
 ledger     the microbatches that are fed but not written (pure)
 wire       one end of a connection in memory, in clear or sealed by TLS
 connection a socket with such an end

@@ -89,7 +89,7 @@ class Attendance:
             # One of the two is wrong, so the run cannot start: tell all ranks at once.
             line = f"{disagrees}start all with the same WORLD"
             failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
-            return self._refuse(connection, line), failure
+            return self._refuse(connection, line), failure if self._roster.participants is None else None
         if rank in self._roster.left_out and not (self.admits_at(now) and self._roster.facts() is None):
             return self._send_away(connection, self._lateness(rank, f"rank {rank} (on {host})")), None
         self._roster.left_out.pop(rank, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.base.wording import figure
 from pipeedge.control.connection import Connection
+from pipeedge.control.epoch_messages import EPOCH_FROM_HUB
 from pipeedge.control.messages import FROM_HUB, Decoder
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.transport.membership import Membership
@@ -79,7 +80,7 @@ class HubAddress:
         except BaseException:
             sock.close()
             raise
-        return Connection(sock, end, Decoder(FROM_HUB))
+        return Connection(sock, end, Decoder(FROM_HUB | EPOCH_FROM_HUB))
 
     def _shake_hands(self, sock: socket.socket, context: ssl.SSLContext, within_s: float) -> SealedEnd:
         """Return the sealed end of a connection, once the hub has proved to have the key.
@@ -103,7 +104,7 @@ class HubAddress:
 
 def connect_in_clear(sock: socket.socket) -> Connection:
     """Return the connection to a hub without a key over a socket that is connected to it."""
-    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB))
+    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB | EPOCH_FROM_HUB))
 
 
 def explain_refusal(who: str, failure: str) -> PipeEdgeError:

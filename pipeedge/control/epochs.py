@@ -124,6 +124,11 @@ class Epochs:
         return self._participants
 
     @property
+    def awaited(self) -> frozenset[int]:
+        """Participants that have not prepared, or not stopped, the latest epoch."""
+        return frozenset(self._awaited)
+
+    @property
     def membership(self) -> Members:
         """Present members."""
         return Members(self._number, dict(self._members))
@@ -282,6 +287,10 @@ class Epochs:
             return self._end(failure)
         incarnation = self._members[culprit]
         return [(incarnation, Verdict(failure)), *self.lost(incarnation, failure)]
+
+    def ended(self, failure: Failure) -> _Outgoing:
+        """End the run for a reason that no other plan would remove."""
+        return [] if self._step in (EpochStep.COMPLETE, EpochStep.ENDED) else self._end(failure)
 
     def stalled(self, failure: Failure) -> _Outgoing:
         """Try again if nothing moves in the active epoch although no rank and no link is at fault."""

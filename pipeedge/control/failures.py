@@ -12,9 +12,11 @@ from msgspec import Struct
 
 from pipeedge.base.errors import (
     EXIT_FAULT,
+    EXIT_INFEASIBLE,
     EXIT_PEER,
     EXIT_REQUEST,
     Account,
+    InfeasibleError,
     PeerFailedError,
     PipeEdgeError,
     RequestError,
@@ -71,6 +73,8 @@ class Failure(Struct, frozen=True):
         """Return the exception that the member of ``rank`` raises."""
         if self.exit_code == EXIT_REQUEST:
             return RequestError(self.line)
+        if self.exit_code == EXIT_INFEASIBLE:
+            return InfeasibleError(self.line)
         if self.exit_code == EXIT_FAULT and rank == self.rank:
             return PipeEdgeError(self.line)
         if self.kind is FailureKind.FAILED and self.rank is not None:

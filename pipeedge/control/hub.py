@@ -17,7 +17,9 @@ from msgspec import Raw
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.attendance import Terms
 from pipeedge.control.connection import Connection
-from pipeedge.control.failures import Failure
+from pipeedge.control.epoch_messages import EPOCH_TO_HUB
+from pipeedge.control.failover import Newcomer, Wanted
+from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import TO_HUB, Decoder, Message, Verdict, frame
 from pipeedge.control.rules import HubState
@@ -66,7 +68,7 @@ class _Caller(Connection):
         max_message_bytes: int,
         close_at: float,
     ) -> None:
-        super().__init__(sock, end, Decoder(TO_HUB, max_message_bytes))
+        super().__init__(sock, end, Decoder(TO_HUB | EPOCH_TO_HUB, max_message_bytes))
         self.number = number
         self.peer = peer
         self.close_at = close_at
@@ -200,13 +202,48 @@ class Hub:
         participants: tuple[int, ...],
         names: Mapping[int, str],
         data_rank: int | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Announce the plan and the ranks that take part.
 
-        ``names`` describes each rank in messages, and ``data_rank`` receives the records of all ranks.
+        ``names`` describes each rank in messages, and ``data_rank`` receives the records of all ranks. If the
+        session ``goes_on`` after failures, ``next_task`` asks for further decisions.
         """
         with self._changed:
-            self._queue(self._state.plan(plan, participants, names, self._clock(), data_rank))
+            now = self._clock()
+            self._queue(self._state.plan(plan, participants, names, now, data_rank, goes_on=goes_on))
+        self._wake()
+
+    def next_task(self) -> Newcomer | Wanted | None:
+        """Wait for something to decide in a session that goes on after failures; None when it is over.
+
+        The answer to a ``Newcomer`` is ``judge_newcomer``, that to a ``Wanted`` is ``plan_again`` or
+        ``give_up``. Until it is given, the same is asked again.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._closing or self._state.task() is not None)
+            return None if self._ended or self._closing else self._state.task()
+
+    def judge_newcomer(self, newcomer: Newcomer, refusal: str | None) -> None:
+        """Take a process for a spare, or send it away with the line ``refusal``."""
+        with self._changed:
+            self._queue(self._state.judge_newcomer(newcomer.connection, refusal, self._clock()))
+        self._wake()
+
+    def plan_again(
+        self, wanted: Wanted, plan: Raw, *, participants: tuple[int, ...], names: Mapping[int, str], line: str
+    ) -> None:
+        """Announce another plan, with a ``line`` for the user, unless the members have changed meanwhile."""
+        with self._changed:
+            now = self._clock()
+            self._queue(self._state.plan_again(wanted.members, plan, participants, names, now, line))
+        self._wake()
+
+    def give_up(self, wanted: Wanted, line: str, exit_code: int) -> None:
+        """End the run because there is no other plan, unless the members have changed meanwhile."""
+        failure = Failure(FailureKind.REFUSED, line, exit_code=exit_code)
+        with self._changed:
+            self._queue(self._state.give_up(wanted.members, failure, self._clock()))
         self._wake()
 
     def refuse(self, line: str, exit_code: int) -> None:

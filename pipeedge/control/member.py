@@ -24,6 +24,7 @@ from pipeedge.base.fields import encode
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.connection import Connection
 from pipeedge.control.dialling import HubAddress, explain_refusal
+from pipeedge.control.epoch_messages import Abort, Prepare, Run
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import (
     Beat,
@@ -47,6 +48,7 @@ from pipeedge.control.messages import (
     WorkByRank,
     frame,
 )
+from pipeedge.control.turns import Turns
 
 __all__ = ["Callbacks", "Member"]
 
@@ -111,6 +113,8 @@ class Member:
         self._clock_burst = _CLOCK_BURST
         self.hub_clock = ClockMap()
         """Conversion from ``run_clock`` to the hub's clock."""
+        self.turns = Turns(self._send, run_clock)
+        """Epochs of this rank, in a run that goes on after failures."""
         self._records: dict[int, list[str]] = {}
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
@@ -177,9 +181,14 @@ class Member:
         self._send(Beat(self._callbacks.status()))
         self._send(Done(Raw(encode(stats))))
 
-    def failed(self, line: str) -> None:
-        """Report that this rank failed, for the reason in ``line``."""
-        self._send(Failed(line[:_MAX_LINE]))
+    def failed(self, line: str, microbatch: int | None = None) -> None:
+        """Report that this rank failed, for the reason in ``line``.
+
+        Args:
+            line: the reason.
+            microbatch: number of the microbatch whose values led to it, if any did.
+        """
+        self._send(Failed(line[:_MAX_LINE], microbatch))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
@@ -385,10 +394,21 @@ class Member:
             case Pace(slowest_s=slowest_s):
                 with self._changed:
                     self._slowest_s = slowest_s
+            case Prepare() | Run() | Abort():
+                self._follow(message)
             case _:
                 with self._changed:
                     self._received[type(message)] = message
                     self._changed.notify_all()
+                if isinstance(message, Complete):
+                    self._follow(message)
+
+    def _follow(self, message: Prepare | Run | Abort | Complete) -> None:
+        """Take a step of the epochs of a run that goes on after failures."""
+        try:
+            self.turns.heard(message)
+        except ValueError as error:
+            self._fail(PeerFailedError(f"{self._hub_name} broke the protocol: {one_line(error)}"))
 
     @property
     def _or_another(self) -> str:
@@ -419,4 +439,5 @@ class Member:
             self._error = error
             abort = self._abort
             self._changed.notify_all()
+        self.turns.fail(error)
         abort()

@@ -105,6 +105,8 @@ class Failed(Message, frozen=True):
     """A rank reports its own failure."""
 
     line: Line
+    microbatch: Count | None = None
+    """Number of the microbatch whose values led to it; None if none did."""
 
 
 class Lost(Message, frozen=True):

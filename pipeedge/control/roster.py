@@ -112,11 +112,17 @@ class Roster:
 
     def started(self) -> bool:
         """Return whether all participants are ready."""
-        return self.participants is not None and all(self.seats[rank].ready for rank in self.participants)
+        return self.participants is not None and all(
+            rank in self.seats and self.seats[rank].ready for rank in self.participants
+        )
 
     def running(self) -> tuple[int, ...]:
-        """Return the participants; none before the plan."""
-        return self.participants if self.participants is not None else ()
+        """Return the participants that are here; none before the plan."""
+        return tuple(rank for rank in self.participants or () if rank in self.seats)
+
+    def remove(self, rank: int) -> None:
+        """Free the seat of ``rank`` for another process."""
+        self.rank_of.pop(self.seats.pop(rank).connection, None)
 
     def takes_part(self, rank: int) -> bool:
         """Return whether ``rank`` has a part in the plan, or still may have one."""

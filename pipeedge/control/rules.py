@@ -2,6 +2,7 @@
 
     phases of a rank   absent ─hello─> present ─facts─> known ─ready─> running ─done─> finished
     to the hub         at any time: beat, clock; before it finishes: failed, lost
+                       in a run that goes on after failures: those of pipeedge.control.epoch_messages
                        while it runs: record, any number of them; complete, from the data rank
     from the hub       brief, plan, start, complete, summary; before the plan: waiting
                        at any time: pace, clockanswer, notice, verdict
@@ -13,7 +14,8 @@ out. The table ``HubState._STEPS`` contains the messages that are allowed in eac
 A rank that the session can do without (``attendance.Terms``) and that does not come, or is lost before the
 plan, is left out. From the plan on every participant is needed. Once the data rank has all results, and has
 written them, nothing that happens to a rank ends the run: all hear a notice of it, and the summary goes
-without what that rank would have told.
+without what that rank would have told. A run that goes on after failures is prepared, started and
+stopped by epochs instead, as ``pipeedge.control.failover`` decides, and a rank may come back at any time.
 
 The report of a failing rank takes precedence over what its peers observe. When a rank reports that it
 *lost* another, the hub gives the other a moment to report the reason, before it declares the loss the cause.
@@ -31,6 +33,9 @@ from msgspec import Raw, Struct
 
 from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
 from pipeedge.control.attendance import Attendance, Terms
+from pipeedge.control.epoch_messages import EpochReady, LinkLost, Stopped
+from pipeedge.control.epochs import Members
+from pipeedge.control.failover import Failover, Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
     Limits,
@@ -62,6 +67,7 @@ from pipeedge.control.messages import (
 )
 from pipeedge.control.roster import Phase, Roster
 from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work
+from pipeedge.control.verdicts import hears_nobody, is_silent, is_slow, is_stalled, is_stuck
 
 __all__ = ["HubState"]
 
@@ -83,6 +89,7 @@ class HubState:
         self._noticed_at = now
         self._beat_at = now
         self._suspect: tuple[float, Failure] | None = None
+        self._failover: Failover | None = None  # from the plan on, in a run that goes on after failures
         self._complete = False  # whether the data rank has written all results
         self._late = 0  # number of ranks that came after the verdict and received it
         self.verdict: Failure | None = None
@@ -95,19 +102,24 @@ class HubState:
     ) -> list[tuple[int, Message]]:
         """Handle a message from a connection."""
         rank = self._roster.rank_of.get(connection)
+        if rank is None and self._failover is not None and self._failover.claims(connection):
+            self._failover.keep(connection, message)
+            return []
         if rank is None:
             if message.kind != _HELLO or self._attendance.has_sent_away(connection):
                 return []
             return self._hello(connection, message, now)
         self._roster.seats[rank].heard_at = now
+        outgoing = [] if self._failover is None else self._failover.heard(connection)
         try:
-            return self._from_rank(rank, message, now)
+            return outgoing + self._from_rank(rank, message, now)
         except ValueError:
             cause = f"sent a malformed {message.kind!r}; do all run the same version?"
-            return self._judge(self._failure(FailureKind.MALFORMED, rank, cause), now)
+            return outgoing + self._judge(self._failure(FailureKind.MALFORMED, rank, cause), now)
 
     def _from_rank(self, rank: int, message: Message | Malformed, now: float) -> list[tuple[int, Message]]:
-        step = self._STEPS[self._roster.phase(rank)].get(type(message))
+        steps = self._STEPS[self._roster.phase(rank)] if self._failover is None else self._EPOCH_STEPS
+        step = steps.get(type(message))
         if step is None:
             raise ValueError(message.kind)
         return step(self, rank, message, now)
@@ -127,7 +139,10 @@ class HubState:
         return []
 
     def _take_failed(self, rank: int, failed: Failed, now: float) -> list[tuple[int, Message]]:
-        return self._judge(self._failure(FailureKind.FAILED, rank, failed.line), now)
+        failure = self._failure(FailureKind.FAILED, rank, failed.line)
+        if self._failover is not None and not self._complete:
+            return self._heeded(self._failover.failed(rank, failed, failure, now), now)
+        return self._judge(failure, now)
 
     def _take_lost(self, rank: int, lost: Lost, now: float) -> list[tuple[int, Message]]:
         if lost.rank >= self._roster.world_size:
@@ -157,6 +172,20 @@ class HubState:
         self._roster.seats[rank].stats = done.stats
         return self._summarize()
 
+    def _take_epoch(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
+        if self._failover is None:
+            raise ValueError(message.kind)
+        outgoing = self._failover.received(rank, message, now)
+        self._complete = self._failover.complete
+        return self._heeded(outgoing, now)
+
+    def _take_result(self, rank: int, message: Record | Done, now: float) -> list[tuple[int, Message]]:
+        if not self._complete:
+            raise ValueError(message.kind)
+        if isinstance(message, Done):
+            return self._take_done(rank, message, now)
+        return self._take_record(rank, message, now)
+
     # A step takes the type of message under which _STEPS lists it.
     _Step: TypeAlias = Callable[["HubState", int, Any, float], list[tuple[int, Message]]]
     _Steps: TypeAlias = Mapping[type[Struct], _Step]
@@ -182,6 +211,15 @@ class HubState:
         },
     }
     """Messages that a rank may send in each phase, with their handlers; others break the protocol."""
+    _EPOCH_STEPS: ClassVar[_Steps] = {
+        **_ALWAYS,
+        Failed: _take_failed,
+        Lost: _ignore,
+        Facts: _take_facts,
+        **dict.fromkeys((EpochReady, Stopped, LinkLost, Complete), _take_epoch),
+        **dict.fromkeys((Record, Done), _take_result),
+    }
+    """The same for a run that goes on after failures; ``Epochs`` knows what it may say about epochs when."""
 
     def closed(
         self, connection: int, now: float, why: str = "", *, left: str = ""
@@ -192,9 +230,11 @@ class HubState:
         """
         sent_away = self._attendance.forget(connection)
         rank = self._roster.rank_of.pop(connection, None)
+        if rank is None and self._failover is not None:
+            self._failover.withdrawn(connection)
         if rank is None and left and not sent_away and not why:
             return self.refused(left, "connected and left before it introduced itself", now)
-        if rank is None or self._roster.seats[rank].finished or not self._roster.takes_part(rank):
+        if rank is None or not self._is_watched(rank):
             return []
         why = why or "it was killed or lost its network"
         return self._judge(self._failure(FailureKind.GONE, rank, why), now)
@@ -223,6 +263,8 @@ class HubState:
         if absence is not None:
             return outgoing + self._end(absence, now)
         outgoing += self._attendance.close(now)
+        if self._failover is not None:
+            outgoing += self._heeded(self._failover.tick(now), now)
         return outgoing + self._attendance.tell_absent(now) + self._watch(now)
 
     # -- decisions -------------------------------------------------------------------------------
@@ -234,10 +276,13 @@ class HubState:
         names: Mapping[int, str],
         now: float,
         data_rank: int | None = None,
+        *,
+        goes_on: bool = False,
     ) -> list[tuple[int, Message]]:
         """Announce the plan, once all ranks that take part in the session are here and agree.
 
-        From now on only ``participants`` are monitored, and their records go to ``data_rank``.
+        From now on only ``participants`` are monitored, and their records go to ``data_rank``. A run that
+        ``goes_on`` has one, and monitors all ranks, as any of them may be needed.
         """
         for rank in participants:
             if rank in self._roster.left_out:  # it was lost while the plan was made
@@ -246,7 +291,50 @@ class HubState:
         self._roster.participants = participants
         self._roster.names = names
         self._progress_at = now
-        return self._roster.to_all(Planned(plan))
+        outgoing = self._roster.to_all(Planned(plan))
+        if goes_on and data_rank is not None:
+            self._failover = Failover(self._roster, data_rank, self._limits.stall_s)
+            members = self._failover.epochs.membership
+            outgoing += self._failover.planned(members, plan, participants, names, now)
+        return outgoing
+
+    def plan_again(
+        self,
+        members: Members,
+        plan: Raw,
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        now: float,
+        line: str = "",
+    ) -> list[tuple[int, Message]]:
+        """Prepare an epoch with a plan for ``members``, unless these have changed meanwhile.
+
+        Args:
+            members: members that wanted a plan.
+            plan: plan for them.
+            participants: ranks with a part in it.
+            names: description of each rank.
+            now: present time.
+            line: notice for the user about what has happened and what is done.
+        """
+        if self._failover is None or self.verdict is not None:
+            return []
+        outgoing = self._failover.planned(members, plan, participants, names, now)
+        return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
+
+    def give_up(self, members: Members, failure: Failure, now: float) -> list[tuple[int, Message]]:
+        """End the run because no plan fits ``members``, unless these have changed meanwhile."""
+        if self._failover is None or self.verdict is not None:
+            return []
+        return self._heeded(self._failover.unplanned(members, failure), now)
+
+    def judge_newcomer(self, connection: int, refusal: str | None, now: float) -> list[tuple[int, Message]]:
+        """Take a process for a spare, or send it away with the line ``refusal``."""
+        if self._failover is None or self.verdict is not None:
+            return []
+        if refusal is None:
+            return self._failover.agrees(connection)
+        return self._failover.disagrees(connection, refusal, now)
 
     def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
         """End the session because the ranks disagree or ask for something impossible."""
@@ -258,6 +346,12 @@ class HubState:
     def roster(self) -> Roster:
         """Roster of the session."""
         return self._roster
+
+    def task(self) -> Newcomer | Wanted | None:
+        """Return what rank 0 has to decide next, in a run that goes on after failures."""
+        if self._failover is None or self.verdict is not None or self._complete:
+            return None
+        return self._failover.newcomer() or self._failover.wanted()
 
     def expected_to_leave(self) -> tuple[int, ...]:
         """Return the connected ranks that will leave by themselves, without the one that failed."""
@@ -278,15 +372,24 @@ class HubState:
             self._late += 1
             return [(connection, Verdict(self.verdict))]
         hello = message if isinstance(message, Hello) else None
+        failover, size = self._failover, self._roster.world_size
+        is_here = hello is not None and hello.world == size and hello.rank in self._roster.seats
+        if failover is not None and hello is not None and is_here:
+            return failover.claim(connection, hello)
         outgoing, failure = self._attendance.admit(connection, hello, now)
+        rank = self._roster.rank_of.get(connection)
+        if failover is not None and rank is not None:
+            outgoing += failover.welcome(rank, connection)
         return outgoing if failure is None else outgoing + self._end(failure, now)
 
+    def _is_watched(self, rank: int) -> bool:
+        """Return whether the loss of ``rank``, which has a seat, matters."""
+        if self._failover is not None and not self._complete:
+            return True  # any rank may be needed
+        return self._roster.takes_part(rank) and not self._roster.seats[rank].finished
+
     def _watch(self, now: float) -> list[tuple[int, Message]]:
-        watched = [
-            rank
-            for rank in self._roster.seats
-            if self._roster.takes_part(rank) and not self._roster.seats[rank].finished
-        ]
+        watched = [rank for rank in self._roster.seats if self._is_watched(rank)]
         # Ranks that have finished are not monitored, but their counters are needed to find a dead link.
         statuses = {
             rank: self._roster.seats[rank].status
@@ -298,35 +401,31 @@ class HubState:
             self._progress, self._progress_at = progress, now
         silence = {rank: now - self._roster.seats[rank].heard_at for rank in watched}
         finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
-        if isinstance(finding, Silent) and self._hears_nobody(silence):
-            cause = (
-                f"has not heard from any of the {len(silence) - (0 in silence)} other ranks for "
-                f"{finding.seconds:.1f} s: its own network is disconnected, or that of all others"
-            )
-            return self._judge(self._failure(FailureKind.SILENT, 0, cause), now)
         if isinstance(finding, Silent):
-            cause = (
-                f"has been silent for {finding.seconds:.1f} s: its process is suspended or its network is "
-                "disconnected"
-            )
-            return self._judge(self._failure(FailureKind.SILENT, finding.rank, cause), now)
+            others = len(silence) - (0 in silence)
+            if self._failover is None and self._hears_nobody(silence):
+                return self._judge(hears_nobody(self._roster, finding, others), now)
+            return self._judge(is_silent(self._roster, finding), now)
         if isinstance(finding, Stuck):
-            cause = (
-                f"has waited {finding.seconds:.1f} s for microbatch {finding.microbatch} from "
-                f"{self._roster.name(finding.source)}: the link between them is dead, or so slow that it "
-                "needs a longer --timeout"
-            )
-            return self._judge(self._failure(FailureKind.STUCK, finding.destination, cause), now)
+            return self._stuck(finding, now)
         if isinstance(finding, Stalled) and watched:
-            who = ", ".join(self._roster.name(rank) for rank in watched)
-            cause = f"nothing has moved for {finding.seconds:.1f} s: {who} did not finish"
-            return self._judge(Failure(FailureKind.STALLED, cause), now)
+            return self._stalled(is_stalled(self._roster, finding, watched), now)
         if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
             self._noticed_at = now
-            name = self._roster.name(finding.rank)
-            line = f"{name} has been {finding.what} for {finding.seconds:.0f} s; still alive"
-            return self._roster.to_all(Notice(line))
+            return self._roster.to_all(Notice(is_slow(self._roster, finding)))
         return []
+
+    def _stuck(self, finding: Stuck, now: float) -> list[tuple[int, Message]]:
+        failure = is_stuck(self._roster, finding)
+        if self._failover is None or self._complete:
+            return self._judge(failure, now)
+        ends = (finding.destination, finding.source)
+        return self._heeded(self._failover.link_lost(*ends, failure.line, now), now)
+
+    def _stalled(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
+        if self._failover is None or self._complete:
+            return self._judge(failure, now)
+        return self._heeded(self._failover.stalled(failure, now), now)
 
     def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
         """Return whether all other ranks, at least two, fell silent together, so that none is at fault."""
@@ -342,6 +441,8 @@ class HubState:
         if failure.exit_code == EXIT_PEER:
             if self._complete:
                 return self._go_on_without(failure.line, failure.rank)
+            if failure.rank is not None and self._failover is not None:
+                return self._heeded(self._failover.lost(failure.rank, failure, now), now)
             if failure.rank is not None and self._attendance.can_do_without(failure.rank):
                 return self._attendance.leave_out(failure.rank, failure)
         return self._end(failure, now)
@@ -350,6 +451,13 @@ class HubState:
         self.verdict = failure
         self._hears_of_late_ranks = self._attendance.admits_at(now)
         return self._roster.to_all(Verdict(failure))
+
+    def _heeded(self, outgoing: list[tuple[int, Message]], now: float) -> list[tuple[int, Message]]:
+        """Return what the rules of failover send; end the session if they do."""
+        if self._failover is not None and self.verdict is None and self._failover.verdict is not None:
+            others = [one for one in outgoing if one[0] not in self._roster.rank_of]
+            return others + self._end(self._failover.verdict, now)
+        return outgoing
 
     def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
         """Stop waiting for ``rank``, or for all unfinished ranks if it is None: the results are complete."""

@@ -13,6 +13,7 @@ peer to its cause.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Raw
 
 from pipeedge.base.errors import (
+    EXIT_FAULT,
     EXIT_PEER,
     EXIT_REQUEST,
     PeerError,
@@ -32,6 +34,7 @@ from pipeedge.base.errors import (
 from pipeedge.base.fields import decoding, encode
 from pipeedge.control.attendance import Terms
 from pipeedge.control.dialling import HubAddress
+from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
@@ -42,7 +45,16 @@ from pipeedge.transport.interfaces import listen
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.rendezvous import agent_store
 
-__all__ = ["Announcement", "Deadlines", "Forms", "Refusal", "Session", "report_early_failure"]
+__all__ = [
+    "Announcement",
+    "Deadlines",
+    "Forms",
+    "GoingOn",
+    "Refusal",
+    "Remaining",
+    "Session",
+    "report_early_failure",
+]
 
 _Facts = TypeVar("_Facts")
 _Plan = TypeVar("_Plan")
@@ -74,6 +86,10 @@ class Announcement(Generic[_Plan]):
     """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
     data_rank: int | None = None
     """Rank that receives the records of all others; None if nothing is recorded."""
+    goes_on: bool = False
+    """Whether the session goes on, with other plans, when a rank but 0 and the data rank is lost."""
+    line: str = ""
+    """Notice for the user of what has happened and what is done, with another plan."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,26 @@ class Refusal:
 
     line: str
     exit_code: int = EXIT_REQUEST
+
+
+@dataclass(frozen=True)
+class Remaining(Generic[_Facts]):
+    """The ranks for which a session that goes on after failures needs another plan."""
+
+    facts: Mapping[int, _Facts]
+    """Facts of each rank that may have a part."""
+    cause: str
+    """Reason why the last plan failed, for the user."""
+
+
+@dataclass(frozen=True)
+class GoingOn(Generic[_Facts, _Plan]):
+    """What rank 0 decides in a session that goes on after failures, in a thread of its own."""
+
+    plan: Callable[[Remaining[_Facts]], Announcement[_Plan] | Refusal]
+    review: Callable[[int, _Facts], str | None]
+    """Returns why a process with this rank and these facts cannot take part, or None if it can, instead of an
+    earlier process of that rank."""
 
 
 @dataclass(frozen=True)
@@ -230,21 +266,65 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         return self.member.wait(Brief).brief
 
     def agree(
-        self, facts: _Facts, decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal]
+        self,
+        facts: _Facts,
+        decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal],
+        going_on: GoingOn[_Facts, _Plan] | None = None,
     ) -> _Plan:
         """Send the facts of this rank and return the plan.
 
         Args:
             facts: of this rank.
             decide: called on rank 0 with the facts of all ranks that are not left out, by rank.
+            going_on: further decisions of rank 0, if the session goes on after failures.
 
         Raises:
             PipeEdgeError: there is no plan; every rank has the same line.
         """
         self.state(facts)
-        if self.serves_hub:
-            self.decide(decide)
+        if self.serves_hub and self.decide(decide) and going_on is not None:
+            further = threading.Thread(
+                target=self._decide_further, args=(going_on,), name="planner", daemon=True
+            )
+            further.start()
         return self.plan()
+
+    def _decide_further(self, going_on: GoingOn[_Facts, _Plan]) -> None:
+        hub = self._hub
+        while hub is not None and (task := hub.next_task()) is not None:
+            if isinstance(task, Newcomer):
+                hub.judge_newcomer(task, self._judged(going_on, task))
+                continue
+            decision = self._planned_again(going_on, task)
+            if isinstance(decision, Refusal):
+                hub.give_up(task, decision.line, decision.exit_code)
+            else:
+                hub.plan_again(
+                    task,
+                    Raw(encode(decision.plan)),
+                    participants=decision.participants,
+                    names=decision.names,
+                    line=decision.line,
+                )
+
+    def _judged(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
+        """Return why a process cannot be a spare, or None if it can."""
+        try:
+            return going_on.review(newcomer.rank, self._forms.facts(newcomer.facts))
+        except Exception as error:  # whatever it says, it must not end the run of the others
+            return f"the facts of rank {newcomer.rank} cannot be used: {one_line(error)}"
+
+    def _planned_again(
+        self, going_on: GoingOn[_Facts, _Plan], wanted: Wanted
+    ) -> Announcement[_Plan] | Refusal:
+        """Return the plan for the members of now, or why there is none."""
+        try:
+            facts = {rank: self._forms.facts(text) for rank, text in wanted.facts.items()}
+            return going_on.plan(Remaining(facts, wanted.cause))
+        except PipeEdgeError as error:
+            return Refusal(f"{wanted.cause}; {one_line(error)}", error.exit_code)
+        except Exception as error:  # the others must not wait for a plan forever
+            return Refusal(f"{wanted.cause}; rank 0 failed to plan again: {one_line(error)}", EXIT_FAULT)
 
     def state(self, facts: _Facts) -> None:
         """Send the facts of this rank."""
@@ -254,8 +334,10 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         self,
         decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal],
         review: Callable[[int, _Facts], Refusal | None] = lambda rank, facts: None,
-    ) -> None:
+    ) -> bool:
         """On rank 0, which has sent its own facts, wait for those of the others and announce the decision.
+
+        Returns whether further decisions may follow, because the session goes on after failures.
 
         Args:
             decide: called with the facts of all ranks that are not left out, by rank.
@@ -273,7 +355,10 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                 participants=decision.participants,
                 names=decision.names,
                 data_rank=decision.data_rank,
+                goes_on=decision.goes_on,
             )
+            return decision.goes_on
+        return False
 
     def _decision(
         self,
@@ -298,9 +383,12 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         Raises:
             PipeEdgeError: there is no plan; every rank has the same line.
         """
-        announced = self.member.wait(Planned)
+        return self.read_plan(self.member.wait(Planned).plan)
+
+    def read_plan(self, plan: Raw) -> _Plan:
+        """Return the plan that rank 0 has sent as JSON."""
         with decoding("the plan of rank 0"):
-            return self._forms.plan(announced.plan)
+            return self._forms.plan(plan)
 
     def start(self) -> None:
         """Report that this rank is ready, and wait until all participants are."""
@@ -332,7 +420,8 @@ def _report_failures(member: Member) -> Iterator[None]:
         if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
             raise member.explain(error.peer, error) from error
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        member.failed("it was interrupted" if interrupted else one_line(error))
+        number = error.microbatch if isinstance(error, PipeEdgeError) else None
+        member.failed("it was interrupted" if interrupted else one_line(error), number)
         raise
 
 

@@ -287,8 +287,8 @@ class InputSource:
         self._position = position
         self._order: Sequence[int] = range(len(items)) if order is None else order
         self._skip_bad = skip_bad
-        self._skipped: list[SkippedItem] = []
-        if not self._order:
+        self._skipped: dict[int, SkippedItem] = {}  # by position in the whole input
+        if not self._order and not position:
             raise InputError("the input is empty")
 
     def __len__(self) -> int:
@@ -318,7 +318,7 @@ class InputSource:
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
         """Items skipped so far by the last pass over ``microbatches``."""
-        return tuple(self._skipped)
+        return tuple(self._skipped.values())
 
     def check_distinct(self, wanted: int, option: str) -> None:
         """Check that the first ``wanted`` items are distinct, before comparing results on them.
@@ -343,9 +343,14 @@ class InputSource:
         return InputSource(self._items, order=self._order[:count], skip_bad=self._skip_bad)
 
     def rest(self, position: int) -> InputSource:
-        """Return a source of the items from ``position`` in the input on; they keep their positions."""
+        """Return a source of the items from ``position`` in the input on; they keep their positions.
+
+        There may be none. What was skipped before ``position`` counts as skipped by both sources.
+        """
         order = self._order[position - self._position :]
-        return InputSource(self._items, order=order, skip_bad=self._skip_bad, position=position)
+        rest = InputSource(self._items, order=order, skip_bad=self._skip_bad, position=position)
+        rest._skipped = self._skipped
+        return rest
 
     @property
     def items(self) -> Items:
@@ -391,7 +396,8 @@ class InputSource:
         )
 
     def _groups(self, microbatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
-        self._skipped.clear()
+        for number in [number for number in self._skipped if number >= self._position]:
+            del self._skipped[number]
         waiting: list[tuple[int, Item]] = []
         for numbered in self._readable_items(readings):
             waiting.append(numbered)
@@ -400,7 +406,7 @@ class InputSource:
                 waiting = []
         if waiting:
             yield Group(waiting)
-        elif len(self._skipped) == len(self):
+        elif not self._position and len(self._skipped) == len(self):
             first = self._skipped[0]
             raise InputError(f"none of the {count(len(self), 'item')} can be read; the first: {first.reason}")
 
@@ -410,7 +416,7 @@ class InputSource:
             if isinstance(reading, Item):
                 yield number, reading
             elif self._skip_bad:
-                self._skipped.append(SkippedItem(self._items.source(index), str(reading)))
+                self._skipped[number] = SkippedItem(self._items.source(index), str(reading))
             else:
                 raise reading
 

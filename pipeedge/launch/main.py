@@ -113,7 +113,7 @@ def _launch(argv: Sequence[str]) -> int:
         say=lambda line: say(program_name(PROGRAM), line),
         program=program_name(_SCRIPTS[request.module]),
     )
-    return Supervisor(commands, environment, output).run()
+    return Supervisor(commands, environment, output, needed=_needed(request, commands)).run()
 
 
 def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = None) -> list[RankCommand]:
@@ -164,6 +164,15 @@ def _key(request: LaunchRequest, make_key: Callable[[], str]) -> str | None:
     except RequestError:
         return None  # its links cannot be encrypted (-c)
     return make_key()
+
+
+def _needed(request: LaunchRequest, commands: Sequence[RankCommand]) -> frozenset[int] | None:
+    """Return the ranks without which the run fails; None for all."""
+    if request.module == DOCTOR_MODULE:
+        return None
+    key = ("--key", str(STANDARD_INPUT)) if any(command.secret for command in commands) else ()
+    asked = _parse(request, Environment.read(), *key)
+    return frozenset({0, asked.schedule.data_rank}) if asked.transport.goes_on else None
 
 
 def _parse(request: LaunchRequest, environment: Environment, *more: str) -> RunRequest:

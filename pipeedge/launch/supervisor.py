@@ -1,4 +1,4 @@
-"""Run the processes of all ranks, forward their output line by line, and stop all when one fails.
+"""Run the processes of all ranks, forward their output line by line, and stop all when the run has failed.
 
     running ──a rank fails──> settling ──settle_s──> ending ──grace_s──> killed
        │                      (the others learn of it   (SIGTERM; ssh:     (SIGKILL)
@@ -186,13 +186,14 @@ class ExitLimits:
 
 
 class Supervisor:
-    """Runs all ranks until they have exited or one has failed.
+    """Runs all ranks until they have exited, or one without which the run fails has failed.
 
     Args:
         commands: commands of all ranks.
         environment: environment of the launcher; variables that a command sets are added if it lacks them.
         output: destination of the output.
         limits: time that the others have to exit after one has failed.
+        needed: ranks without which the run fails, and with which it is over; None for all.
     """
 
     def __init__(
@@ -201,8 +202,10 @@ class Supervisor:
         environment: Mapping[str, str],
         output: Output,
         limits: ExitLimits = ExitLimits(),
+        needed: frozenset[int] | None = None,
     ) -> None:
         self._commands = commands
+        self._needed = frozenset(command.rank for command in commands) if needed is None else needed
         self._environment = environment
         self._output = output
         self._message = None if output.program is None else f"{output.program}: "
@@ -244,8 +247,12 @@ class Supervisor:
             if ending is None:
                 self._end(signal.SIGTERM)
                 break
-            endings.append(ending)
-            if ending.status and deadline is None:
+            if ending.rank in self._needed:
+                endings.append(ending)
+            elif ending.status:
+                self._output.say(ending.words())
+            is_over = bool(ending.status) or self._needed.isdisjoint(self._alive)
+            if is_over and ending.rank in self._needed and deadline is None:
                 deadline = time.monotonic() + self._limits.settle_s
         decisive = status_of(endings)
         if decisive is None:

@@ -76,13 +76,15 @@ class Progress:
         total: number of items of the run.
         ranks: rank of each stage.
         began_s: time at which the run began, in seconds.
+        items: number of items that were done before.
     """
 
-    def __init__(self, total: int, ranks: Sequence[int], began_s: float) -> None:
+    def __init__(self, total: int, ranks: Sequence[int], began_s: float, items: int = 0) -> None:
         self._total = total
         self._ranks = tuple(ranks)
         self._began_s = began_s
-        self._past: deque[tuple[float, int, float]] = deque([(began_s, 0, 0.0)])
+        self._before = items
+        self._past: deque[tuple[float, int, float]] = deque([(began_s, items, 0.0)])
         """Recent times, with the items done and the seconds spent waiting for input until then."""
         self._work: dict[int, deque[StageWork]] = {}
         self._shown: dict[int, StageShown] = {}
@@ -112,11 +114,12 @@ class Progress:
         while len(self._past) > 2 and self._past[1][0] <= now_s - _NOW_S:
             self._past.popleft()
         then_s, then, waited_then_s = self._past[0]
+        done = items - self._before
         return DisplayState(
             items,
             self._total,
-            (items - then) / (now_s - then_s) if items and now_s > then_s else None,
-            items / (now_s - self._began_s) if items and now_s > self._began_s else None,
+            (items - then) / (now_s - then_s) if done and now_s > then_s else None,
+            done / (now_s - self._began_s) if done and now_s > self._began_s else None,
             min(1.0, (waited_s - waited_then_s) / (now_s - then_s)) if now_s > then_s else 0.0,
             tuple(self._shown[rank] for rank in self._ranks if rank in self._shown),
         )

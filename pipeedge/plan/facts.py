@@ -33,6 +33,7 @@ def rank_facts(
     items: int | None,
     max_tokens: int | None,
     pixels: PixelTable | None = None,
+    memory_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return what one rank was asked to do, for comparison with the other ranks.
 
@@ -43,6 +44,7 @@ def rank_facts(
         items: of the input, on the data rank.
         max_tokens: of its longest sentence, on the data rank.
         pixels: what the bytes of its pictures stand for, on the data rank; None where none are sent.
+        memory_bytes: that it can allocate, None where that is unknown.
     """
     config = model.config
     own_name = model.name if model.directory is None else None
@@ -52,6 +54,7 @@ def rank_facts(
         "torch": str(torch.__version__).split("+")[0],
         "architecture": f"{config.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
+        "memory_bytes": memory_bytes,
         "data_rank": request.schedule.data_rank,
         "items": items,
         "max_tokens": max_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeedge.base.fields import Count, Port, Positive, Text
+from pipeedge.base.fields import Count, LongLine, Port, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
 from pipeedge.compress import wire_specs
@@ -74,6 +74,10 @@ class Plan:
     """Output of ``PixelTable.to_text``; None if pictures are not sent as bytes."""
     record_rows: Count = DEFAULT_ROWS
     """Number of rows that each thread keeps of its activities."""
+    goes_on: bool = False
+    """Whether another plan follows when a rank is lost."""
+    cause: LongLine = ""
+    """Reason why the plan before this one failed; empty for the first."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -101,7 +105,13 @@ class Plan:
         ]
         specs += (self._link_specs(model, stage) for stage in range(len(self.schedule.stages)))
         return [
-            Link(ranks[number], ranks[number + 1], crossing, number > 0 and self.measures(number - 1))
+            Link(
+                ranks[number],
+                ranks[number + 1],
+                crossing,
+                receipts=number > 0 and self.measures(number - 1),
+                starts_anywhere=bool(self.cause),
+            )
             for number, crossing in enumerate(specs)
         ]
 

@@ -11,12 +11,12 @@ A dry run is to answer at once, so what only some of these need is imported wher
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeedge.base.errors import ScheduleError
+from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.shapes import shapes_bytes
 from pipeedge.base.wording import count
@@ -42,7 +42,12 @@ class PlannedSchedule:
 
 
 def plan_schedule(
-    request: RunRequest, model: Outline, tokens: int | None = None, *, eight_bit: bool = True
+    request: RunRequest,
+    model: Outline,
+    tokens: int | None = None,
+    *,
+    eight_bit: bool = True,
+    ranks: Collection[int] | None = None,
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for.
 
@@ -51,16 +56,17 @@ def plan_schedule(
         model: the model to cut.
         tokens: of the longest sentence of the input; None for images, and where it is not known.
         eight_bit: whether pictures are sent as bytes.
+        ranks: those whose hosts the scheduler may use; None for all.
 
     Raises:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit)
+    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
     if planned is None:
         order = request.schedule.rank_order
-        ranks = request.world.size if order is None else len(order)
-        planned = _partitioned(request, model, _even_partition(model.n_layers, min(ranks, model.n_layers)))
+        stages = request.world.size if order is None else len(order)
+        planned = _partitioned(request, model, _even_partition(model.n_layers, min(stages, model.n_layers)))
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
     if request.schedule.dtypes is not None and not request.schedule.automatic:
         schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
@@ -119,7 +125,12 @@ def _compressed(
 
 
 def _requested_schedule(
-    request: RunRequest, model: Outline, tokens: int | None, *, eight_bit: bool
+    request: RunRequest,
+    model: Outline,
+    tokens: int | None,
+    *,
+    eight_bit: bool,
+    ranks: Collection[int] | None,
 ) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
@@ -134,6 +145,11 @@ def _requested_schedule(
     from pipeedge.plan.dtype_choice import choose_dtype
 
     hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
+    if ranks is not None:
+        names = wanted.hosts or tuple(map(str, range(request.world.size)))
+        hosts = tuple(names[rank] for rank in sorted(ranks) if names[rank] in hosts)
+        if not hosts:
+            raise InfeasibleError(f"no host that is left is in {wanted.dev_file}")
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
     asked = scheduler.SchedulerRequest(

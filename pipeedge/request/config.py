@@ -119,8 +119,26 @@ class TransportRequest:
         ),
         help=f"number of threads that serve RPC, with -c rpc ({DEFAULT_WORKER_THREADS})",
     )
+    on_failure: str | None = option(
+        None,
+        "--on-failure",
+        choices=("stop", "continue"),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="end the run when a rank is lost, or go on with those that are left, with -c tcp (stop)",
+    )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on when a rank but 0 and the data rank is lost."""
+        return self.on_failure == "continue"
 
     def __post_init__(self) -> None:
+        if self.goes_on and self.comm != ENCRYPTED:
+            engine = "gloo" if self.comm == "p2p" else "TensorPipe"
+            raise RequestError(
+                f"--on-failure continue needs -c {ENCRYPTED}, because {engine} cannot open its links again "
+                "without a lost rank"
+            )
         if self.worker_threads is not None and self.comm != "rpc":
             raise RequestError(
                 f"-w/--worker-threads needs -c rpc, because {self.comm} links have no such threads"

@@ -33,6 +33,7 @@ from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
+from pipeedge.run.under_way import DataProgress
 from pipeedge.run.worker import Activity, Outgoing
 
 __all__ = ["DataPart", "make_data_part", "open_data_ends"]
@@ -90,6 +91,8 @@ class DataPart:
     """Input and results, with the threads that move data between them and the pipeline."""
 
     ends: DataEnds
+    progress: DataProgress
+    """What of it is under way, and what is done."""
     stream: GroupStream
     """Input as it is read."""
     feeder: Feeder
@@ -106,6 +109,7 @@ class DataPart:
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
         crew.on_stop(self.outgoing.close)
+        crew.on_stop(self.progress.under_way.close)
         crew.start("feed", self.feeder.run)
         self.stream.start(crew)
         crew.start("watch", self.outgoing.run)
@@ -115,7 +119,7 @@ class DataPart:
         """Compare the first items, if any, with the outputs of the model in float32, computed here."""
         if self.ends.compared is None:
             return None
-        kept = self.collector.kept
+        kept = self.progress.collected.kept
         numbers = tuple(number for each, _ in kept for number in each)
         found = Outputs(numbers, joined([outputs for _, outputs in kept]))
         exact = outputs_by_block(
@@ -130,12 +134,19 @@ class DataPart:
 
 
 def make_data_part(
-    data: DataEnds, plan: Plan, model: Model, ends: LinkEnds, activity: Activity, monitor: Monitor
+    data: DataEnds,
+    progress: DataProgress,
+    plan: Plan,
+    model: Model,
+    ends: LinkEnds,
+    activity: Activity,
+    monitor: Monitor,
 ) -> DataPart:
     """Join input and results to the first and the last link.
 
     Args:
         data: Input and results of the run.
+        progress: What of it is under way, and what is done.
         plan: Plan of the run.
         model: The model.
         ends: Links of this rank.
@@ -145,8 +156,9 @@ def make_data_part(
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, activity, lane=link)
-    stream = data.source.stream(plan.microbatch_size, rows=plan.record_rows, stages=len(plan.schedule.stages))
-    feed = Feed(stream, stream_dtype(find_dtype(plan.schedule.stages[0].dtype)))
+    position, stages = progress.under_way.position, len(plan.schedule.stages)
+    stream = data.source.stream(plan.microbatch_size, position=position, rows=plan.record_rows, stages=stages)
+    feed = Feed(stream, stream_dtype(find_dtype(plan.schedule.stages[0].dtype)), progress.under_way)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, activity, feed_lane)
     activity.feeder(lambda: feeder.is_idle)
@@ -159,10 +171,11 @@ def make_data_part(
             model.output_kind == "logits",
             make_decoder(plan, -1),
             keep_items=0 if data.compared is None else len(data.compared),
+            collected=progress.collected,
         ),
         Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
     )
-    return DataPart(data, stream, feeder, outgoing, collector, link)
+    return DataPart(data, progress, stream, feeder, outgoing, collector, link)
 
 
 class _OutputObserver:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from pipeedge.base.payload import TensorSpec
 from pipeedge.data import Group, GroupStream, Microbatch, ResultSink
-from pipeedge.data.results import Accuracy
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.report.agreement import without_padding
+from pipeedge.run.under_way import Collected, UnderWay
 from pipeedge.run.worker import Activity, Incoming, Outgoing
 from pipeedge.transport.base import Packet
 
 __all__ = ["Collection", "Collector", "Feed", "Feeder"]
-
-_KEPT_LATENCIES = 100_000
-"""Number of microbatches whose latencies are kept, the last ones of a longer run."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,8 @@ class Feed:
     stream: GroupStream
     dtype: torch.dtype = torch.float32
     """Number type in which the first stage computes."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    """Microbatches that are fed and not written; feeding begins with the lowest that is not written."""
 
 
 class Feeder:
@@ -52,29 +49,31 @@ class Feeder:
         self._is_waiting = False
         self._outgoing = outgoing
         self._activity = activity
-        self._lock = threading.Lock()
-        self._under_way: deque[tuple[Microbatch, float]] = deque()
+        self.under_way = feed.under_way
         self.started_at: float | None = None
-        """Time when reading began."""
+        """Time when this feeder began to read."""
 
     def run(self) -> None:
         """Read and send until the input ends."""
-        number = 0
+        under_way = self.under_way
+        number = under_way.written
         self.lane.begin()
         self.started_at = self.lane.enter(self._stream.fetching)
+        under_way.begin(self.started_at)
         while (group := self._read(number)) is not None:
             self.lane.enter(ThreadState.WAIT_LINK)
+            under_way.wait_for_room()
             reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(ThreadState.READ)
             batch = group.collate(reserved.payload)
             now = self.lane.enter(ThreadState.WAIT_LINK)
-            with self._lock:
-                # Labels and sources are kept here until the result arrives; the values are not needed.
-                self._under_way.append((dataclasses.replace(batch, payload=()), now))
+            # Labels and sources are kept until the result arrives; the values are not needed.
+            under_way.feed(number, dataclasses.replace(batch, payload=()), now)
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
             self.lane.enter(self._stream.fetching)
             number += 1
+        under_way.input_ended()
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -84,11 +83,6 @@ class Feeder:
             for spec in specs
         )
 
-    def take(self) -> tuple[Microbatch, float]:
-        """Remove the oldest microbatch without a result, and return it with the time it was sent."""
-        with self._lock:
-            return self._under_way.popleft()
-
     def waited_for_input_s(self) -> float:
         """Return the seconds so far in which nothing was sent because input was read. Any thread may ask."""
         totals = self.lane.totals()
@@ -97,7 +91,7 @@ class Feeder:
     @property
     def is_idle(self) -> bool:
         """Whether everything so far has a result, and there is nothing to read. Any thread may ask."""
-        return self._is_waiting and not self._under_way
+        return self._is_waiting and not self.under_way.fed
 
     def _read(self, number: int) -> Group | None:
         self._is_waiting = True
@@ -119,6 +113,8 @@ class Collection:
     """Decodes what a compressed link brings, or None."""
     keep_items: int = 0
     """Number of the first items whose outputs are kept in memory."""
+    collected: Collected = field(default_factory=Collected)
+    """What is found out about the results."""
 
 
 class Collector:
@@ -128,56 +124,35 @@ class Collector:
         self, feeder: Feeder, incoming: Incoming, collection: Collection, lane: Lane | None = None
     ) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter)
-        self.kept: list[tuple[Sequence[int], torch.Tensor]] = []
-        """Places in the input, and outputs, of the microbatches with the first ``keep_items`` items."""
-        self._feeder = feeder
+        self._under_way = feeder.under_way
         self._incoming = incoming
         self._collection = collection
-        self.latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
-        """Seconds of each microbatch from leaving the data rank to its return; of a long run, the last ones.
-        """
-        self.accuracy = Accuracy()
-        self.not_finite = 0
-        """Number of items whose outputs contain NaN or infinity."""
-        self.elapsed_s = 0.0
-        """Seconds from the beginning of reading to the last result."""
-        self._first_at: float | None = None
-        self._last_at = 0.0
-        self._items_after_first = 0
-
-    @property
-    def steady_items_per_s(self) -> float | None:
-        """Items per second from the first result to the last, or None for a single microbatch."""
-        if self._first_at is None or self._last_at <= self._first_at:
-            return None
-        return self._items_after_first / (self._last_at - self._first_at)
+        self.collected = collection.collected
 
     def run(self) -> None:
         """Collect until the last stage has finished."""
         self.lane.begin()
-        decode, sink = self._collection.decode, self._collection.sink
+        decode, sink, collected = self._collection.decode, self._collection.sink, self.collected
         while (packet := self._incoming.receive()) is not None:
             now = self.lane.enter(ThreadState.WRITE if decode is None else ThreadState.DECODE)
-            batch, sent_at = self._feeder.take()
-            self.latencies.append(now - sent_at)
-            if self._feeder.started_at is not None:
-                self.elapsed_s = now - self._feeder.started_at
-            self._last_at = now
-            if self._first_at is None:
-                self._first_at = now
-            else:
-                self._items_after_first += packet.items
+            taken = self._under_way.take(packet.number)
+            if taken is None:
+                packet.lease.release()
+                continue
+            batch, sent_at = taken
+            collected.came(now, self._under_way.began_at, sent_at, packet.items)
             if decode is not None:
                 packet = decode(packet)
                 self.lane.enter(ThreadState.WRITE)
             (outputs,) = packet.payload
             with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
                 sink.write(packet.number, outputs, batch)
-                self.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
+                self._under_way.wrote(packet.number)
+                collected.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
                     kept = without_padding(outputs, batch.tokens).clone()
-                    self.kept.append((batch.numbers, kept))
+                    collected.kept.append((batch.numbers, kept))
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 
@@ -185,7 +160,8 @@ class Collector:
         """Count the right answers; return their number or, without labels, how sure the model is."""
         if not self._collection.counts_accuracy:
             return 0.0
-        before, self.accuracy = self.accuracy, self.accuracy.with_outputs(outputs, batch.labels)
-        if self.accuracy.labelled > before.labelled or not self.lane.observed:
-            return self.accuracy.correct - before.correct
+        before = self.collected.accuracy
+        now = self.collected.accuracy = before.with_outputs(outputs, batch.labels)
+        if now.labelled > before.labelled or not self.lane.observed:
+            return now.correct - before.correct
         return float(outputs.double().softmax(dim=1).max(dim=1).values.sum())

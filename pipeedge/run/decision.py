@@ -1,6 +1,7 @@
-"""What the ranks of a run tell one another before it: the facts of each, and rank 0's decision.
+"""What the ranks of a run tell one another before it: the facts of each, and rank 0's decisions.
 
 facts of all ranks ──disagreement?──> schedule ──> Plan ──(announced)──> every rank
+facts of who is left ───────────> schedule ──> the next plan, after a rank is lost
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.errors import WeightsError
+from pipeedge.base.errors import EXIT_INFEASIBLE, WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
-from pipeedge.control.session import Announcement, Forms, Refusal, Session
+from pipeedge.base.machine import available_bytes
+from pipeedge.control.session import Announcement, Forms, Refusal, Remaining, Session
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.context import RankContext
+from pipeedge.run.replanning import Held, describe, plan_schedule_again
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
 
-__all__ = ["FORMS", "RunSession", "decide", "find_facts"]
+__all__ = ["FORMS", "Decider", "RunSession", "find_facts"]
 
 RunSession: TypeAlias = Session[Options, Plan, StageStats | None]
 
@@ -47,37 +50,88 @@ def find_facts(context: RankContext, data: DataEnds | None) -> dict[str, Any]:
         items=source.total if source is not None else None,
         max_tokens=source.max_tokens if source is not None else None,
         pixels=source.pixels if source is not None else None,
+        memory_bytes=available_bytes(),
     )
 
 
-def decide(context: RankContext, facts: Mapping[int, Mapping[str, Any]]) -> Announcement[Plan] | Refusal:
-    """Compare, on rank 0, the facts of all ranks, decide the schedule, and serve the links' rendezvous."""
-    mismatch = disagreement(facts)
-    if mismatch is not None:
-        return Refusal(mismatch)
-    request = context.request
-    data_rank = request.schedule.data_rank
-    data = facts[data_rank]
+class Decider:
+    """Rank 0's decisions: the plan, and those that follow when ranks are lost or come."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._facts: dict[int, Options] = {}
+        self._plan: Plan | None = None
+        self._held = Held()
+
+    def decide(self, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
+        """Compare the facts of all ranks, decide the schedule, and serve the links' rendezvous."""
+        mismatch = disagreement(facts)
+        if mismatch is not None:
+            return Refusal(mismatch)
+        self._facts = dict(facts)
+        context, request = self._context, self._context.request
+        data_rank = request.schedule.data_rank
+        known = _input_facts(facts, data_rank)
+        with context.activity.busy("scheduling"):
+            eight_bit = known.pixel_table is not None
+            planned = plan_schedule(request, context.model, known.max_tokens, eight_bit=eight_bit)
+        for note in planned.notes:
+            context.warn(note)
+        plan = Plan(
+            schedule=planned.schedule,
+            data_rank=data_rank,
+            items=known.items,
+            microbatch_size=request.microbatch_size,
+            max_tokens=known.max_tokens,
+            pixel_table=known.pixel_table,
+            store_port=None,
+            prediction=planned.prediction,
+            compression=request.links.compression,
+            record_rows=known.record_rows,
+            goes_on=request.transport.goes_on and request.world.size > 1,
+        )
+        return self._announced(plan)
+
+    def plan_again(self, remaining: Remaining[Options]) -> Announcement[Plan] | Refusal:
+        """Return a plan for the ranks that are left, after the last one has failed."""
+        before = self._plan
+        if before is None:
+            return Refusal(f"{remaining.cause}; there was no plan before", EXIT_INFEASIBLE)
+        request, model = self._context.request, self._context.model
+        planned = plan_schedule_again(request, model, before, remaining.facts, self._held)
+        if not isinstance(planned, PlannedSchedule):
+            return Refusal(f"{remaining.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
+        plan = dataclasses.replace(
+            before,
+            schedule=planned.schedule,
+            prediction=planned.prediction,
+            store_port=None,
+            cause=remaining.cause,
+        )
+        return dataclasses.replace(self._announced(plan), line=describe(before, plan))
+
+    def review(self, rank: int, facts: Options) -> str | None:
+        """Return why a process that comes during the run cannot have a part, or None if it can."""
+        known = {other: told for other, told in self._facts.items() if other != rank}
+        mismatch = disagreement({**known, rank: facts})
+        if mismatch is None:
+            self._facts[rank] = facts
+            self._held.forget(rank)
+        return mismatch
+
+    def _announced(self, plan: Plan) -> Announcement[Plan]:
+        rendezvous = self._context.rendezvous
+        rendezvous.close()
+        if len(plan.participants) > 1:
+            plan = dataclasses.replace(plan, store_port=rendezvous.serve(plan.participants))
+        self._plan = plan
+        self._held.loads(plan.schedule)
+        names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
+        return Announcement(plan, plan.participants, names, plan.data_rank, goes_on=plan.goes_on)
+
+
+def _input_facts(facts: Mapping[int, Options], data_rank: int) -> InputFacts:
+    """Return what the data rank says of its input."""
     with decoding(f"what rank {data_rank} says of its input"):
-        known: InputFacts = convert(data, InputFacts)
-    eight_bit = known.pixel_table is not None
-    with context.activity.busy("scheduling"):
-        planned = plan_schedule(request, context.model, known.max_tokens, eight_bit=eight_bit)
-    for note in planned.notes:
-        context.warn(note)
-    plan = Plan(
-        schedule=planned.schedule,
-        data_rank=data_rank,
-        items=known.items,
-        microbatch_size=request.microbatch_size,
-        max_tokens=known.max_tokens,
-        pixel_table=known.pixel_table,
-        store_port=None,
-        prediction=planned.prediction,
-        compression=request.links.compression,
-        record_rows=known.record_rows,
-    )
-    if len(plan.participants) > 1:
-        plan = dataclasses.replace(plan, store_port=context.rendezvous.serve(plan.participants))
-    names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
-    return Announcement(plan, plan.participants, names, plan.data_rank)
+        known: InputFacts = convert(facts[data_rank], InputFacts)
+        return known

@@ -68,8 +68,8 @@ def finish(
         context.warn(f"{one_line(unclosed)}; the results are complete")
     if data is None:
         return None
-    if data.collector.not_finite:
-        context.warn(_explain_not_finite(data.collector.not_finite))
+    if data.progress.collected.not_finite:
+        context.warn(_explain_not_finite(data.progress.collected.not_finite))
     stages = [stats for rank in plan.schedule.ranks if (stats := summary.get(rank)) is not None]
     missing = [rank for rank in plan.schedule.ranks if summary.get(rank) is None]
     if missing:

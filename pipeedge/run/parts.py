@@ -23,8 +23,9 @@ from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, mak
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
     from pipeedge.run.data_part import DataPart
+    from pipeedge.run.under_way import DataProgress
 
-__all__ = ["Parts", "assemble"]
+__all__ = ["Parts", "assemble", "open_monitor"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def assemble(
     *,
     stage: LoadedStage | None,
     data_ends: DataEnds | None,
-    exporter: Exporter | None,
+    progress: DataProgress | None,
+    monitor: Monitor,
 ) -> Parts:
     """Join the stage, and the input and results, of this rank to its links.
 
@@ -61,11 +63,11 @@ def assemble(
         plan: Plan of the run.
         stage: Stage of this rank, or None.
         data_ends: Input and results of the run, on the data rank.
-        exporter: Server of the metrics, or None.
+        progress: What of it is under way, and what is done, on the data rank.
+        monitor: Takes a sample of each microbatch, if anybody wants them.
     """
     model, activity = context.model, context.activity
     ends = LinkEnds(context.rank, plan.links(model), context.transport, activity, context.crew)
-    monitor = _open_monitor(context, plan, exporter)
     stage_part = data_part = None
     if stage is not None:
         number = stage.number
@@ -75,19 +77,26 @@ def assemble(
 
         bits = make_stage_bits(plan, model, number, lambda: member.slowest_stage_s, tell)
         stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor)
-    if data_ends is not None:
+    if data_ends is not None and progress is not None:
         from pipeedge.run.data_part import make_data_part
 
-        data_part = make_data_part(data_ends, plan, model, ends, activity, monitor)
+        data_part = make_data_part(data_ends, progress, plan, model, ends, activity, monitor)
     return Parts(ends, monitor, stage_part, data_part)
 
 
-def _open_monitor(context: RankContext, plan: Plan, exporter: Exporter | None) -> Monitor:
+def open_monitor(context: RankContext, plan: Plan, exporter: Exporter | None) -> Monitor:
+    """Open what takes the samples of this rank, from the beginning of the run to its end.
+
+    Args:
+        context: This rank.
+        plan: The first plan that gives this rank a part.
+        exporter: Server of the metrics, or None.
+    """
     metrics = context.request.metrics
     sinks: list[Sink] = [] if exporter is None else [exporter]
     if metrics.directory is not None:
         keys: tuple[str, ...] = DATA_KEYS if context.rank == plan.data_rank else ()
-        if plan.schedule.stage_of(context.rank) is not None:
+        if plan.goes_on or plan.schedule.stage_of(context.rank) is not None:
             keys += STAGE_KEYS
         sinks.append(CsvFiles(metrics.directory, metrics.csv_file_mode, context.rank, keys))
     meter = EnergyMeter(*open_source())

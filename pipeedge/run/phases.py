@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +21,14 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import printable
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
+from pipeedge.control.session import GoingOn
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
-from pipeedge.observe.monitoring import KEYS, Exporter, check_metrics_dir, metrics_files
+from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
-from pipeedge.run.decision import RunSession, decide, find_facts
+from pipeedge.run.decision import Decider, RunSession, find_facts
 from pipeedge.run.parts import Parts, assemble
 from pipeedge.run.stage import Stage, resolve_device
 from pipeedge.run.stage_part import LoadedStage
@@ -38,6 +38,7 @@ from pipeedge.transport.interfaces import choose_interface, interface_addresses,
 if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data import DataEnds, ResultSink
     from pipeedge.run.data_part import DataPart
+    from pipeedge.run.under_way import DataProgress
 
 __all__ = [
     "Prepared",
@@ -48,6 +49,7 @@ __all__ = [
     "load_stage",
     "open_parts",
     "prepare",
+    "results_kept",
     "stream",
 ]
 
@@ -65,6 +67,8 @@ class Prepared:
     """Input and results of the run, on the data rank."""
     facts: dict[str, Any]
     """What this rank was asked to do, for comparison with the others."""
+    progress: DataProgress | None = None
+    """What of the input is under way and done, on the data rank."""
 
 
 @contextmanager
@@ -82,12 +86,14 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
         exporter = _open_exporter(context, interface)
         if exporter is not None:
             stack.callback(exporter.close)
-        data = None
+        data = progress = None
         if context.rank == request.schedule.data_rank:
-            data = _open_ends(context)
+            from pipeedge.run.under_way import DataProgress
+
+            data, progress = _open_ends(context), DataProgress()
             for note in data.notes:
                 context.warn(note)
-        prepared = Prepared(device, interface, exporter, data, find_facts(context, data))
+        prepared = Prepared(device, interface, exporter, data, find_facts(context, data), progress)
         to_close = stack.pop_all()
     with to_close:
         yield prepared
@@ -120,7 +126,9 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         PipeEdgeError: There is no plan; the same line on every rank. Or the rows that an earlier run has left
             are of another plan.
     """
-    plan = session.agree(prepared.facts, functools.partial(decide, context))
+    decider = Decider(context)
+    going_on = GoingOn(decider.plan_again, decider.review)
+    plan = session.agree(prepared.facts, decider.decide, going_on)
     if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
 
@@ -141,8 +149,14 @@ def leave(context: RankContext, session: RunSession) -> None:
         session.summary()
 
 
-def connect(context: RankContext, plan: Plan, interface: str) -> None:
+def connect(context: RankContext, plan: Plan, interface: str, epoch: int = 0) -> None:
     """Join the group of all that have a part in the plan, unless this rank is alone.
+
+    Args:
+        context: This rank.
+        plan: The plan.
+        interface: Network interface of the links.
+        epoch: Number of the plan, if the run has several.
 
     Raises:
         PeerError: The links do not open.
@@ -154,7 +168,7 @@ def connect(context: RankContext, plan: Plan, interface: str) -> None:
     exposed = transport.exposure(interface_addresses().get(interface, ()))
     if exposed is not None:
         context.warn(exposed)
-    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s, interface)
+    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s, interface, epoch)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
     _wait_for_links(context, plan, interface, lambda: transport.open(rendezvous))
     context.stop_serving_rendezvous()
@@ -176,8 +190,16 @@ def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: C
         )
 
 
-def load_stage(context: RankContext, plan: Plan, device: torch.device) -> LoadedStage | None:
+def load_stage(
+    context: RankContext, plan: Plan, device: torch.device, held: LoadedStage | None = None
+) -> LoadedStage | None:
     """Load the layers that the plan gives this rank; return None if it gives none.
+
+    Args:
+        context: This rank.
+        plan: The plan.
+        device: Device to compute on.
+        held: Stage with these layers that is loaded already, or None.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -186,6 +208,10 @@ def load_stage(context: RankContext, plan: Plan, device: torch.device) -> Loaded
     if number is None:
         return None
     stage = plan.schedule.stages[number]
+    table = plan.pixel_table if number == 0 else None
+    pixels = None if table is None else PixelTable.from_text(table)
+    if held is not None:
+        return replace(held, number=number, compute=Stage(held.shard, device, pixels))
     layers, dtype = stage.layers, find_dtype(stage.dtype)
     kernels = choose(context.request.model.kernels, dtype, device)
     slow = slow_here(dtype, device)
@@ -199,15 +225,26 @@ def load_stage(context: RankContext, plan: Plan, device: torch.device) -> Loaded
         total = model.weight_bytes(layers, dtype)
         with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
             shard = model.load(layers, weights, device, dtype, progress=bar.advance, kernels=kernels)
-    table = plan.pixel_table if number == 0 else None
-    pixels = None if table is None else PixelTable.from_text(table)
-    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels))
+    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
 
 
 def open_parts(
-    context: RankContext, plan: Plan, member: Member, prepared: Prepared, stage: LoadedStage | None
+    context: RankContext,
+    plan: Plan,
+    member: Member,
+    prepared: Prepared,
+    stage: LoadedStage | None,
+    monitor: Monitor,
 ) -> Parts:
     """Make the parts of this rank and connect their links.
+
+    Args:
+        context: This rank.
+        plan: The plan.
+        member: Connection to the hub.
+        prepared: What this rank has opened.
+        stage: Stage of this rank, or None.
+        monitor: Takes the samples of the metrics.
 
     Raises:
         PeerError: The links do not open.
@@ -216,30 +253,47 @@ def open_parts(
 
     def make() -> None:
         made.append(
-            assemble(context, member, plan, stage=stage, data_ends=prepared.data, exporter=prepared.exporter)
+            assemble(
+                context,
+                member,
+                plan,
+                stage=stage,
+                data_ends=prepared.data,
+                progress=prepared.progress,
+                monitor=monitor,
+            )
         )
 
     _wait_for_links(context, plan, prepared.interface, make)
     return made[0]
 
 
+@contextmanager
+def results_kept(context: RankContext, data: DataEnds | None) -> Iterator[None]:
+    """Take the results in the body, on the data rank, and write them under their name at its end."""
+    if data is None:
+        yield
+        return
+    try:
+        with data.sink:
+            yield
+    except BaseException:
+        if not context.request.output.quiet:
+            _show_unfinished(context, data.sink)
+        raise
+
+
 def stream(context: RankContext, plan: Plan, parts: Parts) -> None:
-    """Let microbatches flow until all have passed; on the data rank, write the results under their name.
+    """Let microbatches flow until all have passed.
 
     Raises:
         PipeEdgeError: This rank or another failed.
     """
-    sink = parts.data.ends.sink if parts.data is not None else ExitStack()
-    try:
-        with parts.monitor, _progress_shown(context, plan, parts.data), sink:
-            parts.ends.start()
-            for part in reversed(parts.all):
-                part.start(context.crew)
-            context.crew.wait()
-    except BaseException:
-        if parts.data is not None and not context.request.output.quiet:
-            _show_unfinished(context, parts.data.ends.sink)
-        raise
+    with _progress_shown(context, plan, parts.data):
+        parts.ends.start()
+        for part in reversed(parts.all):
+            part.start(context.crew)
+        context.crew.wait()
 
 
 def _show_unfinished(context: RankContext, sink: ResultSink) -> None:
@@ -258,7 +312,7 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> 
     from pipeedge.observe.live import Display, Progress
 
     sink = data.ends.sink
-    progress = Progress(plan.items, plan.schedule.ranks, time.monotonic())
+    progress = Progress(plan.items, plan.schedule.ranks, time.monotonic(), sink.items)
     with (
         Display(
             progress,

@@ -31,8 +31,19 @@ from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import OpenEnds, RankContext, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
+from pipeedge.run.epochs import take_turns
 from pipeedge.run.outcome import finish
-from pipeedge.run.phases import agree, connect, leave, load_stage, open_parts, prepare, stream
+from pipeedge.run.parts import open_monitor
+from pipeedge.run.phases import (
+    agree,
+    connect,
+    leave,
+    load_stage,
+    open_parts,
+    prepare,
+    results_kept,
+    stream,
+)
 from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.interfaces import is_loopback
 from pipeedge.transport.membership import load_membership, open_to_all
@@ -93,14 +104,18 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
     """Go through the phases of a run, once the rank has introduced itself."""
     with prepare(context) as prepared:
         plan = agree(context, session, prepared)
+        if plan.goes_on:
+            return take_turns(context, session, prepared)
         if context.rank not in plan.participants:
             leave(context, session)
             return None
         connect(context, plan, prepared.interface)
         stage = load_stage(context, plan, prepared.device)
-        parts = open_parts(context, plan, session.member, prepared, stage)
+        monitor = open_monitor(context, plan, prepared.exporter)
+        parts = open_parts(context, plan, session.member, prepared, stage, monitor)
         keep_freed_memory()  # not before: what loading frees is returned
         session.start()
         startup_s = process_age_s()
-        stream(context, plan, parts)
+        with monitor, results_kept(context, prepared.data):
+            stream(context, plan, parts)
         return finish(context, session, plan, parts, startup_s=startup_s, device=prepared.device)

@@ -35,29 +35,30 @@ def make_report(
     startup_s: float,
 ) -> RunReport:
     """Build the report from what the data rank collected and the figures of the stages."""
-    collector, sink = data.collector, data.ends.sink
-    began_s = member.hub_clock(data.feeder.started_at or 0.0)
-    recordings, latencies = _recordings(member), tuple(collector.latencies)
+    collected, under_way, sink = data.progress.collected, data.progress.under_way, data.ends.sink
+    began_s = member.hub_clock(under_way.began_at or 0.0)
+    recordings, latencies = _recordings(member), tuple(collected.latencies)
     return RunReport(
         model=context.model.name,
         schedule=plan.schedule,
         items=sink.items,
-        microbatches=collector.lane.microbatches,
+        microbatches=under_way.written,
         microbatch_size=plan.microbatch_size,
         startup_s=startup_s,
-        elapsed_s=collector.elapsed_s,
+        elapsed_s=collected.elapsed_s,
         latency=Latency.of(latencies),
-        accuracy=collector.accuracy,
+        accuracy=collected.accuracy,
         stages=stages,
         skipped=[skipped.reason for skipped in data.ends.source.skipped],
         prediction=plan.prediction,
-        steady_items_per_s=collector.steady_items_per_s,
+        steady_items_per_s=collected.steady_items_per_s,
         latencies_s=latencies,
-        timeline=assemble_timeline(recordings, began_s, collector.elapsed_s),
+        timeline=assemble_timeline(recordings, began_s, collected.elapsed_s),
         series=series(recordings, began_s),
         energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, sink.items),
         command=context.request.command,
         versions=_versions(),
+        epochs=tuple(collected.epochs),
     )
 
 

@@ -15,10 +15,12 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.machine import peak_rss_mb
+from pipeedge.base.schedule import StagePlan
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Decided, make_policy
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype, stream_dtype
+from pipeedge.models.shard import Shard
 from pipeedge.observe.lanes import STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
@@ -42,6 +44,13 @@ class LoadedStage:
     kernels: str
     """Kernels of the linear layers."""
     compute: Stage
+    plan: StagePlan
+    """What it was loaded for."""
+    shard: Shard
+
+    def serves(self, stage: StagePlan) -> bool:
+        """Return whether it has the layers of another stage, so that nothing needs to be loaded for that."""
+        return (stage.layers, stage.dtype) == (self.plan.layers, self.plan.dtype)
 
 
 StageBits = AdaptiveBits | FixedBits | None

@@ -81,6 +81,14 @@ class Activity:
         self._work: Callable[[], StageWork] | None = None
         self._is_idle: Callable[[], bool] = lambda: False
 
+    def restart(self) -> None:
+        """Forget what was counted. The threads that counted must have ended."""
+        with self._lock:
+            self._sent, self._received, self._finished = {}, {}, 0
+            self._computed.clear()
+            self._work = None
+        self._is_idle = lambda: False
+
     def busy(self, what: str) -> AbstractContextManager[None]:
         """Mark this thread as busy with ``what``, not waiting for a peer, while the body runs."""
         return _Noted(self._busy, (what, self._clock()))
@@ -351,12 +359,15 @@ class StageLoop:
             try:
                 with self._activity.busy(f"computing microbatch {packet.number}"):
                     packet = self._step(packet)  # the input is released while the link is full
-            except PipeEdgeError:
+            except PipeEdgeError as error:
+                error.microbatch = packet.number
                 raise
             except Exception as error:
-                raise PipeEdgeError(
+                failure = PipeEdgeError(
                     f"microbatch {packet.number} could not be computed: {type(error).__name__}: {error}"
-                ) from error
+                )
+                failure.microbatch = packet.number
+                raise failure from error
             self._activity.computed(self.lane.enter(ThreadState.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
             self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came)

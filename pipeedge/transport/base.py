@@ -83,6 +83,8 @@ class Link:
     """Specification of the largest payload that will cross the link."""
     receipts: bool = False
     """Whether the receiving end sends a receipt for each packet. Its ``run`` must then be called."""
+    starts_anywhere: bool = False
+    """Whether the first packet may have another number than 0, as in a plan that follows a failed one."""
 
 
 @dataclass(frozen=True)

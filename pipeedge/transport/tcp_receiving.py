@@ -64,7 +64,7 @@ class TcpReceiver:
         self._capacity = frame_capacity(link.specs)
         self._wires: tuple[TcpWire, TcpWire] | None = None
         self._free: deque[FrameBuffer] = deque()
-        self._received = 0
+        self._due: int | None = None if link.starts_anywhere else 0  # number of the next frame
         self.finished = False
         """Whether everything was received, and the connections are closed."""
         # Threads take turns in reading frames; what follows is shared.
@@ -211,9 +211,9 @@ class TcpReceiver:
         header = buffer.header()
         wire.receive(buffer.view[HEADER_BYTES : header.length])
         frame = buffer.read(header)
-        if frame.number != self._received:
-            raise FrameError(f"received microbatch {frame.number}, expected {self._received}")
-        self._received += 1
+        if frame.number != (frame.number if self._due is None else self._due):
+            raise FrameError(f"received microbatch {frame.number}, expected {self._due}")
+        self._due = frame.number + 1
         self._ended = frame.kind is Kind.END
         return _Arrived(buffer, frame)
 

@@ -289,6 +289,7 @@ class TcpSender:
         capacity = frame_capacity(link.specs)
         self._free = deque(FrameBuffer(capacity) for _ in range(IN_FLIGHT))
         self._sent = 0
+        self._next = 0  # number of the packet that follows
         self.finished = False
         """Whether everything was sent, and the connections are closed."""
 
@@ -302,6 +303,7 @@ class TcpSender:
     def post(self, packet: Packet) -> TcpShipment:
         """Send ``packet``; blocks while two are in flight, or the receiving stage is behind."""
         self._make_room()
+        self._next = packet.number + 1
         if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
             return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
         if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
@@ -314,7 +316,7 @@ class TcpSender:
     def finish(self) -> None:
         """Send the end mark, and wait until the receiving stage has taken everything."""
         self._make_room()
-        self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
+        self._write(self._free.pop(), Kind.END, Packet(self._next, 0, ()))
         self._replies.wait_for_credits(self._sent, self._sent)
         self.close()
         self.finished = True

@@ -48,9 +48,9 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
         assert inwards.receive() is None
         outwards.finish()
         crew.wait()
-    assert collector.not_finite == 2
+    assert collector.collected.not_finite == 2
     assert writer.items == 6
-    assert len(collector.latencies) == 2
+    assert len(collector.collected.latencies) == 2
 
 
 @pytest.mark.parametrize("ubatch", [1, 4, 12])
@@ -83,7 +83,7 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
             outwards.post(Packet(packet.number, packet.items, (torch.zeros(packet.items, 10),)))
         outwards.finish()
         assert crew.wait(30)
-    assert collector.elapsed_s == pytest.approx(24)
+    assert collector.collected.elapsed_s == pytest.approx(24)
     if reading is None:
         assert feeder.waited_for_input_s() == pytest.approx(24)
     else:
@@ -142,7 +142,7 @@ def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> N
         outwards.finish()
         assert crew.wait(30)
     assert sink.items == 3
-    assert collector.lane.microbatches == len(collector.latencies) == 2
+    assert collector.lane.microbatches == len(collector.collected.latencies) == 2
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

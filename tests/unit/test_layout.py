@@ -35,8 +35,8 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
-control    clocks failures liveness messages epoch_messages epochs epoch_member ledger roster attendance
-           telemetry rules wire connection hub dialling member session
+control    clocks failures liveness messages epoch_messages epochs epoch_member ledger turns roster attendance
+           telemetry verdicts failover rules wire connection hub dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice facts planning schedule_choice
@@ -45,8 +45,8 @@ data       sentence_rules source model_inputs pictures selection tables unfinish
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing requests
-run        worker stage data_rank context links stage_part resuming data_part parts decision phases reporting
-           outcome pipeline preview main __main__
+run        worker stage under_way data_rank context links stage_part resuming data_part parts replanning
+           decision phases reporting outcome epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
@@ -93,11 +93,13 @@ PURE = (
     "control.epoch_member",
     "control.epoch_messages",
     "control.epochs",
+    "control.failover",
     "control.failures",
     "control.ledger",
     "control.roster",
     "control.rules",
     "control.telemetry",
+    "control.verdicts",
     "control.liveness",
     "control.messages",
     "base.wording",

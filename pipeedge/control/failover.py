@@ -1,0 +1,281 @@
+"""Rules of a run that goes on after failures, beside those of ``pipeedge.control.rules``. Pure.
+
+    a rank is lost ──> epochs ──abort──> all stopped ──> rank 0 plans ──prepare──> ready ──run──> ...
+    a process comes, with a number that is free ──> spare, once its facts agree with those of the others
+
+``Failover`` joins ``Epochs`` (who is a member, which epoch is active) to the roster (what each rank is called
+and doing), and decides three things that ``Epochs`` does not know:
+
+- A process whose number is taken waits until the rank that has it is heard or lost.
+- A member that does not stop its part of a failed epoch in time is lost, so it delays nobody for longer.
+- A microbatch whose values lead to an exception a second time ends the run: it would cost rank after rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec import Raw
+
+from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.base.wording import figure
+from pipeedge.control.epoch_messages import LinkLost
+from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.messages import Complete, Facts, Failed, Hello, Message, Notice, Planned, Verdict
+from pipeedge.control.roster import Roster, Seat
+
+__all__ = ["Failover", "Newcomer", "Wanted"]
+
+_Outgoing = list[tuple[int, Message]]
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A process that wants to be a spare, and whose facts rank 0 has to compare with those of the members."""
+
+    rank: int
+    connection: int
+    facts: Raw
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The members for which rank 0 has to make a plan."""
+
+    members: Members
+    facts: Mapping[int, Raw]
+    """Facts of the members that may take part, by rank."""
+    cause: str
+    """Reason why the last epoch ended, for the user."""
+
+
+class Failover:
+    """Rules of a run that goes on after failures. Messages to send are returned as (connection, message).
+
+    Args:
+        roster: the ranks; all of them are here when the run is planned first.
+        data_rank: rank that reads the input and writes the results.
+        patience_s: longest time in seconds for a member to stop its part of a failed epoch.
+    """
+
+    def __init__(self, roster: Roster, data_rank: int, patience_s: float) -> None:
+        members = {rank: seat.connection for rank, seat in roster.seats.items()}
+        self.epochs = Epochs(members, data_rank)
+        """Members and epochs; to be changed through this object alone."""
+        self._roster = roster
+        self._patience_s = patience_s
+        self._plan = Raw(b"")  # the latest, for those that join
+        self._agreed = set(members.values())  # connections of the processes whose facts agree
+        self._claims: dict[int, tuple[Hello, list[Facts]]] = {}
+        self._losses: list[str] = []  # what the latest epoch ended by
+        self._faults: list[str] = []
+        self._raised: dict[int, str] = {}  # name of the rank on which a microbatch led to an exception
+        self._stopping_since: float | None = None
+
+    # -- queries ----------------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> Failure | None:
+        """Reason why the run has ended, or None if it has not."""
+        return self.epochs.verdict
+
+    @property
+    def complete(self) -> bool:
+        """Whether the data rank has written all results."""
+        return self.epochs.step is EpochStep.COMPLETE
+
+    def newcomer(self) -> Newcomer | None:
+        """Return a process whose facts are to be compared, or None."""
+        for rank, seat in self._roster.seats.items():
+            if seat.facts is not None and seat.connection not in self._agreed:
+                return Newcomer(rank, seat.connection, seat.facts)
+        return None
+
+    def wanted(self) -> Wanted | None:
+        """Return the members that need a plan, or None."""
+        members = self.epochs.wanted_plan
+        if members is None:
+            return None
+        facts = {
+            rank: seat.facts
+            for rank, seat in sorted(self._roster.seats.items())
+            if seat.facts is not None and seat.connection in self._agreed
+        }
+        return Wanted(members, facts, "; ".join(self._losses or self._faults))
+
+    # -- members ----------------------------------------------------------------------------------
+
+    def welcome(self, rank: int, connection: int) -> _Outgoing:
+        """Make a process that has got a seat a member."""
+        outgoing = self.epochs.joined(rank, connection)
+        return [(connection, Planned(self._plan)), *outgoing] if self.complete else outgoing
+
+    def claim(self, connection: int, hello: Hello) -> _Outgoing:
+        """Let a process wait for word of the rank that has its number."""
+        if self.complete:
+            return self.welcome(hello.rank, connection)
+        self._claims[connection] = (hello, [])
+        return self._settled(self.epochs.joined(hello.rank, connection))
+
+    def claims(self, connection: int) -> bool:
+        """Return whether a process waits for word of the rank that has its number."""
+        return connection in self._claims
+
+    def keep(self, connection: int, message: object) -> None:
+        """Keep the facts that a waiting process states meanwhile; its heartbeats do not matter."""
+        if isinstance(message, Facts):
+            self._claims[connection][1][:] = [message]
+
+    def withdrawn(self, connection: int) -> None:
+        """Forget a waiting process, which has closed its connection."""
+        if self._claims.pop(connection, None) is not None:
+            self.epochs.lost(connection, Failure(FailureKind.GONE, "left"))
+
+    def heard(self, connection: int) -> _Outgoing:
+        """Note that a member lives, whatever it said."""
+        return self._settled(self.epochs.heard(connection))
+
+    def agrees(self, connection: int) -> _Outgoing:
+        """Take a process, whose facts agree with those of the others, for a spare."""
+        rank = self._roster.rank_of.get(connection)
+        if rank is None:
+            return []
+        self._agreed.add(connection)
+        line = f"{self._roster.name(rank)} has joined, and is there to take the place of another"
+        return [(connection, Planned(self._plan)), *self._roster.to_all(Notice(line))]
+
+    def disagrees(self, connection: int, line: str, now: float) -> _Outgoing:
+        """Send a process away whose facts do not agree with those of the others."""
+        rank = self._roster.rank_of.get(connection)
+        if rank is None:
+            return []
+        return self.lost(rank, Failure(FailureKind.REFUSED, line, rank, exit_code=EXIT_REQUEST), now)
+
+    def lost(self, rank: int, failure: Failure, now: float) -> _Outgoing:
+        """Go on without a rank, if that is possible."""
+        if rank not in self._roster.seats:
+            return []
+        connection, step = self._roster.seats[rank].connection, self.epochs.step
+        had_part = rank in self.epochs.participants and step is not EpochStep.PLANNING
+        outgoing = self.epochs.lost(connection, failure)
+        if self.verdict is None:
+            self._roster.remove(rank)
+            self._agreed.discard(connection)
+            outgoing = [(connection, Verdict(failure)), *outgoing]
+            if had_part or step is EpochStep.PLANNING:
+                self._losses.append(failure.line)
+            elif failure.kind is not FailureKind.REFUSED:
+                outgoing += self._roster.to_all(Notice(f"{failure.line}; it had no part in the pipeline"))
+            self._seat_claimant(rank, now)
+        return self._followed(outgoing, now)
+
+    def failed(self, rank: int, failed: Failed, failure: Failure, now: float) -> _Outgoing:
+        """Go on without a rank that reports its own failure, unless the same would befall the next one."""
+        number = failed.microbatch
+        if number is not None and number in self._raised:
+            before, name = self._raised[number], self._roster.name(rank)
+            both = f"{before} and {name}" if before != name else f"{name}, twice"
+            line = f"microbatch {number} cannot be computed, as it failed on {both}: {failed.line}"
+            return self.epochs.ended(Failure(FailureKind.FAILED, line))
+        if number is not None:
+            self._raised[number] = self._roster.name(rank)
+        return self.lost(rank, failure, now)
+
+    # -- epochs -----------------------------------------------------------------------------------
+
+    def planned(
+        self, members: Members, plan: Raw, participants: tuple[int, ...], names: Mapping[int, str], now: float
+    ) -> _Outgoing:
+        """Prepare an epoch with a plan for ``members``, unless they have changed."""
+        before = self.epochs.epoch
+        outgoing = self.epochs.planned(members, EpochPlan(plan, frozenset(participants)))
+        if self.epochs.epoch == before:
+            return []
+        self._plan, self._losses, self._faults = plan, [], []
+        self._roster.participants = participants
+        self._roster.names = names
+        return self._followed(outgoing, now)
+
+    def unplanned(self, members: Members, failure: Failure) -> _Outgoing:
+        """End the run because no plan fits ``members``, unless they have changed."""
+        return self.epochs.planned(members, failure)
+
+    def received(self, rank: int, message: Message, now: float) -> _Outgoing:
+        """Handle a message about an epoch.
+
+        Raises:
+            ValueError: the member breaks the protocol.
+        """
+        step, seat = self.epochs.step, self._roster.seats[rank]
+        outgoing = self.epochs.received(seat.connection, message)
+        if step in (EpochStep.PREPARING, EpochStep.RUNNING) and isinstance(message, LinkLost):
+            self._faults.append(f"{self._roster.name(rank)}: {message.line}")
+        return self._followed(outgoing, now)
+
+    def link_lost(self, rank: int, peer: int, line: str, now: float) -> _Outgoing:
+        """Stop the epoch because of a link that carries nothing."""
+        self._faults.append(line)
+        return self._followed(self.epochs.link_lost(rank, peer, line), now)
+
+    def stalled(self, failure: Failure, now: float) -> _Outgoing:
+        """Stop the epoch because nothing moves."""
+        self._faults.append(failure.line)
+        return self._followed(self.epochs.stalled(failure), now)
+
+    def tick(self, now: float) -> _Outgoing:
+        """Do without the members that do not stop their part of a failed epoch."""
+        outgoing: _Outgoing = []
+        if self._stopping_since is None or now - self._stopping_since <= self._patience_s:
+            return outgoing
+        for rank in sorted(self.epochs.awaited):
+            cause = f"has not stopped within {figure(self._patience_s)} s what it computes for a failed plan"
+            if self.epochs.step is EpochStep.STOPPING:
+                failure = Failure(FailureKind.STUCK, cause, rank, self._roster.name(rank))
+                outgoing += self.lost(rank, failure, now)
+        return outgoing
+
+    # -- details ----------------------------------------------------------------------------------
+
+    def _followed(self, outgoing: _Outgoing, now: float) -> _Outgoing:
+        """Bring what is derived from the step of the run up to date."""
+        step = self.epochs.step
+        if step is not EpochStep.STOPPING:
+            self._stopping_since = None
+        elif self._stopping_since is None:
+            self._stopping_since = now
+        runs = step in (EpochStep.RUNNING, EpochStep.COMPLETE)
+        for rank in self._roster.running():
+            self._roster.seats[rank].ready = runs
+        self._dismiss_links(outgoing, now)
+        return self._settled(outgoing)
+
+    def _dismiss_links(self, outgoing: _Outgoing, now: float) -> None:
+        """Free the seats of ranks that ``Epochs`` has dismissed for a link that broke again."""
+        if self.verdict is not None:
+            return
+        for connection, message in outgoing:
+            rank = self._roster.rank_of.get(connection)
+            if isinstance(message, Verdict) and rank is not None:
+                self._roster.remove(rank)
+                self._agreed.discard(connection)
+                self._losses.append(message.failure.line)
+                self._seat_claimant(rank, now)
+
+    def _settled(self, outgoing: _Outgoing) -> _Outgoing:
+        """Forget the claims that are refused."""
+        for connection, message in outgoing:
+            if isinstance(message, Verdict | Complete):
+                self._claims.pop(connection, None)
+        return outgoing
+
+    def _seat_claimant(self, rank: int, now: float) -> None:
+        """Give the seat of a lost rank to the process that has waited for it, if one has."""
+        connection = self.epochs.membership.incarnations.get(rank)
+        if connection is None or connection not in self._claims:
+            return
+        hello, facts = self._claims.pop(connection)
+        seat = Seat(connection, hello.host, now, facts=facts[0].facts if facts else None)
+        self._roster.seats[rank] = seat
+        self._roster.rank_of[connection] = rank

@@ -1,0 +1,125 @@
+"""The schedule for the ranks that are left, on rank 0: what each can hold, what each has loaded.
+
+scheduler files      the optimum for the hosts that are left; layers that are loaded break ties
+-pt, or an even split    the smallest change (plan.after_loss)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.wording import figure
+from pipeedge.models import Model
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.plan.after_loss import Survivor, keep_layers, smallest_change
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.request.config import RunRequest
+
+__all__ = ["Held", "describe", "plan_schedule_again"]
+
+
+class Held:
+    """Layers that the ranks have loaded, as far as rank 0 knows."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, LayerRange] = {}
+
+    def loads(self, schedule: Schedule) -> None:
+        """Note that the ranks of a schedule load their layers, in place of what they had."""
+        self._layers |= {stage.rank: stage.layers for stage in schedule.stages}
+
+    def forget(self, rank: int) -> None:
+        """Note that another process has the number ``rank``."""
+        self._layers.pop(rank, None)
+
+    def by(self, rank: int) -> LayerRange | None:
+        """Return the layers that a rank has loaded, or None if it has none."""
+        return self._layers.get(rank)
+
+
+def plan_schedule_again(
+    request: RunRequest, model: Model, before: Plan, facts: Mapping[int, Mapping[str, Any]], held: Held
+) -> PlannedSchedule | str:
+    """Return the schedule for the ranks that are left, or why there is none.
+
+    Args:
+        request: Request of rank 0.
+        model: The model.
+        before: The plan that has failed.
+        facts: Facts of the ranks that are left.
+        held: Layers that they have loaded.
+
+    Raises:
+        PipeEdgeError: The scheduler finds none.
+    """
+    hosts = request.schedule.hosts
+    survivors = [
+        Survivor(rank, _room_bytes(told), None if hosts is None else hosts[rank], held.by(rank))
+        for rank, told in sorted(facts.items())
+    ]
+    if not request.schedule.automatic:
+        found = smallest_change(before.schedule, survivors, _layer_bytes(model, before.schedule))
+        return found if isinstance(found, str) else PlannedSchedule(found)
+    planned = plan_schedule(
+        request,
+        model,
+        before.max_tokens,
+        eight_bit=before.pixel_table is not None,
+        ranks=frozenset(facts),
+    )
+    groups = _interchangeable(request, survivors)
+    kept = keep_layers(planned.schedule, groups, _layer_bytes(model, planned.schedule))
+    return PlannedSchedule(kept, planned.prediction)
+
+
+def _interchangeable(request: RunRequest, survivors: Sequence[Survivor]) -> list[list[Survivor]]:
+    """Return the ranks of each kind of host, without the data rank, whose own work counts."""
+    wanted = request.schedule
+    if wanted.dev_file is None or wanted.dev_neighbors_file is not None:
+        return []  # the links of each host are its own
+    from pipeedge.plan.spec_files import read_files
+
+    devices = read_files(devices=wanted.dev_file).devices
+    names = wanted.hosts or tuple(map(str, range(request.world.size)))
+    kinds: dict[str, list[Survivor]] = {}
+    for one in survivors:
+        for kind, hosts in devices.items():
+            if names[one.rank] in hosts and one.rank != wanted.data_rank:
+                kinds.setdefault(kind, []).append(one)
+    return list(kinds.values())
+
+
+def _room_bytes(facts: Mapping[str, Any]) -> float:
+    """Return the memory that a rank has for weights; 0 if it has no weights to load."""
+    if facts.get("weights") is None:
+        return 0.0
+    memory = facts.get("memory_bytes")
+    return float(memory) if isinstance(memory, int) else math.inf
+
+
+def _layer_bytes(model: Model, schedule: Schedule) -> list[float]:
+    """Return the bytes of the weights of each layer, in the number type of its stage."""
+    return [
+        float(model.weight_bytes(LayerRange(layer, layer + 1), find_dtype(stage.dtype)))
+        for stage in schedule.stages
+        for layer in range(stage.layers.start, stage.layers.stop)
+    ]
+
+
+def describe(before: Plan, now: Plan) -> str:
+    """Return the line for the user about a plan that follows another."""
+    if now.schedule == before.schedule:
+        line = f"{now.cause}; the run tries again with the same ranks"
+    else:
+        stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in now.schedule.stages)
+        line = f"{now.cause}; the run goes on with {stages}"
+    was, will_be = (
+        None if plan.prediction is None else plan.prediction.throughput_items_per_s for plan in (before, now)
+    )
+    if was is not None and will_be is not None:
+        line += f" (predicted: {figure(will_be)} items/s, was {figure(was)})"
+    return line

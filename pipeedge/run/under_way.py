@@ -1,0 +1,186 @@
+"""What the data rank knows of a run from its beginning to its end, however many plans it takes.
+
+[feed] ──fed──> UnderWay ──entry──> [collect] ──wrote──> UnderWay       at most ``window`` under way
+                                        └──came──> Collected
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeedge.base.crew import Closed
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.control.ledger import Arrival, Ledger
+from pipeedge.data import Microbatch
+from pipeedge.data.results import Accuracy
+from pipeedge.observe.records import EpochRecord
+
+__all__ = ["Collected", "DataProgress", "UnderWay"]
+
+_KEPT_LATENCIES = 100_000
+"""Number of microbatches whose latencies are kept, the last ones of a longer run."""
+_ANY = 1 << 40
+"""Window that never is full."""
+
+
+class UnderWay:
+    """The ledger of a run, which the feeder and the collector share."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ledger: Ledger[int] = Ledger(_ANY)
+        self._fed: dict[int, tuple[Microbatch, float]] = {}
+        self._epoch = 0
+        self._closed = False
+        self.position: int | None = None
+        """Position in the input of what follows the last item that is written; None before the first."""
+        self.began_at: float | None = None
+        """Time at which reading began."""
+
+    @property
+    def written(self) -> int:
+        """Lowest number of a microbatch that is not written."""
+        with self._changed:
+            return self._ledger.written
+
+    @property
+    def fed(self) -> int:
+        """Number of microbatches that this epoch has fed and that are not written."""
+        with self._changed:
+            return self._ledger.under_way
+
+    @property
+    def complete(self) -> bool:
+        """Whether the input has ended and all of it is written."""
+        with self._changed:
+            return self._ledger.complete
+
+    def restart(self, epoch: int, window: int) -> None:
+        """Prepare for ``epoch``: feed again what is not written.
+
+        Args:
+            epoch: number of the epoch.
+            window: largest number of microbatches under way.
+        """
+        with self._changed:
+            self._ledger.restart(epoch, window)
+            self._epoch = epoch
+            self._closed = False
+
+    def begin(self, now: float) -> None:
+        """Note that reading begins, unless it did in an earlier epoch."""
+        if self.began_at is None:
+            self.began_at = now
+
+    def wait_for_room(self) -> None:
+        """Wait until another microbatch may be fed.
+
+        Raises:
+            Closed: the epoch was stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._ledger.next_number() is not None)
+            if self._closed:
+                raise Closed
+
+    def feed(self, number: int, batch: Microbatch, now: float) -> None:
+        """Note that a microbatch is fed; its values need not be kept."""
+        with self._changed:
+            self._ledger.fed(number, number)
+            self._fed[number] = (batch, now)
+
+    def input_ended(self) -> None:
+        """Note that no microbatch follows those that were fed."""
+        with self._changed:
+            try:
+                self._ledger.input_ended()
+            except ValueError as error:
+                raise PipeEdgeError(f"the input has changed since it was read first: {error}") from error
+
+    def take(self, number: int) -> tuple[Microbatch, float] | None:
+        """Return what is known of a microbatch whose result has come, and when it was fed.
+
+        Returns None if its result is written already.
+        """
+        with self._changed:
+            try:
+                arrival = self._ledger.judge(self._epoch, number)
+            except ValueError as error:
+                raise PipeEdgeError(f"received {error}") from error
+            return None if arrival is Arrival.DROP else self._fed[number]
+
+    def wrote(self, number: int) -> None:
+        """Note that the rows of a microbatch are in the output."""
+        with self._changed:
+            self._ledger.wrote(number)
+            batch, _ = self._fed.pop(number)
+            self.position = batch.numbers[-1] + 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake all waiting threads, as the epoch is stopped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+@dataclass
+class Collected:
+    """What the collectors of a run have found out."""
+
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    not_finite: int = 0
+    """Number of items whose outputs contain NaN or infinity."""
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_LATENCIES))
+    """Seconds of each microbatch from leaving the data rank to its return; of a long run, the last ones."""
+    kept: list[tuple[Sequence[int], torch.Tensor]] = field(default_factory=list)
+    """Places in the input, and outputs, of the microbatches with the first ``keep_items`` items."""
+    epochs: list[EpochRecord] = field(default_factory=list)
+    """Epochs of a run that goes on after failures, in order."""
+    elapsed_s: float = 0.0
+    """Seconds from the beginning of reading to the last result."""
+    on_first: Callable[[float], None] | None = None
+    """Called once with the time of the next result."""
+    _first_at: float | None = None
+    _last_at: float = 0.0
+    _items_after_first: int = 0
+
+    def restart(self, on_first: Callable[[float], None]) -> None:
+        """Prepare for another epoch, and have its first result reported."""
+        self.on_first, self._first_at, self._items_after_first = on_first, None, 0
+
+    def came(self, now: float, began_at: float | None, sent_at: float, items: int) -> None:
+        """Note that a result has come."""
+        self.latencies.append(now - sent_at)
+        if began_at is not None:
+            self.elapsed_s = now - began_at
+        self._last_at = now
+        if self._first_at is None:
+            self._first_at = now
+        else:
+            self._items_after_first += items
+        on_first, self.on_first = self.on_first, None
+        if on_first is not None:
+            on_first(now)
+
+    @property
+    def steady_items_per_s(self) -> float | None:
+        """Items per second from the first result of the last epoch to its last, or None for a single one."""
+        if self._first_at is None or self._last_at <= self._first_at:
+            return None
+        return self._items_after_first / (self._last_at - self._first_at)
+
+
+@dataclass(frozen=True)
+class DataProgress:
+    """What the data rank knows from the beginning of a run to its end."""
+
+    under_way: UnderWay = field(default_factory=UnderWay)
+    """Microbatches that are fed and not written."""
+    collected: Collected = field(default_factory=Collected)
+    """What is found out about the results."""

@@ -1,0 +1,78 @@
+"""Runs of real processes that go on when ranks are lost, with the results of an undisturbed run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import World, run_world
+
+ITEMS = 300
+OPTIONS = ("-m", "vit-digits", "-u", 2, "-pt", "1,8,9,12,13,16", "--timeout", 6)
+GOES_ON = ("-c", "tcp", "--on-failure", "continue")
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("input") / "in.npz"
+    images = np.random.default_rng(3).normal(size=(ITEMS, 1, 8, 8)).astype(np.float32)
+    np.savez(path, pixel_values=images)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, pixels: Path) -> bytes:
+    """The results over gloo, of a run that ends on failure."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = run_world(folder, 3, *OPTIONS, own={0: ("--input", pixels, "--output", "out.npz")})
+    assert [end.status for end in ended.values()] == [0, 0, 0], ended
+    return (folder / "out.npz").read_bytes()
+
+
+def world(folder: Path, size: int, pixels: Path) -> World:
+    own = {0: ("--input", pixels, "--output", "out.npz", "--report", "report.json")}
+    return World(folder, size, *OPTIONS, *GOES_ON, own=own)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=lambda one: one.name)
+def test_neighbours_take_the_layers_of_a_lost_rank(
+    tmp_path: Path, pixels: Path, undisturbed: bytes, number: signal.Signals
+) -> None:
+    with world(tmp_path, 3, pixels) as ranks:
+        ranks.start().until_rows()
+        ranks.signal(1, number)
+        ended = ranks.wait(0, 2)
+    assert [end.status for end in ended.values()] == [0, 0], ended
+    assert (tmp_path / "out.npz").read_bytes() == undisturbed
+    why = {
+        signal.SIGKILL: "is gone: it was killed or lost its network",
+        signal.SIGTERM: "failed: it was interrupted",
+        signal.SIGSTOP: r"has been silent for \S+ s: its process is suspended or its network is disconnected",
+    }[number]
+    lines = ended[0].err.splitlines()
+    lost = re.escape("rank 0: rank 1 (stage 1, layers 9-12, on ") + rf"\S+\) {why}; the run goes on with "
+    assert [bool(re.search(lost, line)) for line in lines] == [True, False], lines
+    went_on = r"rank 0: the run goes on after \S+ s without a result; \d+ microbatch(es)? computed again$"
+    assert re.search(went_on, lines[1])
+
+
+def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lost(
+    tmp_path: Path, pixels: Path, undisturbed: bytes
+) -> None:
+    with world(tmp_path, 4, pixels) as ranks:
+        ranks.start().until_rows()
+        ranks.signal(1, signal.SIGKILL)
+        ranks.wait(1)
+        ranks.start(1)
+        ranks.until(lambda: "rank 1 (on " in ranks.text(0, "err"), "rank 1 joins")
+        ranks.signal(2, signal.SIGKILL)
+        ended = ranks.wait(0, 1, 3)
+    assert [end.status for end in ended.values()] == [0, 0, 0], ended
+    assert (tmp_path / "out.npz").read_bytes() == undisturbed
+    first, joined, second = (line for line in ended[0].err.splitlines() if "without a result" not in line)
+    assert first.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 2")
+    assert joined.endswith("has joined, and is there to take the place of another")
+    assert second.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 1")

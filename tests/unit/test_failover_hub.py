@@ -1,0 +1,276 @@
+"""The hub in a run that goes on after failures: epochs, spares, ranks that come back, and why it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from pipeedge.base.errors import EXIT_INFEASIBLE
+from pipeedge.control.epoch_messages import EpochReady, LinkLost, Stopped
+from pipeedge.control.failover import Newcomer, Wanted
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.liveness import RankStatus
+from pipeedge.control.messages import Beat, Complete, Done, Facts, Failed, Hello, Message, Record, frame
+from pipeedge.control.rules import HubState
+
+TIMEOUT_S = 10.0
+KILLED = "it was killed or lost its network"
+
+
+class Run:
+    """A hub's state in a run whose first plan is announced. Connection ``10 + n`` belongs to rank n at first.
+
+    Args:
+        world: number of ranks.
+        participants: ranks with a part in the first plan.
+    """
+
+    def __init__(self, world: int, *participants: int) -> None:
+        self.now = 100.0
+        self.world = world
+        self.state = HubState(world_size=world, timeout_s=TIMEOUT_S, now=self.now)
+        self.told: dict[int, list[Message]] = {}
+        for rank in range(world):
+            self.come(rank, 10 + rank)
+        plan, names = Raw(b'{"epoch":1}'), {rank: f"stage {rank}" for rank in participants}
+        self.note(self.state.plan(plan, participants, names, self.now, 0, goes_on=True))
+        self.participants = participants
+
+    def note(self, outgoing: list[tuple[int, Message]]) -> None:
+        for connection, message in outgoing:
+            self.told.setdefault(connection, []).append(message)
+            frame(message)  # whatever is to be sent can be
+
+    def come(self, rank: int, connection: int) -> None:
+        self.say(connection, Hello(rank, self.world, f"pi{rank}"))
+        self.say(connection, Facts(Raw(b"{}")))
+
+    def say(self, connection: int, *messages: Message) -> None:
+        for message in messages:
+            self.note(self.state.received(connection, message, self.now))
+
+    def close(self, connection: int) -> None:
+        self.note(self.state.closed(connection, self.now))
+
+    def start(self, epoch: int, *connections: int) -> Run:
+        for connection in connections:
+            self.say(connection, EpochReady(epoch))
+        return self
+
+    def stop(self, epoch: int, *connections: int, written: int | None = None) -> None:
+        for connection in connections:
+            self.say(connection, Stopped(epoch, written if connection == 10 else None))
+
+    def plan(self, *participants: int, line: str = "") -> Wanted:
+        wanted = self.state.task()
+        assert isinstance(wanted, Wanted)
+        plan, names = Raw(b"{}"), {rank: f"stage {rank}" for rank in participants}
+        self.note(self.state.plan_again(wanted.members, plan, participants, names, self.now, line))
+        return wanted
+
+    def heard(self, connection: int, kind: str) -> list[Any]:
+        return [message for message in self.told.get(connection, []) if message.kind == kind]
+
+    def pass_time(self, seconds: float, *silent: int, status: RankStatus | None = None) -> None:
+        """Let time pass, in which all connections but some beat."""
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            for connection in tuple(self.state.roster.rank_of):
+                if connection not in silent:
+                    self.say(connection, Beat(status or RankStatus(busy=("computing", 0.1))))
+            self.note(self.state.tick(self.now))
+
+
+def running(world: int, *participants: int) -> Run:
+    run = Run(world, *participants).start(1, *(10 + rank for rank in participants))
+    assert [len(run.heard(10 + rank, "run")) for rank in participants] == [1] * len(participants)
+    return run
+
+
+def test_spare_takes_the_place_of_a_killed_rank_and_the_summary_is_that_of_the_last_epoch() -> None:
+    run = running(4, 0, 1, 2)
+    assert [message.epoch for message in run.heard(11, "prepare")] == [1]
+    assert not run.heard(13, "prepare")
+    run.close(11)
+    assert [run.heard(connection, "abort")[0].line for connection in (10, 12)] == [
+        f"rank 1 (stage 1, on pi1) is gone: {KILLED}"
+    ] * 2
+    assert run.state.task() is None  # nobody has stopped
+    run.stop(1, 10, 12, written=7)
+    wanted = run.plan(0, 2, 3, line="now with rank 3")
+    assert sorted(wanted.facts) == [0, 2, 3]
+    assert wanted.cause == f"rank 1 (stage 1, on pi1) is gone: {KILLED}"
+    assert [message.line for message in run.heard(13, "notice")] == ["now with rank 3"]
+    run.start(2, 10, 12, 13)
+    assert [message.epoch for message in run.heard(13, "run")] == [2]
+    run.say(10, Complete())
+    assert run.heard(13, "complete")
+    run.say(10, Record("r"), Done(Raw(b"0")))
+    run.say(12, Done(Raw(b"2")))
+    assert not run.heard(10, "summary")
+    run.say(13, Done(Raw(b"3")))
+    assert sorted(run.heard(10, "summary")[0].stats) == [0, 2, 3]
+    assert run.state.verdict is None
+
+
+def test_rank_that_comes_back_is_reviewed_and_then_a_spare() -> None:
+    run = running(3, 0, 1, 2)
+    run.close(11)
+    run.come(1, 21)
+    assert run.state.task() == Newcomer(1, 21, Raw(b"{}"))
+    assert not run.heard(21, "plan")
+    run.note(run.state.judge_newcomer(21, None, run.now))
+    assert run.heard(21, "plan")
+    run.stop(1, 10, 12)
+    assert sorted(run.plan(0, 1, 2).facts) == [0, 1, 2]
+    assert [message.epoch for message in run.heard(21, "prepare")] == [2]
+
+
+def test_process_whose_facts_differ_is_sent_away_alone() -> None:
+    run = running(3, 0, 1)
+    run.close(12)
+    run.come(2, 22)
+    run.note(run.state.judge_newcomer(22, "ranks 0 and 2 disagree on -u", run.now))
+    assert [message.failure.line for message in run.heard(22, "verdict")] == ["ranks 0 and 2 disagree on -u"]
+    assert run.state.verdict is None
+    run.close(22)
+    run.come(2, 32)
+    assert isinstance(run.state.task(), Newcomer)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_process_whose_number_is_taken_waits_until_the_other_is_heard_or_lost(lives: bool) -> None:
+    run = running(3, 0, 1, 2)
+    run.come(1, 21)
+    assert run.state.task() is None
+    if lives:
+        run.pass_time(1)
+        (verdict,) = run.heard(21, "verdict")
+        assert verdict.failure.line == "rank 1 has already joined: start each rank once"
+        assert run.state.roster.seats[1].connection == 11
+    else:
+        run.pass_time(TIMEOUT_S, 11)
+        assert run.state.roster.seats[1].connection == 21
+        assert isinstance(run.state.task(), Newcomer)
+        assert run.heard(11, "verdict")  # should it wake up, it ends
+
+
+def test_silent_rank_is_lost_and_all_others_may_be() -> None:
+    run = running(3, 0, 1, 2)
+    run.pass_time(TIMEOUT_S, 11, 12)
+    assert run.state.verdict is None
+    run.stop(1, 10)
+    wanted = run.plan(0)
+    assert sorted(wanted.facts) == [0]
+    assert wanted.cause.count("has been silent for") == 2
+
+
+def test_loss_of_a_spare_stops_nothing() -> None:
+    run = running(3, 0, 1)
+    run.close(12)
+    assert not run.heard(10, "abort")
+    (notice,) = run.heard(10, "notice")
+    assert notice.line == f"rank 2 (on pi2) is gone: {KILLED}; it had no part in the pipeline"
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_microbatch_that_fails_twice_ends_the_run(comes_back: bool) -> None:
+    run = running(4, 0, 1)
+    run.say(11, Failed("microbatch 5 could not be computed: Oops", 5))
+    run.stop(1, 10)
+    second, connection = (1, 21) if comes_back else (2, 12)
+    if comes_back:
+        run.close(11)
+        run.come(1, 21)
+        run.note(run.state.judge_newcomer(21, None, run.now))
+    run.plan(0, second)
+    run.start(2, 10, connection)
+    run.say(
+        connection,
+        Failed("microbatch 4 could not be computed: Oops", 4) if not comes_back else Beat(RankStatus()),
+    )
+    assert run.state.verdict is None
+    if not comes_back:
+        run.stop(2, 10)
+        run.plan(0, 3)
+        run.start(3, 10, 13)
+        connection = 13
+    run.say(connection, Failed("microbatch 5 could not be computed: Oops", 5))
+    assert run.state.verdict is not None
+    assert run.state.verdict.line.startswith("microbatch 5 cannot be computed, as it failed on rank 1")
+    assert run.heard(10, "verdict")
+
+
+def test_member_that_does_not_stop_is_lost() -> None:
+    run = running(4, 0, 1, 2)
+    run.close(12)
+    run.stop(1, 10)
+    run.pass_time(TIMEOUT_S - 1)
+    assert run.state.task() is None or run.state.verdict is None
+    run.pass_time(1)
+    assert "has not stopped within 8 s" in run.heard(11, "verdict")[0].failure.line
+    assert sorted(run.plan(0, 3).facts) == [0, 3]
+
+
+def test_link_that_breaks_again_costs_the_rank_at_its_other_end() -> None:
+    run = running(3, 0, 1, 2)
+    run.say(12, LinkLost(1, 1, "the connection to rank 1 was lost"))
+    run.stop(1, 10, 11, 12)
+    wanted = run.plan(0, 1, 2)
+    assert wanted.cause == "rank 2 (stage 2, on pi2): the connection to rank 1 was lost"
+    run.start(2, 10, 11, 12)
+    run.say(12, LinkLost(2, 1, "the connection to rank 1 was lost"))
+    assert run.heard(11, "verdict")
+    run.stop(2, 10, 12)
+    assert sorted(run.plan(0, 2).facts) == [0, 2]
+
+
+def test_dead_link_is_tried_again_and_a_standstill_too() -> None:
+    run = running(3, 0, 1, 2)
+    waits = RankStatus(awaiting=frozenset({1}), sent={2: 4})
+    run.pass_time(TIMEOUT_S, status=waits)
+    assert "the link between them is dead" in run.heard(10, "abort")[0].line
+    run.stop(1, 10, 11, 12)
+    run.plan(0, 1, 2)
+    run.start(2, 10, 11, 12)
+    run.pass_time(TIMEOUT_S, status=RankStatus())
+    assert "nothing has moved" in run.heard(10, "abort")[1].line
+
+
+@pytest.mark.parametrize(("loses", "fits"), [(10, True), (11, False)])
+def test_run_ends_without_rank_0_or_where_nothing_fits(loses: int, fits: bool) -> None:
+    run = running(2, 0, 1)
+    run.close(loses)
+    if not fits:
+        run.stop(1, 10)
+        wanted = run.state.task()
+        assert isinstance(wanted, Wanted)
+        failure = Failure(FailureKind.REFUSED, "nothing fits", exit_code=EXIT_INFEASIBLE)
+        run.note(run.state.give_up(wanted.members, failure, run.now))
+        assert [message.failure.exit_code for message in run.heard(10, "verdict")] == [EXIT_INFEASIBLE]
+    assert run.state.verdict is not None
+    run.come(1, 21)
+    assert run.heard(21, "verdict")
+
+
+def test_rank_lost_after_the_end_is_only_noticed_and_one_that_comes_then_may_leave() -> None:
+    run = running(3, 0, 1, 2)
+    run.say(10, Complete())
+    run.close(12)
+    assert run.heard(10, "notice")[0].line.endswith("; the results are complete")
+    run.come(2, 22)
+    assert [run.heard(22, kind) != [] for kind in ("plan", "complete")] == [True, True]
+    run.say(10, Done(Raw(b"0")))
+    run.say(11, Done(Raw(b"1")))
+    assert sorted(run.heard(11, "summary")[0].stats) == [0, 1]
+
+
+@pytest.mark.parametrize("message", [Done(Raw(b"1")), Record("x"), Stopped(1), Complete()])
+def test_member_that_breaks_the_protocol_is_lost(message: Message) -> None:
+    run = running(3, 0, 1)
+    run.say(11, message)
+    assert "sent a malformed" in run.heard(11, "verdict")[0].failure.line
+    assert run.heard(10, "abort")
+    assert run.state.verdict is None
