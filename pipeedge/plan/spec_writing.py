@@ -61,6 +61,7 @@ def _model_entry(model: ModelSpec) -> dict[str, Any]:
         "parameters_out": list(model.elements_out),
         **({"shared_with": list(model.shared_with)} if model.shared_with else {}),
         **_tokens_of(model),
+        **_agreement_of(model),
         **model.extra,
     }
 
@@ -73,6 +74,12 @@ def _tokens_of(model: ModelSpec) -> dict[str, Any]:
         "parameters_in_per_token": model.elements_in_per_token,
         "parameters_out_per_token": list(model.elements_out_per_token),
     }
+
+
+def _agreement_of(model: ModelSpec) -> dict[str, Any]:
+    if not model.agreement_at_bits:
+        return {}
+    return {"agreement_at_bits": {bits: list(parts) for bits, parts in model.agreement_at_bits.items()}}
 
 
 def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool = False) -> None:

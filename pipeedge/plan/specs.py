@@ -56,8 +56,13 @@ class ModelSpec:
     """Number of elements that each further token adds after each layer; empty without ``tokens``."""
     shared_with: tuple[int, ...] = ()
     """Nearest earlier layer, from 1, with the same weights as each layer, or 0; empty if none are shared."""
+    agreement_at_bits: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Fraction of items classified as with uncompressed links if the cut after each layer but the last sends
+    so many bits per value, by these bits; empty if unknown."""
 
     def __post_init__(self) -> None:
+        for bits, agreement in self.agreement_at_bits.items():
+            _check_numbers(f"agreement_at_bits {bits}", agreement)
         _check_numbers("mem_bytes", self.mem_bytes)
         _check_numbers("elements_in", [self.elements_in, self.elements_in_per_token])
         _check_numbers("elements_out", [*self.elements_out, *self.elements_out_per_token])

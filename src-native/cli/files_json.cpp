@@ -77,6 +77,11 @@ void write_model(JsonWriter& json, const yaml::ModelSpec& spec) {
     json.key("elements_in_per_token").value(spec.elements_in_per_token);
     json.key("elements_out_per_token").numbers(spec.elements_out_per_token);
   }
+  if (!spec.agreement_at_bits.empty()) {
+    json.key("agreement_at_bits").open('{');
+    for (const auto& [bits, agreement] : spec.agreement_at_bits) json.key(std::to_string(bits)).numbers(agreement);
+    json.close('}');
+  }
   write_other(json, spec.other);
   json.close('}');
 }

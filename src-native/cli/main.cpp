@@ -14,6 +14,9 @@
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
 #include "files_json.hpp"
+#include "joint_files.hpp"
+#include "joint_json.hpp"
+#include "joint_report.hpp"
 #include "losses.hpp"
 #include "options.hpp"
 #include "problem_json.hpp"
@@ -60,7 +63,17 @@ std::string read_standard_input() {
   return text;
 }
 
-yaml::Assembly read_files(const CommandLine& line) {
+// The files of a request.
+struct RequestFiles {
+  yaml::Models models;
+  yaml::DeviceTypes types;
+  yaml::Devices devices;
+  std::optional<yaml::Neighbors> neighbors;
+
+  const yaml::Neighbors* known_links() const { return neighbors ? &*neighbors : nullptr; }
+};
+
+RequestFiles read_files(const CommandLine& line) {
   const auto document = [](const std::string& given, const char* usual, const char* option) {
     const std::string file = given.empty() ? usual : given;
     if (!std::filesystem::exists(file)) {
@@ -68,17 +81,19 @@ yaml::Assembly read_files(const CommandLine& line) {
     }
     return yaml::read_document(file);
   };
-  const yaml::Models models = yaml::models_from(document(line.models_file, "models.yml", "-sm"));
-  const auto [types, devices] =
-      line.cluster_file.empty()
-          ? yaml::Cluster{yaml::device_types_from(document(line.dev_types_file, "device_types.yml", "-sdt")),
-                          yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"))}
-          : yaml::read_cluster(line.cluster_file);
-  std::optional<yaml::Neighbors> neighbors;
-  if (!line.dev_neighbors_file.empty()) {
-    neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "", "--dev-neighbors-file"));
+  RequestFiles files{yaml::models_from(document(line.models_file, "models.yml", "-sm")), {}, {}, {}};
+  if (line.cluster_file.empty()) {
+    files.types = yaml::device_types_from(document(line.dev_types_file, "device_types.yml", "-sdt"));
+    files.devices = yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"));
+  } else {
+    yaml::Cluster cluster = yaml::read_cluster(line.cluster_file);
+    files.types = std::move(cluster.types);
+    files.devices = std::move(cluster.devices);
   }
-  return yaml::assemble(models, types, devices, neighbors ? &*neighbors : nullptr, line.request);
+  if (!line.dev_neighbors_file.empty()) {
+    files.neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "", "--dev-neighbors-file"));
+  }
+  return files;
 }
 
 SpecFiles read_given_files(const CommandLine& line) {
@@ -99,10 +114,22 @@ SpecFiles read_given_files(const CommandLine& line) {
 
 NamedProblem read_request(const CommandLine& line) {
   if (line.problem.empty()) {
-    return {read_files(line), line.request.model, std::string(yaml::short_dtype(line.request.dtype))};
+    const RequestFiles files = read_files(line);
+    return {yaml::assemble(files.models, files.types, files.devices, files.known_links(), line.request),
+            line.request.model, std::string(yaml::short_dtype(line.request.dtype))};
   }
   if (line.problem == "-") return read_problem(read_standard_input(), "standard input");
   return read_problem(yaml::read_text(line.problem), line.problem);
+}
+
+NamedJoint read_joint_request(const CommandLine& line) {
+  if (line.problem.empty()) {
+    const RequestFiles files = read_files(line);
+    return joint_of_files(files.models, files.types, files.devices, files.known_links(), line.request,
+                          line.joint_request);
+  }
+  if (line.problem == "-") return read_joint(read_standard_input(), "standard input");
+  return read_joint(yaml::read_text(line.problem), line.problem);
 }
 
 // One entry for each change and, if there are several, one for all of them together.
@@ -153,7 +180,7 @@ WhatIf answer(const Problem& asked, const CommandLine& line) {
 
 // Prints no schedule, and why some host's loss cannot be taken.
 int refuse_loss(const CommandLine& line, const Messages& messages, const Problem& problem, const Loss& fatal) {
-  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(fatal.after.solution));
+  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(fatal.after.solution.status));
   messages.say("error: " + std::string(fatal.effect == Loss::Effect::kEnds
                                            ? "no schedule survives the loss of any one host: "
                                            : "it is undecided whether the loss of any one host can be taken: ") +
@@ -202,7 +229,7 @@ int run(const CommandLine& line, const Messages& messages) {
     if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, asked));
     return kDone;
   }
-  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(solution));
+  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(solution.status));
   if (solution.status == Status::kInfeasible) {
     messages.say("error: no feasible schedule: " + why_infeasible(problem));
   } else {
@@ -212,6 +239,38 @@ int run(const CommandLine& line, const Messages& messages) {
   return kInfeasible;
 }
 
+int run_jointly(const CommandLine& line, const Messages& messages) {
+  const NamedJoint joint = read_joint_request(line);
+  validate(joint.problem);
+  if (line.format == Format::kProblem) {
+    print(joint_json(joint));
+    return kDone;
+  }
+  for (const std::string& warning : joint.warnings) messages.say("warning: " + warning);
+  const JointSolution solution = solve(joint.problem, line.solver);
+  if (solution.stages.empty()) {
+    if (line.format == Format::kJson && !line.problem.empty()) {
+      print(no_schedule_json(solution.status));
+    }
+    if (solution.status == Status::kInfeasible) {
+      messages.say("error: no feasible plan: " + why_no_plan(joint, line.solver));
+    } else {
+      messages.say("error: no plan was found within the time limit of " + seconds_text(line.solver.time_limit_s) +
+          ", and none could be ruled out; raise --time-limit");
+    }
+    return kInfeasible;
+  }
+  std::vector<NextBest> others;
+  if (line.explain) others = next_best(joint.problem, solution, line.solver);
+  if (line.format == Format::kYaml) print(joint_yaml(joint, solution));
+  if (line.explain) std::fputs(joint_explanation(joint, solution, line.solver, others).c_str(), stderr);
+  if (solution.status != Status::kOptimal) {
+    messages.say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()));
+  }
+  if (line.format == Format::kJson) print(joint_report_json(joint, solution, line.solver, others));
+  return kDone;
+}
+
 int main_with_faults(const std::vector<std::string>& arguments, const Messages& messages) {
   const CommandLine line = parse_command_line(arguments);
   switch (line.action) {
@@ -219,7 +278,7 @@ int main_with_faults(const std::vector<std::string>& arguments, const Messages& 
     case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
     case Action::kSchedule: break;
   }
-  if (line.format != Format::kFiles) return run(line, messages);
+  if (line.format != Format::kFiles) return line.joint ? run_jointly(line, messages) : run(line, messages);
   print(files_json(read_given_files(line)));
   return kDone;
 }

@@ -8,67 +8,10 @@
 #include <utility>
 
 #include "../yaml/wording.hpp"
+#include "option_table.hpp"
 
 namespace pipeedge::cli {
 namespace {
-
-// A whole number in digits, within [least, most].
-double whole_number(const std::string& option, const std::string& text, double least, double most) {
-  const bool digits =
-      !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
-  const double value = digits ? std::strtod(text.c_str(), nullptr) : -1;
-  if (!digits || value < least || value > most) {
-    throw UsageError(option + ": '" + yaml::printable(text) + "' is not a whole number from " +
-                     std::to_string(static_cast<long long>(least)) + " to " +
-                     std::to_string(static_cast<long long>(most)));
-  }
-  return value;
-}
-
-int link_bits(const std::string& option, const std::string& text) {
-  for (const int bits : {0, 2, 3, 4, 5, 6, 7, 8, 16}) {
-    if (text == std::to_string(bits)) return bits;
-  }
-  throw UsageError(option + ": '" + yaml::printable(text) + "' is neither 0, 2 to 8, 16 nor auto");
-}
-
-double positive_number(const std::string& option, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  const bool plain = text.find_first_not_of("0123456789.eE+-") == std::string::npos;
-  if (text.empty() || !plain || *end != '\0' || !(value > 0) || value > 1e9) {
-    throw UsageError(option + ": '" + yaml::printable(text) + "' is not a number above 0 and up to 1e9");
-  }
-  return value;
-}
-
-// An option: its names, its parser, and its text in --help.
-struct Option {
-  std::vector<const char*> names;      // "-b", "--batch-size"
-  const char* value;                   // placeholder of its value in the help; null for a flag
-  const char* help;                    // lines separated by \n
-  std::function<void(CommandLine&, const std::string& name, const std::string& value)> read;
-};
-
-struct Group {
-  const char* title;
-  std::vector<Option> options;
-};
-
-std::string nonempty(const std::string& name, const std::string& value) {
-  if (value.empty()) throw UsageError(name + ": the value is empty");
-  return value;
-}
-
-std::vector<std::string> names(const std::string& option, const std::string& value) {
-  std::vector<std::string> found;
-  for (std::size_t from = 0; from <= value.size();) {
-    const std::size_t comma = std::min(value.find(',', from), value.size());
-    found.push_back(nonempty(option, value.substr(from, comma - from)));
-    from = comma + 1;
-  }
-  return found;
-}
 
 Change added_hosts(const std::string& name, const std::string& value) {
   const std::size_t equals = value.rfind('=');
@@ -242,6 +185,7 @@ std::vector<Group> option_groups() {
             "but the data host: the layers fit on the others",
             [](CommandLine& c, const std::string&, const std::string&) { c.survive_loss = true; }},
        }},
+      joint_group(),
       {"What if (each prints the new throughput and today's in a line; may be repeated;\n"
        "several are also tried together)",
        {
@@ -299,7 +243,7 @@ std::vector<Group> option_groups() {
 const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
                                          "--add-host",    "--remove-host",     "--explain",   "--format",
                                          "--help",        "--scale-bandwidth", "--version",   "--losses",
-                                         "--survive-loss"};
+                                         "--survive-loss", "--plan"};
 
 // Last names of the options that are allowed with --format files.
 const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",
@@ -363,6 +307,7 @@ bool names_an_option(const std::vector<Group>& groups, const std::string& argume
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::vector<Group> groups = option_groups();
   CommandLine line;
+  std::vector<std::string> given;
   std::string described;               // the first option that a problem contains already
   std::string scheduling;              // the first option that has no effect with --format files
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -382,10 +327,12 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     }
     found.option->read(line, found.name, found.value);
     const std::string name = found.option->names.back();
+    given.push_back(name);
     if (described.empty() && kWithProblem.count(name) == 0) described = found.name;
     if (scheduling.empty() && kWithFiles.count(name) == 0) scheduling = found.name;
     if (line.action != Action::kSchedule) return line;
   }
+  check_joint(line, given);
   if (line.format == Format::kFiles) {
     if (!scheduling.empty()) {
       throw UsageError(scheduling + ": --format files prints only the contents of files; leave out " + scheduling);

@@ -7,6 +7,7 @@
 
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
+#include "joint_files.hpp"
 
 namespace pipeedge::cli {
 
@@ -40,6 +41,8 @@ struct CommandLine {
   std::string cluster_file;            // device types and devices
   std::string problem;                 // a file, or - for standard input, in place of the YAML files; empty: none
   yaml::Request request;
+  bool joint = false;                  // --plan auto
+  JointRequest joint_request;
   Options solver;
   bool auto_link_bits = false;
   int link_bits = 0;                   // bits per value on links between stages; 0: uncompressed

@@ -15,13 +15,6 @@ namespace {
 
 using yaml::View;
 
-constexpr double kLargest = 1e21;      // the largest number of MB in a YAML file, in bytes
-
-double number_or(const View& view, const char* key, double otherwise) {
-  const auto found = view.find(key);
-  return found && !found->is_null() ? found->number() : otherwise;
-}
-
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
   return found && !found->is_null() ? found->text() : otherwise;
@@ -63,6 +56,18 @@ std::vector<double> bids_from(const View& view, std::size_t layers) {
     }
   }
   return bids;
+}
+
+// Losses of layers; null if not allowed.
+std::vector<double> losses_from(const View& view, const char* key, std::size_t layers) {
+  const auto found = view.find(key);
+  if (!found || found->is_null()) return {};
+  std::vector<double> losses;
+  for (const View& item : found->items()) losses.push_back(item.is_null() ? kInfinity : item.number());
+  if (losses.size() != layers) {
+    found->fail("has " + std::to_string(losses.size()) + " values for " + std::to_string(layers) + " layers");
+  }
+  return losses;
 }
 
 DeviceType type_from(const View& view, std::size_t layers) {
@@ -118,6 +123,7 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
   write_known(json, "receive_s", type.receive_s);
   write_known(json, "send_s", type.send_s);
   write_known(json, "activation_bytes", type.activation_bytes);
+  write_known(json, "loss", notes.loss);
   json.key("feed_s").value(type.feed_s);
   json.key("collect_s").value(type.collect_s);
   if (type.bids()) {
@@ -135,9 +141,17 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
 
 }  // namespace
 
+double number_or(const View& view, const char* key, double otherwise) {
+  const auto found = view.find(key);
+  return found && !found->is_null() ? found->number() : otherwise;
+}
+
 NamedProblem read_problem(const std::string& text, const std::string& name) {
-  const yaml::Document document = yaml::parse(text, name, kLargest);
-  const View root(document);
+  const yaml::Document document = yaml::parse(text, name, kLargestInProblem);
+  return problem_from(View(document));
+}
+
+NamedProblem problem_from(const View& root) {
   NamedProblem named;
   named.model = text_or(root, "model", "model");
   named.dtype = text_or(root, "dtype", "");
@@ -166,6 +180,7 @@ NamedProblem read_problem(const std::string& text, const std::string& name) {
     notes.threads = number_or(entry, "threads", 0);
     notes.kernels = text_or(entry, "kernels", "");
     if (const auto tokens = entry.find("tokens")) notes.tokens = tokens->numbers();
+    notes.loss = losses_from(entry, "loss", layers);
     named.assembly.notes.push_back(std::move(notes));
   }
   Names hosts;
@@ -193,8 +208,13 @@ NamedProblem read_problem(const std::string& text, const std::string& name) {
 }
 
 std::string problem_json(const NamedProblem& named) {
-  const Problem& problem = named.assembly.problem;
   JsonWriter json;
+  write_problem(json, named);
+  return json.text();
+}
+
+void write_problem(JsonWriter& json, const NamedProblem& named) {
+  const Problem& problem = named.assembly.problem;
   json.open('{');
   json.key("model").value(named.model);
   json.key("dtype").value(named.dtype);
@@ -246,7 +266,6 @@ std::string problem_json(const NamedProblem& named) {
   for (const std::string& warning : named.assembly.warnings) json.value(warning);
   json.close(']');
   json.close('}');
-  return json.text();
 }
 
 }  // namespace pipeedge::cli

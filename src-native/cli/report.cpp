@@ -353,10 +353,10 @@ std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasib
   return line;
 }
 
-std::string no_schedule_json(const Solution& solution) {
+std::string no_schedule_json(Status status) {
   JsonWriter json;
   json.open('{');
-  json.key("status").value(solution.status == Status::kInfeasible ? "infeasible" : "unknown");
+  json.key("status").value(status == Status::kInfeasible ? "infeasible" : "unknown");
   json.close('}');
   return json.text();
 }

@@ -56,7 +56,7 @@ std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasib
                          const Solution& today, double items_per_s_today);
 
 // For programs, if there is no schedule: whether that is proven.
-std::string no_schedule_json(const Solution& solution);
+std::string no_schedule_json(Status status);
 
 // What was asked besides the schedule.
 struct Questions {

@@ -3,62 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "counts.hpp"
+
 namespace pipeedge {
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// Counts of used hosts for all resources in one row of words, with a spare bit above each count. All counts
-// of a are <= those of b if subtracting a from b with its spare bits set clears none of these.
-class Counts {
- public:
-  explicit Counts(const Network& network) {
-    int shift = 0;
-    for (int r = 0; r < network.resources(); ++r) {
-      const int capacity = std::min(network.capacity(r), network.layers());
-      int bits = 1;
-      while ((capacity >> bits) != 0) ++bits;
-      if (spare_.empty() || shift + bits + 1 > 64) {
-        spare_.push_back(0);
-        shift = 0;
-      }
-      Field field;
-      field.word = spare_.size() - 1;
-      field.one = std::uint64_t{1} << shift;
-      field.mask = ((std::uint64_t{1} << bits) - 1) << shift;
-      field.full = static_cast<std::uint64_t>(capacity) << shift;
-      fields_.push_back(field);
-      spare_.back() |= std::uint64_t{1} << (shift + bits);
-      shift += bits + 1;
-    }
-    if (spare_.empty()) spare_.push_back(0);
-  }
-
-  std::size_t words() const { return spare_.size(); }
-  bool full(const std::uint64_t* counts, int resource) const {
-    const Field& field = fields_[at(resource)];
-    return (counts[field.word] & field.mask) == field.full;
-  }
-  void add(std::uint64_t* counts, int resource) const {
-    const Field& field = fields_[at(resource)];
-    counts[field.word] += field.one;
-  }
-  bool covers(const std::uint64_t* less, const std::uint64_t* more) const {
-    if ((((more[0] | spare_[0]) - less[0]) & spare_[0]) != spare_[0]) return false;
-    for (std::size_t w = 1; w < spare_.size(); ++w) {
-      if ((((more[w] | spare_[w]) - less[w]) & spare_[w]) != spare_[w]) return false;
-    }
-    return true;
-  }
-
- private:
-  struct Field {
-    std::size_t word = 0;
-    std::uint64_t one = 0, mask = 0, full = 0;
-  };
-  std::vector<Field> fields_;
-  std::vector<std::uint64_t> spare_;
-};
+std::vector<int> capacities(const Network& network) {
+  std::vector<int> found;
+  for (int r = 0; r < network.resources(); ++r) found.push_back(std::min(network.capacity(r), network.layers()));
+  return found;
+}
 
 struct Candidate {
   double excess = 0;              // the bound by the first prices minus the limit
@@ -75,7 +31,7 @@ struct Candidate {
 class Search {
  public:
   Search(const Network& network, const std::vector<Prices>& prices, const SearchTask& task, const Clock& clock)
-      : network_(network), prices_(prices), task_(task), clock_(clock), counts_(network),
+      : network_(network), prices_(prices), task_(task), clock_(clock), counts_(capacities(network)),
         kinds_(prices.size()), cutoff_(task.cutoff), pending_(at(network.layers()) + 1),
         scratch_(counts_.words(), 0) {
     set_limits();

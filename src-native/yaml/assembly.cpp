@@ -97,17 +97,6 @@ bool same_model(const std::string& one, const std::string& other) {
          std::filesystem::equivalent(one, other, error);
 }
 
-// The profiles of a model, under its name or another spelling of its directory; null if there are none.
-const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::string& model) {
-  const auto& models = type.models;
-  auto found = std::find_if(models.begin(), models.end(), [&](const auto& entry) { return entry.model == model; });
-  if (found == models.end()) {
-    found = std::find_if(models.begin(), models.end(),
-                         [&](const auto& entry) { return same_model(entry.model, model); });
-  }
-  return found == models.end() ? nullptr : &found->profiles;
-}
-
 // "it has batch size 8 with dtype float32, ...": the profiles that a type has instead of the requested one.
 std::string offer(const TypeSpec& type, const std::string& model) {
   const std::vector<Profile>* const found = find_profiles(type, model);
@@ -163,6 +152,26 @@ void add_links(const Neighbors& neighbors, const HostIndex& index, Assembly& ass
 
 }  // namespace
 
+const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::string& model) {
+  const auto& models = type.models;
+  auto found = std::find_if(models.begin(), models.end(), [&](const auto& entry) { return entry.model == model; });
+  if (found == models.end()) {
+    found = std::find_if(models.begin(), models.end(),
+                         [&](const auto& entry) { return same_model(entry.model, model); });
+  }
+  return found == models.end() ? nullptr : &found->profiles;
+}
+
+const ModelSpec* find_model(const Models& models, const std::string& name) {
+  const auto& entries = models.entries;
+  auto found = std::find_if(entries.begin(), entries.end(), [&](const ModelSpec& spec) { return spec.name == name; });
+  if (found == entries.end()) {
+    found = std::find_if(entries.begin(), entries.end(),
+                         [&](const ModelSpec& spec) { return same_model(spec.name, name); });
+  }
+  return found == entries.end() ? nullptr : &*found;
+}
+
 Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
                   const Neighbors* neighbors, const Request& request) {
   Assembly assembly;
@@ -171,13 +180,8 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
   const std::string types_name = printable(types.name(), 400);
   const std::string devices_name = printable(devices.name(), 400);
 
-  auto model = std::find_if(models.entries.begin(), models.entries.end(),
-                            [&](const ModelSpec& spec) { return spec.name == request.model; });
-  if (model == models.entries.end()) {
-    model = std::find_if(models.entries.begin(), models.entries.end(),
-                         [&](const ModelSpec& spec) { return same_model(spec.name, request.model); });
-  }
-  if (model == models.entries.end()) {
+  const ModelSpec* const model = find_model(models, request.model);
+  if (model == nullptr) {
     std::vector<std::string> names;
     for (const ModelSpec& spec : models.entries) names.push_back(printable(spec.name));
     const std::string near = nearest(request.model, names);
@@ -264,7 +268,7 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
                                weights_in(*find_number_type(type_dtype), profile, problem.model), at.time_s,
                                at.receive_s, at.send_s, at.activation_bytes, at.feed_s.value_or(0), at.collect_s.value_or(0), {}});
-      assembly.notes.push_back({type_dtype, profile.threads, profile.kernels, lengths_of(profile)});
+      assembly.notes.push_back({type_dtype, profile.threads, profile.kernels, lengths_of(profile), {}});
     }
   }
 
@@ -302,9 +306,11 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
                                   "; left out: " + plural(entry.hosts.size(), "host"));
     } else {
       why = "its type " + printable(entry.type) + " has no profile for " + wanted;
-      assembly.warnings.push_back(types_name + ": " + printable(entry.type) + " has no profile for " +
-                                  wanted + "; " + offer(*spec->second, request.model) +
-                                  "; left out: " + plural(entry.hosts.size(), "host"));
+      if (request.names_unprofiled) {
+        assembly.warnings.push_back(types_name + ": " + printable(entry.type) + " has no profile for " +
+                                    wanted + "; " + offer(*spec->second, request.model) +
+                                    "; left out: " + plural(entry.hosts.size(), "host"));
+      }
     }
     for (const std::string& host : entry.hosts) assembly.left_out.push_back({host, entry.type, why});
   }

@@ -22,6 +22,7 @@ struct Request {
   double tokens = 0;                   // of the longest sentence; 0: as profiled
   double input_bytes = -1;             // of one item of input; negative: according to models.yml and the dtype
   std::vector<std::string> hosts;      // hosts to schedule on, from the devices file; empty: all
+  bool names_unprofiled = true;        // warn about device types without a profile for the request
 };
 
 // A host that cannot be used, with the reason.
@@ -37,6 +38,8 @@ struct TypeNotes {
   double threads = 0;                  // number of threads it was profiled with; 0: unknown
   std::string kernels;                 // kernels it was profiled with; empty: unknown
   std::vector<double> tokens;          // sentence lengths it was profiled with, shortest first
+  // For joint plans: part of the answers that each layer changes in this dtype, infinite if unknown; empty: none.
+  std::vector<double> loss;
 };
 
 struct Assembly {
@@ -45,6 +48,11 @@ struct Assembly {
   std::vector<LeftOut> left_out;
   std::vector<std::string> warnings;   // one line each
 };
+
+// The model of this name, or with another spelling of its directory; null if there is none.
+const ModelSpec* find_model(const Models& models, const std::string& name);
+// The profiles of a model on a device type; null if there are none.
+const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::string& model);
 
 // Throws SpecError if the files do not contain what the request needs.
 Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,

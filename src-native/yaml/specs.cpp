@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -45,6 +46,27 @@ std::vector<int> shared_layers(const View& view, std::size_t count) {
   return shared;
 }
 
+// Agreement at each cut between two layers, by bits per value.
+std::map<int, std::vector<double>> agreement_from(const View& view, std::size_t layers) {
+  std::map<int, std::vector<double>> found;
+  for (const auto& [key, cuts] : view.entries()) {
+    const std::vector<std::string> known{"2", "3", "4", "5", "6", "7", "8", "16"};
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      view.fail("has " + printable(key) + " bits; links have 2 to 8 or 16 bits");
+    }
+    std::vector<double>& agreement = found[std::stoi(std::string(key))];
+    agreement = cuts.numbers();
+    if (agreement.size() + 1 != layers) {
+      cuts.fail("has " + plural(agreement.size(), "value") + " for " +
+                plural(layers > 0 ? layers - 1 : 0, "cut") + " between two layers");
+    }
+    for (const double part : agreement) {
+      if (part > 1) cuts.fail("is a part of the items, at most 1");
+    }
+  }
+  return found;
+}
+
 ModelSpec model_from(const std::string& name, const View& view) {
   ModelSpec spec;
   spec.name = name;
@@ -69,7 +91,11 @@ ModelSpec model_from(const std::string& name, const View& view) {
   spec.model.elements_out.reserve(count);
   for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);
   if (const auto shared = view.find("shared_with")) spec.model.shared_with = shared_layers(*shared, count);
-  std::set<std::string_view> known{"layers", "mem_MB", "parameters_in", "parameters_out", "shared_with"};
+  std::set<std::string_view> known{"layers", "mem_MB", "parameters_in", "parameters_out", "shared_with",
+                                   "agreement_at_bits"};
+  if (const auto agreement = view.find("agreement_at_bits")) {
+    spec.agreement_at_bits = agreement_from(*agreement, count);
+  }
   if (const auto tokens = view.find("tokens")) {
     spec.tokens = tokens->whole_number(1);
     spec.elements_in_per_token = view.at("parameters_in_per_token").whole_number();

@@ -1,7 +1,8 @@
 // The scheduler's YAML files as plain data. Every program of PipeEdge reads them through these functions.
 //
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
-//                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with
+//                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with,
+//                                  agreement_at_bits: bits -> [of each cut]
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
 //                                  agreement, process_MB, threads, kernels]   (optional from spread_s on); for
@@ -14,6 +15,7 @@
 // are, because files may contain more than is read here. Only this file converts units.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +42,9 @@ struct ModelSpec {
   double tokens = 0;                   // 0: unknown
   double elements_in_per_token = 0;
   std::vector<double> elements_out_per_token;
+  // If given: for bits per value, the part of the answers that stay the same if the cut after each layer but the
+  // last sends so many.
+  std::map<int, std::vector<double>> agreement_at_bits;
   OtherKeys other;
 };
 

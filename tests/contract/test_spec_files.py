@@ -50,8 +50,15 @@ def model_specs(draw: st.DrawFn) -> ModelSpec:
         elements_in=draw(counts),
         elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
         shared_with=tuple(shared),
+        agreement_at_bits=draw(agreements(layers)),
         extra=draw(extras),
     )
+
+
+def agreements(layers: int) -> st.SearchStrategy[dict[int, tuple[float, ...]]]:
+    if layers == 0:
+        return st.just({})
+    return st.dictionaries(st.sampled_from([2, 3, 4, 5, 6, 7, 8, 16]), lists(layers - 1, 1), max_size=3)
 
 
 def lists(layers: int, most: float = 1e6) -> st.SearchStrategy[tuple[float, ...]]:

@@ -1,0 +1,116 @@
+// One plan for microbatch size, cut, hosts, number type of each stage and bits of each link.
+//
+//   input --> [ layers 1-12  ] --8 bits--> [ layers 13-30 ] --uncompressed--> [ layers 31-48 ] --> output
+//             [ host a, int8 ]             [ host c, bf16 ]                   [ host b, f32  ]
+//   seconds       stage             link        stage               link           stage
+//   loss          stage        +    link   +    stage        +      link     +     stage        <= max_loss
+//             \_________________________ microbatches of u items _________________________/
+//
+// A setting is one microbatch size and one number type, with the costs of all layers on all types of hosts that
+// were profiled in it: a Problem (problem.hpp). A plan takes one microbatch size u for all stages, and for each
+// stage any number type that its host was profiled in at u. For a plan,
+//
+//   seconds of a stage   as in problem.hpp, with the costs of its setting
+//   seconds of a link    latency + bytes / bandwidth; uncompressed values have the element size of the sending
+//                        stage, others `bits` per value; widths that are not smaller are not used
+//   memory of a stage    as in problem.hpp; what arrives is buffered in the element size of the stage before
+//   period               the longest stage (with the data rank's own work on its host) or link
+//   latency              the sum over all stages and links
+//   loss                 the sum over all stages and links: a stage has the losses of its layers in its number
+//                        type, a link the loss of its cut at its width
+//
+// Losses are parts of the answers that change. That they add up is an assumption; a plan has to be tried out.
+// The data rank's own work, in seconds for a microbatch, is the largest that any setting of u states for it.
+//
+// kThroughput minimises period / u, kLatency the latency of one microbatch, both with a loss of at most
+// max_loss and a latency of at most max_latency_s. Ties are broken, as far as a limited effort goes, by the
+// smallest loss, then the fewest hosts, then a stage on the data host, then the smallest latency; for kThroughput,
+// links finally get the most bits with which nothing but the latency grows. Values with a relative difference of
+// at most 1e-9 are equal.
+//
+// The method (joint_network.hpp, joint_prices.hpp, joint_search.hpp):
+//
+//   for each u: is there a plan with period <= T, latency <= A, loss <= B?     bisection on T (or on A)
+//       |            for one T, narrower links than needed are useless: a link is left with few choices
+//       +-- prices of hosts, seconds and loss: prove "no", or come across a plan
+//       +-- labels (cut, hosts used, sender, latency, loss): a label is dropped if another one is at least as good
+//           in all of them (a Pareto front: losses are never rounded) or if the prices rule it out
+//
+// The answer is proven for one u as soon as "no" holds just below the best plan, and for all as soon as it does
+// for each u. Otherwise the smallest limit with a "no" is the lower bound.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "problem.hpp"
+
+namespace pipeedge {
+
+struct Setting {
+  Problem problem;                     // with the hosts that were profiled in this setting; no cut_bits
+  std::string dtype;
+  std::vector<std::vector<double>> loss;  // [type][layer]; infinite: not allowed; empty, also of a type: none
+};
+
+struct Width {
+  int bits = 0;                        // per value; 0: uncompressed
+  std::vector<double> loss;            // by cut 0..L; infinite: not allowed there; empty: no loss
+};
+
+struct JointProblem {
+  std::vector<Setting> settings;       // hosts with the same name are the same
+  std::vector<Width> widths;
+  double max_loss = kInfinity;
+  double max_latency_s = kInfinity;
+
+  int layers() const { return settings.front().problem.model.layers(); }
+};
+
+struct JointStage {
+  int host = 0;                        // index into host_names()
+  int first = 0;                       // half-open, from 0
+  int last = 0;
+  int setting = 0;                     // index into JointProblem::settings
+  int width = -1;                      // of the link after it: index into JointProblem::widths; -1 for the last stage
+};
+
+struct JointSolution {
+  Status status = Status::kUnknown;
+  double batch_size = 0;
+  std::vector<JointStage> stages;
+  double objective = kInfinity;        // seconds: period / batch_size, or latency
+  double lower_bound = 0;
+  double period_s = kInfinity;
+  double latency_s = kInfinity;
+  double loss = kInfinity;
+  double elapsed_s = 0;
+
+  double gap() const;                  // as Solution::gap()
+};
+
+struct JointStageCost {
+  StageCost seconds;
+  double loss = 0;                     // of the stage
+  double link_loss = 0;                // of the link after it
+};
+
+struct JointCosts {
+  std::vector<JointStageCost> stages;
+  double period_s = 0;
+  double latency_s = 0;
+  double loss = 0;
+};
+
+// Throws std::invalid_argument with a one-line message for data that breaks the rules above.
+void validate(const JointProblem& problem);
+
+// Names of all hosts of all settings, in the order in which they first appear.
+std::vector<std::string> host_names(const JointProblem& problem);
+
+// Costs of a plan whose stages have settings of one microbatch size.
+JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& stages);
+
+JointSolution solve(const JointProblem& problem, const Options& options);
+
+}  // namespace pipeedge

@@ -1,0 +1,141 @@
+// The rules that a joint problem keeps, and the costs of one plan: what the search must agree with.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "joint.hpp"
+#include "joint_instance.hpp"
+
+namespace pipeedge {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+void check_losses(const std::vector<double>& losses, std::size_t count, const std::string& what) {
+  if (losses.empty()) return;
+  if (losses.size() != count) {
+    fail(what + ": " + std::to_string(losses.size()) + " losses, not " + std::to_string(count));
+  }
+  for (const double loss : losses) {
+    if (!(loss >= 0)) fail(what + ": a loss is negative or not a number");
+  }
+}
+
+void check_same_model(const Problem& one, const Problem& other) {
+  if (one.model.elements_in != other.model.elements_in || one.model.elements_out != other.model.elements_out) {
+    fail("the settings have different models: their layers or the elements at their cuts differ");
+  }
+}
+
+// Throws std::invalid_argument unless the stages are a plan at one microbatch size.
+void check_plan(const JointProblem& problem, const Wiring& wiring, const std::vector<JointStage>& stages) {
+  std::set<int> hosts;
+  int next = 0;
+  for (const JointStage& stage : stages) {
+    if (stage.setting < 0 || at(stage.setting) >= problem.settings.size()) fail("a stage has no such setting");
+    const double size = problem.settings[at(stage.setting)].problem.batch_size;
+    if (size != problem.settings[at(stages.front().setting)].problem.batch_size) {
+      fail("the stages have different microbatch sizes");
+    }
+    if (stage.host < 0 || stage.host >= wiring.hosts() || wiring.in_setting(stage.host, stage.setting) < 0) {
+      fail("a stage runs on a host without a profile for it");
+    }
+    if (!hosts.insert(stage.host).second) fail("a host serves more than one stage");
+    if (stage.first != next || stage.last <= stage.first) fail("stages must follow one another");
+    next = stage.last;
+    const bool ends = stage.last == problem.layers();
+    if (!ends && (stage.width < 0 || at(stage.width) >= problem.widths.size())) fail("a link has no such width");
+  }
+  if (next != problem.layers()) fail("layer " + std::to_string(next + 1) + " is in no stage");
+}
+
+}  // namespace
+
+double JointSolution::gap() const {
+  if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
+  if (std::isinf(objective)) return 1;
+  return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
+}
+
+void validate(const JointProblem& problem) {
+  if (problem.settings.empty()) fail("there is no setting: no microbatch size and number type");
+  if (problem.widths.empty()) fail("there is no width for links");
+  if (!(problem.max_loss >= 0)) fail("the largest loss is negative or not a number");
+  if (!(problem.max_latency_s > 0)) fail("the largest latency is not above 0");
+  const Problem& first = problem.settings.front().problem;
+  std::set<std::pair<double, std::string>> seen;
+  for (const Setting& setting : problem.settings) {
+    const Problem& own = setting.problem;
+    validate(own);
+    check_same_model(first, own);
+    if (!own.cut_bits.empty()) fail("a setting has cut_bits; the plan chooses them");
+    if (!seen.emplace(own.batch_size, setting.dtype).second) {
+      fail("the number type " + setting.dtype + " comes twice for one microbatch size");
+    }
+    if (!setting.loss.empty() && setting.loss.size() != own.types.size()) {
+      fail("the losses of " + setting.dtype + " are not those of its device types");
+    }
+    for (const std::vector<double>& losses : setting.loss) {
+      check_losses(losses, at(problem.layers()), "the number type " + setting.dtype);
+    }
+    const auto data = [](const Problem& p) { return p.data_host == -1 ? "" : p.hosts[at(p.data_host)].name; };
+    if (data(own) != data(first)) fail("the settings have different data hosts");
+  }
+  for (const Width& width : problem.widths) {
+    if (width.bits < 0 || width.bits > 64) fail("a link carries " + std::to_string(width.bits) + " bits a value");
+    check_losses(width.loss, at(problem.layers()) + 1, std::to_string(width.bits) + " bits");
+  }
+}
+
+JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& stages) {
+  const Wiring wiring(problem);
+  check_plan(problem, wiring, stages);
+  const DataWork data = data_work(problem, problem.settings[at(stages.front().setting)].problem.batch_size);
+  JointCosts costs;
+  costs.period_s = data.longest_s;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const JointStage& stage = stages[s];
+    const Setting& setting = problem.settings[at(stage.setting)];
+    const Problem& own = setting.problem;
+    const int host = wiring.in_setting(stage.host, stage.setting);
+    const int type_index = own.hosts[at(host)].type;
+    const DeviceType& type = own.types[at(type_index)];
+    GrowingStage layers(own, type, stage.first);
+    while (layers.last() < stage.last) layers.add_layer();
+
+    JointStageCost cost;
+    cost.loss = stage_loss(setting, type_index, stage.first, stage.last);
+    StageCost& seconds = cost.seconds;
+    seconds.compute_s = layers.seconds(receive_seconds(own, host, stage.first), send_seconds(own, host, stage.last));
+    if (stage.host == wiring.data_host()) seconds.data_s = data.total_s;
+    const Problem& before = s == 0 ? own : problem.settings[at(stages[s - 1].setting)].problem;
+    seconds.mem_bytes = layers.held_bytes() + own.buffers_in * cut_bytes(before, stage.first) +
+                        own.buffers_out * cut_bytes(own, stage.last);
+    seconds.mem_available_bytes = type.mem_bytes;
+    if (s == 0 && wiring.data_host() != -1) {
+      seconds.link_in_s = wiring.seconds(wiring.data_host(), stage.host, cut_bytes(own, 0));
+    } else if (s > 0) {
+      seconds.link_in_s = costs.stages.back().seconds.link_out_s;
+    }
+    if (s + 1 < stages.size()) {
+      const Width& width = problem.widths[at(stage.width)];
+      const double bytes = link_bytes(own, useful(own, width.bits) ? width.bits : 0, stage.last);
+      seconds.link_out_s = wiring.seconds(stage.host, stages[s + 1].host, bytes);
+      cost.link_loss = width_loss(width, stage.last);
+    } else if (wiring.data_host() != -1) {
+      seconds.link_out_s = wiring.seconds(stage.host, wiring.data_host(), cut_bytes(own, stage.last));
+    }
+    costs.period_s = std::max(costs.period_s, seconds.worst_s());
+    costs.latency_s += seconds.link_in_s + seconds.compute_s;
+    costs.loss += cost.loss + cost.link_loss;
+    costs.stages.push_back(cost);
+  }
+  costs.latency_s += costs.stages.back().seconds.link_out_s;
+  return costs;
+}
+
+}  // namespace pipeedge

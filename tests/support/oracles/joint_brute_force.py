@@ -1,0 +1,367 @@
+"""Joint plans by brute force: every microbatch size, cut, order of hosts, number type and width of a case.
+
+It shares no code with the scheduler: costs are added up here as docs/scheduler.md states them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2}
+SIXTY_FOURTH = 1 / 64
+"""Losses are multiples, so that sums are exact and a budget can be met exactly."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs on one kind of device in one setting, of each layer."""
+
+    time: list[float]
+    weights: list[float]
+    activations: list[float]
+    receive: list[float]
+    send: list[float]
+    loss: list[float]
+    feed: float
+    collect: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small problem."""
+
+    layers: int
+    elements: list[float]
+    """Elements at each cut, from the input to the output."""
+    hosts: dict[str, int]
+    """Kind of each host."""
+    memory: list[float]
+    bandwidth: list[float]
+    links: dict[tuple[str, str], tuple[float, float]]
+    data_host: str | None
+    profiles: dict[tuple[int, str], dict[int, Profile]]
+    """By microbatch size and number type, then by kind."""
+    widths: dict[int, list[float] | None]
+    """Losses of bits at each cut between two layers; infinite where not allowed."""
+    max_loss: float
+    max_latency: float
+    latency: bool
+    """Whether the latency is made short, not the period of an item."""
+    buffers: tuple[int, int] = (2, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as ``sched-pipeline --plan auto --problem`` reads it."""
+        return {
+            "settings": [self._setting(size, dtype, kinds) for (size, dtype), kinds in self.profiles.items()],
+            "widths": [
+                {"bits": bits, "loss": losses and [_finite(loss) for loss in losses]}
+                for bits, losses in self.widths.items()
+            ],
+            "max_loss": _finite(self.max_loss),
+            "max_latency_s": _finite(self.max_latency),
+        }
+
+    def _setting(self, size: int, dtype: str, kinds: dict[int, Profile]) -> dict[str, Any]:
+        hosts = {name: kind for name, kind in self.hosts.items() if kind in kinds or name == self.data_host}
+        types = [
+            {
+                "name": f"k{kind}",
+                "mem_bytes": self.memory[kind],
+                "bw_bytes_per_s": self.bandwidth[kind],
+                "time_s": profile.time,
+                "weight_bytes": profile.weights,
+                "activation_bytes": profile.activations,
+                "receive_s": profile.receive,
+                "send_s": profile.send,
+                "loss": profile.loss,
+                "feed_s": profile.feed,
+                "collect_s": profile.collect,
+            }
+            for kind, profile in kinds.items()
+        ]
+        types += [
+            {
+                "name": f"k{kind}",
+                "mem_bytes": 0,
+                "bw_bytes_per_s": self.bandwidth[kind],
+                "stage_s": [[None] * (self.layers - first) for first in range(self.layers)],
+            }
+            for kind in sorted(set(hosts.values()) - set(kinds))
+        ]
+        return {
+            "dtype": dtype,
+            "batch_size": size,
+            "element_bytes": ELEMENT_BYTES[dtype],
+            "elements_in": self.elements[0],
+            "elements_out": self.elements[1:],
+            "output_bytes": self.elements[-1] * 4,
+            "weight_bytes": [0.0] * self.layers,
+            "buffers_in": self.buffers[0],
+            "buffers_out": self.buffers[1],
+            "types": types,
+            "hosts": [{"name": name, "type": f"k{kind}"} for name, kind in hosts.items()],
+            "links": [
+                {"from": a, "to": b, "bw_bytes_per_s": bandwidth, "latency_s": latency}
+                for (a, b), (bandwidth, latency) in self.links.items()
+                if a in hosts and b in hosts
+            ],
+            "data_host": self.data_host,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+@dataclass
+class Best:
+    """The best plan of a case."""
+
+    objective: float = math.inf
+    count: int = 0
+    """Number of plans that keep all limits."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a plan."""
+
+    host: str
+    first: int
+    last: int
+    dtype: str
+    bits: int = 0
+    """Of the link behind it."""
+
+
+@dataclass
+class Costs:
+    """Costs of a plan; infinite where it is not possible."""
+
+    period: float
+    latency: float
+    loss: float
+
+
+@dataclass
+class _World:
+    case: Case
+    size: int
+    kinds: dict[str, dict[int, Profile]] = field(init=False)
+    work: tuple[float, float] = field(init=False)
+    """The data rank's own work on its host: in all, and the longest part of it."""
+    known_stages: dict[tuple[str, int, int, str, str], tuple[float, float, float]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self.kinds = {
+            dtype: kinds for (size, dtype), kinds in self.case.profiles.items() if size == self.size
+        }
+        self.work = self._data_work()
+
+    def seconds(self, a: str | None, b: str | None, nbytes: float) -> float:
+        if a is None or b is None or a == b:
+            return 0.0
+        links, bandwidth = self.case.links, self.case.bandwidth
+        default = (min(bandwidth[self.case.hosts[a]], bandwidth[self.case.hosts[b]]), 0.0)
+        rate, wait = links.get((a, b), links.get((b, a), default))
+        if nbytes == 0:
+            return wait
+        return nbytes / rate + wait if rate > 0 else math.inf
+
+    def cut_bytes(self, cut: int, dtype: str) -> float:
+        width = 4 if cut == self.case.layers else ELEMENT_BYTES[dtype]
+        return self.case.elements[cut] * self.size * width
+
+    def _data_work(self) -> tuple[float, float]:
+        data = self.case.data_host
+        known = [
+            kinds[self.case.hosts[data]]
+            for kinds in self.kinds.values()
+            if data is not None and self.case.hosts[data] in kinds
+        ]
+        return (
+            max((each.feed + each.collect for each in known), default=0.0),
+            max((max(each.feed, each.collect) for each in known), default=0.0),
+        )
+
+    def stage(self, stage: Stage, dtype_before: str) -> tuple[float, float, float]:
+        """Seconds without and with the data rank's work, and the loss; infinite if it does not fit."""
+        key = (stage.host, stage.first, stage.last, stage.dtype, dtype_before)
+        if key not in self.known_stages:
+            self.known_stages[key] = self._stage(stage, dtype_before)
+        return self.known_stages[key]
+
+    def _stage(self, stage: Stage, dtype_before: str) -> tuple[float, float, float]:
+        case, kind = self.case, self.case.hosts[stage.host]
+        profile = self.kinds[stage.dtype].get(kind)
+        if profile is None:
+            return math.inf, math.inf, math.inf
+        layers = slice(stage.first, stage.last)
+        need = sum(profile.weights[layers]) + max(profile.activations[layers])
+        need += case.buffers[0] * self.cut_bytes(stage.first, dtype_before)
+        need += case.buffers[1] * self.cut_bytes(stage.last, stage.dtype)
+        if need > case.memory[kind] * (1 + 1e-9):
+            return math.inf, math.inf, math.inf
+        seconds = sum(profile.time[layers])
+        if stage.first > 0 or case.data_host not in (None, stage.host):
+            seconds += profile.receive[stage.first]
+        if stage.last < case.layers or case.data_host not in (None, stage.host):
+            seconds += profile.send[stage.last - 1]
+        busy = seconds + (self.work[0] if stage.host == case.data_host else 0)
+        return seconds, busy, sum(profile.loss[layers])
+
+    def link(self, before: Stage, host: str) -> tuple[float, float]:
+        """Seconds and loss of the link from a stage to another one."""
+        nbytes = self.cut_bytes(before.last, before.dtype)
+        losses = self.case.widths[before.bits]
+        if before.bits:
+            nbytes *= before.bits / (8 * ELEMENT_BYTES[before.dtype])
+        return self.seconds(before.host, host, nbytes), losses[before.last - 1] if losses else 0.0
+
+
+def costs_of(case: Case, size: int, stages: list[Stage]) -> Costs:
+    """Return the costs of a plan."""
+    world = _World(case, size)
+    total = Costs(world.work[1], 0.0, 0.0)
+    before: Stage | None = None
+    for stage in stages:
+        _add(total, world, before, stage)
+        before = stage
+    assert before is not None
+    _end(total, world, before)
+    return total
+
+
+def _add(total: Costs, world: _World, before: Stage | None, stage: Stage) -> None:
+    if before is None:
+        link = world.seconds(world.case.data_host, stage.host, world.cut_bytes(0, stage.dtype))
+        loss = 0.0
+    else:
+        link, loss = world.link(before, stage.host)
+    seconds, busy, own_loss = world.stage(stage, stage.dtype if before is None else before.dtype)
+    total.period = max(total.period, link, busy)
+    total.latency += link + seconds
+    total.loss += loss + own_loss
+
+
+def _end(total: Costs, world: _World, last: Stage) -> None:
+    link = world.seconds(last.host, world.case.data_host, world.cut_bytes(world.case.layers, last.dtype))
+    total.period = max(total.period, link)
+    total.latency += link
+
+
+def find_best(case: Case) -> Best:
+    """Return the best objective over all plans that keep the limits."""
+    best = Best()
+    for size in sorted({size for size, _ in case.profiles}):
+        world = _World(case, size)
+        for total in _plans(world, Costs(world.work[1], 0.0, 0.0), None, frozenset()):
+            if total.loss > case.max_loss or total.latency > case.max_latency * (1 + 1e-9):
+                continue
+            objective = total.latency if case.latency else total.period / size
+            if math.isfinite(objective):
+                best.count += 1
+                best.objective = min(best.objective, objective)
+    return best
+
+
+def _plans(world: _World, so_far: Costs, before: Stage | None, used: frozenset[str]) -> Iterator[Costs]:
+    first = 0 if before is None else before.last
+    for host in world.case.hosts:
+        if host in used:
+            continue
+        for dtype in world.kinds:
+            for last in range(first + 1, world.case.layers + 1):
+                done = last == world.case.layers
+                for bits in (0,) if done else world.case.widths:
+                    if bits >= 8 * ELEMENT_BYTES[dtype]:
+                        continue
+                    stage = Stage(host, first, last, dtype, bits)
+                    total = Costs(so_far.period, so_far.latency, so_far.loss)
+                    _add(total, world, before, stage)
+                    if total.loss > world.case.max_loss or math.isinf(total.loss + total.latency):
+                        continue
+                    if done:
+                        _end(total, world, stage)
+                        yield total
+                    else:
+                        yield from _plans(world, total, stage, used | {host})
+
+
+def random_case(rng: np.random.Generator) -> Case:
+    """Return a random small case; about one in six has no plan."""
+    layers = int(rng.choice([1, 2, 3, 4, 5], p=[0.05, 0.25, 0.35, 0.3, 0.05]))
+    kinds = int(rng.integers(1, 4))
+    names = [f"h{number}" for number in range(int(rng.choice([1, 2, 3, 4], p=[0.15, 0.4, 0.4, 0.05])))]
+    several = int(rng.choice([1, 2, 3], p=[0.3, 0.5, 0.2]))
+    dtypes = sorted(map(str, rng.choice(list(ELEMENT_BYTES), size=several, replace=False)))
+    sizes = [int(size) for size in rng.choice([1, 2, 4], size=int(rng.integers(1, 3)), replace=False)]
+    hosts = {name: int(rng.integers(kinds)) for name in names}
+    data_host = str(rng.choice(names)) if rng.random() < 0.5 else None
+    links = {
+        (a, b): (float(rng.choice([0, 10, 40, 160])), float(rng.choice([0, 0.1])))
+        for a in names
+        for b in names
+        if a != b and rng.random() < 0.15
+    }
+    speed = rng.uniform(0.3, 2, size=kinds)
+    faster = dict(zip(ELEMENT_BYTES, (1.0, 0.7, 0.45), strict=True))
+    lossy = dict(zip(ELEMENT_BYTES, (0, 1, 3), strict=True))
+    present = rng.random() < 0.7
+
+    def profile(kind: int, size: int, dtype: str) -> Profile:
+        def some(low: float, high: float, chance: float) -> list[float]:
+            return [float(value) for value in rng.uniform(low, high, size=layers) * (rng.random() < chance)]
+
+        scale = float(speed[kind] * faster[dtype] * (size + 0.5))
+        return Profile(
+            time=[float(value) * scale for value in rng.uniform(0.2, 1, size=layers)],
+            weights=[float(value) * ELEMENT_BYTES[dtype] for value in rng.uniform(1, 20, size=layers)],
+            activations=some(0, 20, 0.3),
+            receive=some(0, 0.2, 0.4),
+            send=some(0, 0.2, 0.4),
+            loss=[float(value) * SIXTY_FOURTH for value in rng.integers(0, lossy[dtype] + 1, size=layers)],
+            feed=float(rng.uniform(0, 1)) * (rng.random() < 0.4),
+            collect=float(rng.uniform(0, 0.3)) * (rng.random() < 0.4),
+        )
+
+    profiles: dict[tuple[int, str], dict[int, Profile]] = {}
+    for size in sizes:
+        for dtype in dtypes:
+            made = {
+                kind: profile(kind, size, dtype) for kind in range(kinds) if present or rng.random() < 0.7
+            }
+            if any(kind in made for kind in hosts.values()):
+                profiles[size, dtype] = made
+    if not profiles:
+        profiles[sizes[0], dtypes[0]] = {kind: profile(kind, sizes[0], dtypes[0]) for kind in range(kinds)}
+
+    widths: dict[int, list[float] | None] = {0: None}
+    for bits, worst in ((16, 1), (8, 3), (4, 8)):
+        if rng.random() < 0.4:
+            losses = [float(value) * SIXTY_FOURTH for value in rng.integers(0, worst + 1, size=layers - 1)]
+            widths[bits] = [math.inf if rng.random() < 0.1 else loss for loss in losses]
+    if len(widths) > 1 and rng.random() < 0.2:
+        del widths[0]
+    tight = rng.random() < 0.4
+    return Case(
+        layers=layers,
+        elements=[float(value) for value in rng.integers(0, 12, size=layers + 1)],
+        hosts=hosts,
+        memory=[float(rng.uniform(60, 300)) if tight else 1e6 for _ in range(kinds)],
+        bandwidth=[float(rng.choice([5, 20, 80, 320])) for _ in range(kinds)],
+        links=links,
+        data_host=data_host,
+        profiles=profiles,
+        widths=widths,
+        max_loss=float(rng.integers(0, 12)) * SIXTY_FOURTH if rng.random() < 0.8 else math.inf,
+        max_latency=float(rng.uniform(1, 12)) if rng.random() < 0.4 else math.inf,
+        latency=bool(rng.random() < 0.4),
+    )
