@@ -22,6 +22,7 @@ from PIL import Image
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
+from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
 from pipeedge.data.model_inputs import ModelInputs
@@ -204,6 +205,7 @@ def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTra
     path = companion_file(model.name, directories, (PROCESSOR_FILE,))
     if path is None:
         return default_recipe(model)
+    import_postponed()
     from transformers import AutoImageProcessor  # takes seconds to import, and most runs do not need it
 
     try:

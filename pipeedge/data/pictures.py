@@ -24,20 +24,22 @@ __all__ = ["IMAGE_SUFFIXES", "decode_image", "eight_bit", "is_image", "open_imag
 
 _SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "AVIF": (".avif",),
         "BMP": (".bmp",),
         "GIF": (".gif",),
-        "HEIF": (".heic", ".heif"),
         "JPEG": (".jfif", ".jpe", ".jpeg", ".jpg"),
-        "JPEG2000": (".j2k", ".jp2", ".jpx"),
         "PNG": (".png",),
         "PPM": (".pbm", ".pgm", ".pnm", ".ppm"),
+        "AVIF": (".avif",),
+        "HEIF": (".heic", ".heif"),
+        "JPEG2000": (".j2k", ".jp2", ".jpx"),
         "TIFF": (".tif", ".tiff"),
         "WEBP": (".webp",),
     }
 )
+"""Suffixes by format. Pillow imports all its plug-ins when it first tries one behind the first five."""
 _FEATURES: Mapping[str, str] = MappingProxyType({"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"})
 """Feature that Pillow must be built with for a format. Other formats are always available, except HEIF."""
+_HEIF_PLUGIN = "pillow_heif"
 
 _LARGE_PIXELS = 32_000_000
 """Number of pixels above which images are decoded at a fraction of their size, if the format allows that."""
@@ -51,14 +53,12 @@ Image.MAX_IMAGE_PIXELS = None
 
 def _known_formats() -> tuple[str, ...]:
     """Return the formats that Pillow can open here. HEIF needs a plug-in."""
-    if importlib.util.find_spec("pillow_heif") is not None:
-        importlib.import_module("pillow_heif").register_heif_opener()
-    Image.init()
-    return tuple(
-        name
-        for name in _SUFFIXES
-        if name in Image.OPEN and (name not in _FEATURES or features.check(_FEATURES[name]))
-    )
+    missing = {name for name, feature in _FEATURES.items() if not features.check(feature)}
+    if importlib.util.find_spec(_HEIF_PLUGIN) is not None:
+        importlib.import_module(_HEIF_PLUGIN).register_heif_opener()
+    else:
+        missing.add("HEIF")
+    return tuple(name for name in _SUFFIXES if name not in missing)
 
 
 _FORMATS = _known_formats()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipeedge.base.errors import InputError
+from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.model_inputs import ModelInputs
@@ -300,6 +301,7 @@ def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer
 
 def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
     """Read the tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
+    import_postponed()
     from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
 
     directory = path.parent
@@ -319,6 +321,7 @@ def download_tokenizer(model_name: str) -> Path | None:
     """Fetch the tokenizer of ``model_name`` from the hub into its local cache; return None if that fails."""
     if not hub_reachable():
         return None
+    import_postponed()
     from transformers import AutoTokenizer
 
     log.warning("fetching the tokenizer of %s from the hub", model_name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pipeedge.base.guard import guard
 from pipeedge.base.heap import lasting_imports, share_one_heap
 from pipeedge.base.machine import quota_threads
+from pipeedge.base.postponing import META_KERNELS, postponed
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import printable
@@ -48,7 +49,7 @@ def _run() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Imported late, because torch takes seconds to import, and mistakes should be reported at once. Its
     # native part aborts with a long message on KeyboardInterrupt; there is nothing to clean up yet.
-    with signals_end_at_once(), lasting_imports():
+    with signals_end_at_once(), lasting_imports(), postponed(META_KERNELS):
         if command.dry_run:
             from pipeedge.run.preview import show_schedule
         else:

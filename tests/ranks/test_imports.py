@@ -67,6 +67,27 @@ def test_a_rank_imports_only_what_its_part_needs(tmp_path: Path) -> None:
     data, stage = run(tmp_path, ("0", *options), ("1", *options))
     assert {"torch", "PIL", "rich"} <= data
     assert "torch" in stage
-    unneeded = NEVER | {"jinja2", "yaml", "torch._dynamo", "pipeedge.transport.rpc"}
+    unneeded = NEVER | {"jinja2", "yaml", "pipeedge.transport.rpc", "PIL.PdfImagePlugin"}
+    unneeded |= {"torch._dynamo", "torch._decomp", "torch._refs"}
     assert not data & unneeded
     assert not stage & (unneeded | {"PIL", "rich", "pipeedge.data", "pipeedge.report"})
+
+
+def test_libraries_that_need_all_of_torch_can_be_imported_later() -> None:
+    code = """
+import sys
+from pipeedge.base.postponing import META_KERNELS, import_postponed, postponed
+with postponed(META_KERNELS):
+    import torch
+assert not set(META_KERNELS) & set(sys.modules)
+import_postponed()
+import torch._dynamo
+import transformers
+from transformers import AutoTokenizer
+print(torch.nn.functional.gelu(torch.empty(2, device="meta")).cumsum(0).shape)
+"""
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "torch.Size([2])\n"), found.stderr

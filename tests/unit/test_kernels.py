@@ -199,10 +199,10 @@ def test_packed_layers_compute_what_plain_ones_do(
 @needs_onednn
 @pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "linear"])
-def test_large_values_zero_and_nan_go_through_a_packed_layer(dtype: torch.dtype, activation: str) -> None:
+def test_large_values_nan_and_infinity_go_through_a_packed_layer(dtype: torch.dtype, activation: str) -> None:
     plain, packed = both(Linear(16, 16, activation=activation), dtype, 0)
     x = torch.zeros(6, 16, dtype=dtype)
-    x[1], x[2], x[3, 4] = 1e4, -1e4, torch.nan
+    x[1], x[2], x[3, 4], x[4, 7], x[5, 0] = 1e4, -1e4, torch.nan, torch.inf, -torch.inf
     with torch.inference_mode():
         expected, found = plain(x), packed(x)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=1e-4, equal_nan=True)
