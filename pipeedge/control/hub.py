@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import heapq
 import selectors
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Raw
@@ -36,13 +36,11 @@ _MAX_STRANGERS = 256
 """The same in a run with a key, where each is closed soon."""
 _PROOF_S = 5.0
 """Seconds within which a peer must prove that it has the key, and read why it is refused."""
-_GRACE_S = 0.5
-"""Seconds within which no other connection replaces that of a peer that may be about to prove it."""
-_PAUSE_S = 0.05
-"""Seconds for which nobody is accepted when there is no room."""
+_GRACE_S = 0.1
+"""Seconds that a peer has to reply to the answer of TLS before another connection may replace it."""
 _STRANGERS_AT_ONCE = 16
 """Largest number of strangers that are served before the ranks get their turn, as a handshake takes long."""
-_ACCEPTED_AT_ONCE = 64
+_ACCEPTED_AT_ONCE = 1024
 """Largest number of connections that are accepted before those that are open get their turn."""
 
 
@@ -55,7 +53,7 @@ class _Caller(Connection):
         peer: address of the other end, for messages.
         end: this end.
         max_message_bytes: length of the longest message that is accepted.
-        close_at: time at which it is closed if the peer has not proved to be a member.
+        now: time at which it was accepted.
     """
 
     def __init__(
@@ -66,12 +64,20 @@ class _Caller(Connection):
         end: WireEnd,
         *,
         max_message_bytes: int,
-        close_at: float,
+        now: float,
     ) -> None:
         super().__init__(sock, end, Decoder(TO_HUB | EPOCH_TO_HUB, max_message_bytes))
         self.number = number
         self.peer = peer
-        self.close_at = close_at
+        self.close_at = now + _PROOF_S
+        """Time at which it is closed if the peer has not proved to be a member."""
+        self.spared_until: float | None = None
+        """Time from which another connection may replace it, once its peer was answered."""
+
+    def answered(self, now: float) -> None:
+        """Leave the peer time to reply, once, so that it cannot hold its place by sending bit by bit."""
+        if self.spared_until is None:
+            self.spared_until = now + _GRACE_S
 
     @property
     def is_stranger(self) -> bool:
@@ -118,7 +124,6 @@ class Hub:
         self._max_connections = world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS)
         self._connections: dict[int, _Caller] = {}
         self._opened = 0
-        self._accepts_again_at: float | None = None  # while there is no room for further connections
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
         self._parting = False
@@ -262,14 +267,13 @@ class Hub:
     def _serve(self) -> None:
         try:
             while True:
-                events = self._selector.select(self._wait_s())
+                events = self._selector.select(self._interval_s)
                 with self._changed:
                     if self._closing:
                         return
                     self._handle(events)
                     self._queue(self._state.tick(self._clock()))
                     self._close_overdue()
-                    self._accept_again()
                     self._flush()
                     if self._parting and self._state.verdict is None:
                         self._stop_listening()
@@ -294,12 +298,12 @@ class Hub:
         if ready.pop(self._wakened, None) is not None:
             self._wakened.recv(4096)
         strangers = [connection for connection, _ in ready.values() if connection.is_stranger]
-        waiting = {connection.number for connection in strangers[_STRANGERS_AT_ONCE:]}
+        waiting = {connection.number for connection in _in_turn(strangers)[_STRANGERS_AT_ONCE:]}
         for connection, mask in ready.values():
             if connection.number not in waiting:
                 self._exchange(connection, mask)
         if someone_knocks:
-            self._accept_waiting(waiting)
+            self._accept_waiting()
 
     def _give_up(self, error: Exception) -> None:
         """Tell all ranks that the hub has failed, if they accept the message at once."""
@@ -321,51 +325,23 @@ class Hub:
     def _stop_listening(self) -> None:
         """Free the address, so that the next session can use it while the last ranks leave."""
         if self._listener.fileno() >= 0:
-            if self._accepts_again_at is None:
-                self._selector.unregister(self._listener)
-            self._accepts_again_at = None
+            self._selector.unregister(self._listener)
             self._listener.close()
 
-    def _wait_s(self) -> float:
-        """Return how many seconds the thread may wait for the network."""
-        if self._accepts_again_at is None:
-            return self._interval_s
-        return min(self._interval_s, max(0.0, self._accepts_again_at - self._clock()))
-
-    def _pause_accepting(self) -> None:
-        """Leave those that knock waiting for a moment, without being woken by them."""
-        self._selector.unregister(self._listener)
-        self._accepts_again_at = self._clock() + _PAUSE_S
-
-    def _accept_again(self) -> None:
-        if self._accepts_again_at is not None and self._clock() >= self._accepts_again_at:
-            self._accepts_again_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
-
-    def _accept_waiting(self, unheard: Set[int]) -> None:
-        """Accept connections, as long as there is room.
-
-        Args:
-            unheard: numbers of the connections that are not closed for others, because their turn will come.
-        """
+    def _accept_waiting(self) -> None:
+        """Accept all that wait, so that no rank waits behind them in the kernel, and close those too many."""
         for _ in range(_ACCEPTED_AT_ONCE):
-            is_full = len(self._connections) >= self._max_connections
-            dispensable = self._dispensable(unheard) if is_full else None
-            if is_full and dispensable is None:
-                self._pause_accepting()
-                return
             try:
                 sock, address = self._listener.accept()
             except OSError:
-                return  # nobody is waiting, or the peer has closed it already
+                break  # nobody is waiting, or the peer has closed it already
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError:
                 sock.close()
                 continue
-            if dispensable is not None:
-                self._drop(dispensable)
             self._add(sock, str(address[0]))
+        self._make_room()
 
     def _add(self, sock: socket.socket, peer: str) -> None:
         end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context, accepts=True)
@@ -375,28 +351,40 @@ class Hub:
             peer,
             end,
             max_message_bytes=self._max_message_bytes,
-            close_at=self._clock() + _PROOF_S,
+            now=self._clock(),
         )
         self._opened += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _dispensable(self, unheard: Set[int]) -> _Caller | None:
-        """Return the connection to close for another one, if any: the oldest from the address that has most.
+    def _make_room(self) -> None:
+        """Close connections beyond the limit: the oldest ones, from the address that has most at the time.
 
         Strangers at one address thus do not displace a rank at another.
         """
-        ranked = set(self._state.roster.connections())
-        kept, until = ranked | unheard, math.inf
-        if self._context is not None:
-            until = self._clock() + _PROOF_S - _GRACE_S
-        unknown = [each for number, each in self._connections.items() if number not in kept]
-        unknown = [each for each in unknown if each.close_at <= until]
-        if not unknown:
-            return None
-        strangers = [each for each in unknown if each.is_stranger] or unknown
-        ((crowded, _),) = Counter(each.peer for each in strangers).most_common(1)
-        return next(each for each in strangers if each.peer == crowded)
+        surplus = len(self._connections) - self._max_connections
+        if surplus <= 0:
+            return
+        ranked, now = set(self._state.roster.connections()), self._clock()
+        unknown = [
+            each
+            for number, each in self._connections.items()
+            if number not in ranked and (each.spared_until is None or each.spared_until <= now)
+        ]
+        strangers = [each for each in unknown if each.is_stranger]
+        crowds: dict[str, deque[_Caller]] = defaultdict(deque)
+        for each in strangers if len(strangers) >= surplus else unknown:
+            crowds[each.peer].append(each)
+        sizes = [(-len(crowd), peer) for peer, crowd in crowds.items()]
+        heapq.heapify(sizes)
+        while surplus and sizes:
+            size, peer = sizes[0]
+            self._drop(crowds[peer].popleft())
+            surplus -= 1
+            if size == -1:
+                heapq.heappop(sizes)
+            else:
+                heapq.heapreplace(sizes, (size + 1, peer))
 
     def _exchange(self, connection: _Caller, mask: int) -> None:
         if connection.number not in self._connections or not mask & selectors.EVENT_READ:
@@ -413,6 +401,8 @@ class Hub:
             return
         for message in messages:
             self._queue(self._state.received(connection.number, message, self._clock()))
+        if self._context is not None and connection.has_outgoing:
+            connection.answered(self._clock())
         if connection.end.failure and not was_refused:
             self._refuse(connection)
 
@@ -455,3 +445,18 @@ class Hub:
         connection.close()
         del self._connections[connection.number]
         self._queue(self._state.closed(connection.number, self._clock(), why, left=left))
+
+
+def _in_turn(strangers: list[_Caller]) -> list[_Caller]:
+    """Return the order in which strangers are served.
+
+    First come those that were answered already, because without the key a stranger gets no further. Then come
+    the newest of each address in turn: where they come faster than they can be served, those that have waited
+    longest have little hope, and a rank that is closed dials again.
+    """
+    newer: Counter[str] = Counter()
+    places = {}
+    for stranger in sorted(strangers, key=lambda each: each.number, reverse=True):
+        places[stranger.number] = (stranger.spared_until is None, newer[stranger.peer])
+        newer[stranger.peer] += 1
+    return sorted(strangers, key=lambda each: places[each.number])

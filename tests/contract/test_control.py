@@ -68,7 +68,7 @@ def test_a_verdict_overtakes_queued_telemetry() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = ClearEnd(accepts=True)
-        connection = _Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, close_at=math.inf)
+        connection = _Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, now=0.0)
         for _ in range(200):
             connection.queue_message(RankRecord(1, "x" * 20_000))
         connection.send()  # as much as the kernel buffers, the last message in part

@@ -9,11 +9,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import Raw
 from proxies import Change, Proxy
+from waiting import until
 from wire_messages import framed
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
@@ -269,3 +271,36 @@ def test_strangers_at_one_address_do_not_displace_a_rank_at_another() -> None:
         while len(served._connections) < 1 + 16 or served._opened < 41:
             time.sleep(0.01)
         assert rank.getsockname()[0] in {each.peer for each in served._connections.values()}
+
+
+def test_strangers_are_served_in_turn_by_address_and_the_newest_of_each_first() -> None:
+    def stranger(number: int, peer: str, spared_until: float | None = None) -> Any:
+        return SimpleNamespace(number=number, peer=peer, spared_until=spared_until)
+
+    crowd = [stranger(number, "10.0.0.3") for number in range(5)]
+    crowd[1].spared_until = 7.0
+    lonely = stranger(7, "10.0.0.2")
+    order = hub_module._in_turn([*crowd, lonely])
+    assert [(each.number, each.peer[-1]) for each in order] == [
+        (1, "3"),  # it was answered already
+        (4, "3"),
+        (7, "2"),
+        (3, "3"),
+        (2, "3"),
+        (0, "3"),
+    ]
+
+
+def test_a_flood_of_handshakes_at_one_address_leaves_room_for_a_member_at_another() -> None:
+    hello = client_hello()
+    with hub(1, KEY) as (served, address), contextlib.ExitStack() as stack:
+        quiet = stack.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+        for number in range(600):
+            sock = socket.create_connection(address, source_address=("127.0.0.3", 0))
+            stack.enter_context(sock)
+            if number % 2:
+                with contextlib.suppress(OSError):  # it was replaced already
+                    sock.sendall(hello)
+        until(lambda: served._opened > 600, "all have knocked")
+        until(lambda: len(served._connections) <= 1 + 256, "those too many are closed")
+        assert quiet.getsockname()[0] in {each.peer for each in served._connections.values()}
