@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +14,7 @@ from transport_cycles import LIMIT_S, in_thread, open_all
 
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.transport.base import Link, Packet
+from pipeedge.transport.base import Link, Packet, Receiver
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 from pipeedge.transport.tcp import TcpTransport
@@ -33,47 +35,67 @@ def membership() -> Membership:
     return Membership.from_text(make_key(), "a key for tests")
 
 
-def exchange(
-    membership: Membership | None, tampers: dict[int, Tamper]
-) -> tuple[list[bytes], bytes, Exception | None]:
-    """Send frames through a proxy. Return those that arrived, what passed, and why it ended early."""
-    transports = TcpTransport(3, membership), TcpTransport(5, membership)
+SENT = [(PATTERN * 100)[number : number + 100_000] for number in range(6)]
+
+
+@contextlib.contextmanager
+def group_of(membership: Membership | None, *ranks: int) -> Iterator[dict[int, TcpTransport]]:
+    """Open transports of ``ranks``; abort and close them at the end."""
+    transports = {rank: TcpTransport(rank, membership) for rank in ranks}
     server = TcpRendezvousServer(ADDR, membership)
-    open_all(transports, server, (3, 5))
+    open_all(tuple(transports.values()), server, ranks)
     server.close()
-    group = transports[0]._group
+    yield transports
+    for transport in transports.values():
+        transport.abort()
+    for transport in transports.values():
+        transport.close()
+
+
+def redirect(transport: TcpTransport, ports: dict[int, int]) -> dict[int, int]:
+    """Make ``transport`` dial other ports for some ranks; return those at which all of them listen."""
+    group = transport._group
     assert group is not None
     assert group._roster is not None
-    proxy = Proxy(group._roster.places[5].port, tampers, secured=membership is not None)
-    group._roster = GroupRoster(group._roster.token, {5: Place(ADDR, proxy.port)})
+    roster = group._roster
+    moved = {rank: Place(ADDR, port) for rank, port in ports.items()}
+    group._roster = GroupRoster(roster.token, {**roster.places, **moved})
+    return {rank: place.port for rank, place in roster.places.items()}
 
-    def feed() -> None:
-        sender = transports[0].sender(LINK)
-        for number in range(6):
-            values = (PATTERN * 100)[number : number + 100_000]
-            sender.post(Packet(number, 1, (torch.frombuffer(bytearray(values), dtype=torch.uint8),)))
-        sender.finish()
 
+def feed(transport: TcpTransport, values: list[bytes]) -> None:
+    """Send ``values`` over a new link."""
+    sender = transport.sender(LINK)
+    for number, value in enumerate(values):
+        sender.post(Packet(number, 1, (torch.frombuffer(bytearray(value), dtype=torch.uint8),)))
+    sender.finish()
+
+
+def take(receiver: Receiver) -> tuple[list[bytes], PeerFailedError | None]:
+    """Receive until the end; return the values that arrived, and why they ended early."""
     arrived: list[bytes] = []
-    fed = in_thread(feed)
-    receiver = transports[1].receiver(LINK)
-    error: Exception | None = None
     try:
         while (packet := in_thread(receiver.receive).result(LIMIT_S)) is not None:
             assert isinstance(packet, Packet)
             arrived.append(bytes(packet.payload[0].numpy()))
-    except PeerFailedError as failure:
-        error = failure
-    for transport in transports:
-        transport.abort()
-    fed.exception(LIMIT_S)
-    for transport in transports:
-        transport.close()
+    except PeerFailedError as error:
+        return arrived, error
+    return arrived, None
+
+
+def exchange(
+    membership: Membership | None, tampers: dict[int, Tamper]
+) -> tuple[list[bytes], bytes, PeerFailedError | None]:
+    """Send frames through a proxy. Return those that arrived, what passed, and why it ended early."""
+    with group_of(membership, 3, 5) as transports:
+        proxy = Proxy(redirect(transports[3], {})[5], tampers, secured=membership is not None)
+        redirect(transports[3], {5: proxy.port})
+        fed = in_thread(lambda: feed(transports[3], SENT))
+        arrived, error = take(transports[5].receiver(LINK))
+        transports[3].abort()
+        fed.exception(LIMIT_S)
     proxy.close()
     return arrived, proxy.recorded, error
-
-
-SENT = [(PATTERN * 100)[number : number + 100_000] for number in range(6)]
 
 
 def test_a_capture_of_clear_links_holds_the_values(membership: Membership) -> None:
@@ -141,3 +163,65 @@ def test_a_clear_link_that_is_cut_names_the_other_end() -> None:
     assert arrived == SENT[: len(arrived)]
     assert isinstance(error, PeerFailedError)
     assert error.peer == 3
+
+
+# --- links that are swapped --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["clear", "TLS"])
+def test_links_that_lead_to_each_others_ranks_are_refused(keyed: bool, membership: Membership) -> None:
+    with group_of(membership if keyed else None, 3, 5, 6) as transports:
+        ports = redirect(transports[3], {})
+        redirect(transports[3], {5: ports[6], 6: ports[5]})
+        for rank in (5, 6):
+            link = Link(3, rank, LINK.specs)
+            with pytest.raises(
+                PeerFailedError, match=f"rank {rank} refused the link from rank 3: other rank"
+            ):
+                transports[3].sender(link)
+
+
+class Swap:
+    """Exchanges what two connections carry, after their first pieces."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._crossing: tuple[queue.Queue[bytes], ...] = (queue.Queue(), queue.Queue())
+
+    def __call__(self, side: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Pass on the pieces of one connection, and later those of the other."""
+        for index, piece in enumerate(pieces):
+            if index < self._after:
+                yield piece
+                continue
+            self._crossing[1 - side].put(piece)
+            try:
+                yield self._crossing[side].get(timeout=LIMIT_S)
+            except queue.Empty:
+                return
+
+
+def test_links_that_are_swapped_under_way_deliver_nothing_of_each_other(membership: Membership) -> None:
+    """Both carry frames of the same numbers and sizes, which only their keys tell apart."""
+    swap = Swap(HANDSHAKE_RECORDS + 10)
+    first, second = SENT, [bytes(reversed(value)) for value in SENT]
+    with group_of(membership, 3, 5) as transports:
+        tampers = {0: functools.partial(swap, 0), 2: functools.partial(swap, 1)}  # 1 and 3 carry replies
+        proxy = Proxy(redirect(transports[3], {})[5], tampers, secured=True)
+        redirect(transports[3], {5: proxy.port})
+        fed, receivers = [], []
+        for values in (first, second):
+            receivers.append(transports[5].receiver(LINK))
+            fed.append(in_thread(lambda values=values: feed(transports[3], values)))
+            receivers[-1].receive()  # the connections of this link are the next two of the proxy
+        taken = [in_thread(lambda receiver=receiver: take(receiver)) for receiver in receivers]
+        for values, each in zip((first, second), taken, strict=True):
+            arrived, error = each.result(2 * LIMIT_S)
+            assert arrived == values[1 : 1 + len(arrived)]
+            assert len(arrived) < len(values) - 1
+            assert isinstance(error, PeerFailedError)
+            assert error.peer == 3
+        transports[3].abort()
+        for each in fed:
+            each.exception(LIMIT_S)
+    proxy.close()

@@ -217,10 +217,16 @@ def others_name(ended: dict[int, Ended], culprit: int, *, says: str) -> None:
         assert re.search(rf"rank {culprit}\b.*{says}", line), f"rank {rank} said: {line}"
 
 
-@scenarios(first=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), middle_over_tcp=(1, "tcp"))
+@scenarios(
+    first=(0, "p2p"),
+    middle=(1, "p2p"),
+    last=(2, "p2p"),
+    middle_over_tcp=(1, "tcp"),
+    middle_over_tls=(1, "TLS"),
+)
 def a_rank_is_killed_in_full_swing(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
     culprit, comm = variant
-    with World(directory, 3, *ENDLESS, "-D", (culprit + 1) % 3, "-c", comm) as world:
+    with World(directory, 3, *ENDLESS, "-D", (culprit + 1) % 3, *inputs.over(comm)) as world:
         world.start().until_rows()
         world.signal(culprit, signal.SIGKILL)
         ended = world.wait(within=KILL_S)
@@ -321,10 +327,12 @@ def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tup
     assert not (directory / "rows.csv").exists()
 
 
-@scenarios(hub=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), last_over_tcp=(2, "tcp"))
+@scenarios(
+    hub=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), last_over_tcp=(2, "tcp"), last_over_tls=(2, "TLS")
+)
 def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
     timeout, (culprit, comm) = 6, variant
-    options = (*ENDLESS, "--timeout", timeout, "-D", (culprit + 2) % 3, "-c", comm)
+    options = (*ENDLESS, "--timeout", timeout, "-D", (culprit + 2) % 3, *inputs.over(comm))
     with World(directory, 3, *options) as world:
         world.start().until_rows()
         world.signal(culprit, signal.SIGSTOP)
@@ -370,13 +378,13 @@ def bad_weights_on_one_rank_end_all(directory: Path, inputs: Inputs) -> None:
     nothing_is_left(directory)
 
 
-@scenario
-def an_input_that_breaks_half_way_ends_all(directory: Path, inputs: Inputs) -> None:
+@scenarios(over_p2p="p2p", over_tls="TLS")
+def an_input_that_breaks_half_way_ends_all(directory: Path, inputs: Inputs, variant: str) -> None:
     pictures = directory / "pictures"
     write_pictures(pictures, 200)
     (pictures / "150.png").write_bytes(b"no picture")
     options = ("-m", inputs.models["vit"], "--input", "pictures", "-u", 1, "--output", "o.npz")
-    ended = run_world(directory, 2, *options, "-D", 1)
+    ended = run_world(directory, 2, *options, "-D", 1, *inputs.over(variant))
     assert ended[1].status == 2
     assert "150.png" in ended[1].line
     assert ended[0].status == 4
@@ -486,10 +494,15 @@ def ranks_apart(name: str, directory: Path, *options: object) -> Iterator[tuple[
         yield net, stack.enter_context(World(directory, 3, *common, space=net.space))
 
 
-@scenarios(of_a_member=(2, "p2p"), of_the_hub=(0, "p2p"), of_a_member_over_tcp=(2, "tcp"))
+@scenarios(
+    of_a_member=(2, "p2p"),
+    of_the_hub=(0, "p2p"),
+    of_a_member_over_tcp=(2, "tcp"),
+    of_a_member_over_tls=(2, "TLS"),
+)
 def a_cable_is_cut(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
     lonely, comm = variant
-    with ranks_apart(f"pc{lonely}{comm[0]}", directory, "-D", 1, "-c", comm) as (net, world):
+    with ranks_apart(f"pc{lonely}{comm[0]}", directory, "-D", 1, *inputs.over(comm)) as (net, world):
         world.start().until_rows()
         net.cut(lonely)
         ended = world.wait(within=KILL_S)
@@ -506,10 +519,10 @@ def a_cable_is_cut(directory: Path, inputs: Inputs, variant: tuple[int, str]) ->
     nothing_is_left(directory)
 
 
-@scenarios(over_p2p="p2p", over_tcp="tcp")
+@scenarios(over_p2p="p2p", over_tcp="tcp", over_tls="TLS")
 def one_link_of_several_is_cut(directory: Path, inputs: Inputs, variant: str) -> None:
     """Both ends still reach the hub, so neither is silent, and the link is named."""
-    with ranks_apart(f"pl{variant[0]}", directory, "-c", variant) as (net, world):
+    with ranks_apart(f"pl{variant[0]}", directory, *inputs.over(variant)) as (net, world):
         world.start().until_rows()
         net.black_hole(1, 2)
         net.black_hole(2, 1)
@@ -522,10 +535,10 @@ def one_link_of_several_is_cut(directory: Path, inputs: Inputs, variant: str) ->
     nothing_is_left(directory)
 
 
-@scenarios(over_p2p="p2p", over_tcp="tcp")
+@scenarios(over_p2p="p2p", over_tls="TLS")
 def links_that_never_open_are_named(directory: Path, inputs: Inputs, variant: str) -> None:
     """A firewall separates two ranks that both reach rank 0."""
-    with ranks_apart(f"pf{variant[0]}", directory, "-c", variant) as (net, world):
+    with ranks_apart(f"pf{variant[0]}", directory, *inputs.over(variant)) as (net, world):
         net.black_hole(1, 2)
         net.black_hole(2, 1)
         ended = world.start().wait(within=KILL_S)

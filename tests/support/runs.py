@@ -12,6 +12,9 @@ import yaml
 from places import ASSETS
 from small_models import WORDS
 
+from pipeedge.base.files import write_secret
+from pipeedge.transport.new_key import make_key
+
 DIGITS = ("-m", "vit-digits")
 
 
@@ -36,6 +39,8 @@ class Inputs:
         self.sentences.write_text(
             "".join(" ".join(words.choice(WORDS) for _ in range(length)) + "\n" for length in lengths)
         )
+        self.key = root / "key.pem"
+        write_secret(self.key, make_key(), "FILE")
         self.damaged = root / "damaged"
         shutil.copytree(model_dirs["vit"], self.damaged)
         weights = self.damaged / "model.safetensors"
@@ -43,6 +48,10 @@ class Inputs:
         self.other = root / "other"
         shutil.copytree(model_dirs["vit"], self.other)
         _change_a_weight(self.other / "model.safetensors")
+
+    def over(self, transport: str) -> tuple[object, ...]:
+        """Return the options of a run over ``transport``: p2p, rpc, tcp, or TLS."""
+        return ("--key", self.key) if transport == "TLS" else ("-c", transport)
 
 
 def _change_a_weight(path: Path) -> None:
