@@ -72,7 +72,7 @@ bench: $(ready)
 	-@$(python) benchmarks/memory.py --run
 	-@$(python) benchmarks/observing.py
 	-@$(python) benchmarks/links.py
-	-@$(python) benchmarks/rpc.py
+	-@$(python) benchmarks/transports.py
 	-@$(python) benchmarks/scheduler.py
 	-@$(python) benchmarks/auction.py
 	-@$(python) benchmarks/codec.py

@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Compare RPC with p2p, and measure memory over RPC: ``benchmarks/rpc.py [throughput] [memory] [threads]``.
+"""Compare runs over two transports: ``benchmarks/transports.py [throughput] [memory] [threads]``.
 
 throughput  ViT-Base, cut in the middle, over two ranks of one thread; both transports in the same two
             processes, in turn; reports the median of the pairs, and peak memory from a run over each.
-memory      a model of DeiT-Tiny's width over two ranks that send to each other, thousands of microbatches;
-            resident memory (VmRSS) after the warm-up, and its maximum since then.
-threads     the same traffic with 4, 16 and 64 worker threads: once with this package, and once with shards
-            that run on the worker threads and all microbatches sent at once, the usual design over RPC.
+memory      a model of DeiT-Tiny's width over two ranks that send to each other, thousands of microbatches
+            over the second transport; resident memory (VmRSS), threads and open files (also sockets) after
+            the warm-up, and the largest numbers since then.
+threads     over RPC, the same traffic with 4, 16 and 64 worker threads: once with this package, and once
+            with shards that run on the worker threads and all microbatches sent at once, the usual design.
 
-Needs Linux, for ``/proc``.
+The transports are p2p and rpc, or those of ``--transports``. Needs Linux, for ``/proc``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,12 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.rpc
+from links import ADDR, make, serve
 from rich.console import Console
 from rich.table import Table
 
@@ -42,14 +45,17 @@ from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageL
 from pipeedge.transport.base import Link, Packet, Rendezvous, Transport
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.loopback import LocalLink
-from pipeedge.transport.p2p import P2PTransport
+from pipeedge.transport.membership import Membership
+from pipeedge.transport.new_key import make_key
 from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
-from pipeedge.transport.rpc import RpcTransport
 
 VIT_BASE = "google/vit-base-patch16-224"
 UBATCH = 8
-THROUGHPUT_TARGET = 0.92
-PEAK_TARGET = 1.3
+TRANSPORTS = ("p2p", "rpc", "tcp", "tcp, TLS")
+THROUGHPUT_TARGETS = {("p2p", "rpc"): 0.92, ("tcp", "tcp, TLS"): 0.98}
+"""Targets for the throughput over the second transport, relative to that over the first."""
+PEAK_TARGETS = {("p2p", "rpc"): 1.3, ("p2p", "tcp"): 1.0, ("p2p", "tcp, TLS"): 1.0}
+"""The same for peak memory."""
 GROWTH_TARGETS = (0.02, 20.0)
 """Targets for growth: as a fraction, or in MB; meeting either is enough."""
 PARTS = ("throughput", "memory", "threads")
@@ -59,32 +65,61 @@ _rpc: Any = torch.distributed.rpc
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What a process keeps at one moment."""
+
+    when: float
+    """Time by ``time.time()``."""
+    megabytes: float
+    """Resident memory in MB of 2^20 bytes."""
+    threads: int
+    files: int
+    """Open files, sockets among them."""
+
+
+@dataclass(frozen=True)
 class Ran:
     """Result of a run."""
 
     report: dict[str, Any]
-    memory: list[list[tuple[float, float]]]
-    """Samples of each rank: ``time.time()`` and resident memory in MB."""
+    samples: list[list[Sample]]
+    """Samples of each rank."""
 
-    def windows(self, warm_up: int) -> list[tuple[float, float]]:
-        """Return the memory of each rank in MB after ``warm_up`` microbatches, and its maximum since then."""
+    def windows(self, warm_up: int) -> list[tuple[Sample, Sample]]:
+        """Return what each rank keeps after ``warm_up`` microbatches, and the most of each since then."""
         began = self.report["began"]
         warm = began + self.report["elapsed_s"] * warm_up / self.report["microbatches"]
         end = began + self.report["elapsed_s"]
         found = []
-        for series in self.memory:
-            after = [megabytes for when, megabytes in series if warm <= when <= end]
-            found.append((after[0], max(after)))
+        for series in self.samples:
+            after = [sample for sample in series if warm <= sample.when <= end]
+            most = Sample(
+                end,
+                max(sample.megabytes for sample in after),
+                max(sample.threads for sample in after),
+                max(sample.files for sample in after),
+            )
+            found.append((after[0], most))
         return found
 
 
-def resident_mb(pid: int) -> float:
-    """Return the resident memory in MB of 2^20 bytes, or 0 if the process has ended."""
+def look_at(pid: int) -> Sample | None:
+    """Return what a process keeps, or None if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:")), 0.0)
+        return None
+    status = dict(line.split(":", 1) for line in lines)
+    if "VmRSS" not in status:
+        return None
+    return Sample(time.time(), int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), files)
+
+
+def own_mb() -> float:
+    """Return the resident memory of this process in MB."""
+    sample = look_at(os.getpid())
+    return 0.0 if sample is None else sample.megabytes
 
 
 def free_port() -> int:
@@ -93,15 +128,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float, float]]]:
-    """Record the memory of the processes until all have ended; kill them if one fails or time is up."""
-    memory: list[list[tuple[float, float]]] = [[] for _ in processes]
+def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[Sample]]:
+    """Record what the processes keep until all have ended; kill them if one fails or time is up."""
+    samples: list[list[Sample]] = [[] for _ in processes]
     deadline = time.monotonic() + LIMIT_S
     try:
         while any(process.poll() is None for process in processes):
-            for series, process in zip(memory, processes, strict=True):
-                if (megabytes := resident_mb(process.pid)) > 0:
-                    series.append((time.time(), megabytes))
+            for series, process in zip(samples, processes, strict=True):
+                if (sample := look_at(process.pid)) is not None:
+                    series.append(sample)
             if time.monotonic() > deadline:
                 raise SystemExit(f"a run did not finish within {LIMIT_S:g} s")
             time.sleep(0.05)
@@ -112,13 +147,24 @@ def watch(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[tuple[float
     failed = [rank for rank, process in enumerate(processes) if process.returncode]
     if failed:
         raise SystemExit(f"rank {failed[0]} ended with {processes[failed[0]].returncode}")
-    return memory
+    return samples
 
 
-def run(directory: Path, *options: object) -> Ran:
-    """Run two ranks of the runtime on this machine, with one thread each."""
+def key_of(directory: Path) -> Path:
+    """Return a key file in ``directory``."""
+    path = directory / "key.pem"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(make_key())
+    return path
+
+
+def run(directory: Path, transport: str, *options: object) -> Ran:
+    """Run two ranks of the runtime over a transport on this machine, with one thread each."""
     report = directory / "report.json"
-    common = ["--port", free_port(), "--report", report, *options]
+    comm, _, secured = transport.partition(", ")
+    key = ("--key", key_of(directory)) if secured else ()
+    common = ["--port", free_port(), "--report", report, "-c", comm, *key, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -129,9 +175,9 @@ def run(directory: Path, *options: object) -> Ran:
         for rank in range(2)
     ]
     created = time.time()
-    memory = watch(processes)
+    samples = watch(processes)
     body = json.loads(report.read_text())
-    return Ran({**body, "began": created + body["startup_s"]}, memory)
+    return Ran({**body, "began": created + body["startup_s"]}, samples)
 
 
 def tiny_model(directory: Path, blocks: int) -> Path:
@@ -146,54 +192,84 @@ def tiny_model(directory: Path, blocks: int) -> Path:
     return path
 
 
-def throughput(console: Console, directory: Path, microbatches: int, repetitions: int) -> bool:
-    """Compare rpc with the other transport, and return whether it meets its targets."""
+def throughput(
+    console: Console, directory: Path, pair: tuple[str, str], microbatches: int, repetitions: int
+) -> bool:
+    """Compare the second transport with the first, and return whether it meets its targets."""
     model = find_model(VIT_BASE)
     weights = directory / "weights.npz"
     source = RandomWeights(hub_tensors(model.build(), model.config), seed=0)
     write_npz(weights, source.names, source)
+    rates = alternating_rates(directory, pair, weights, microbatches, repetitions)
+    ratio = statistics.median(second / first for first, second in rates)
+    options = ("-m", VIT_BASE, "-M", weights, "-pt", "1,24,25,48", "-u", UBATCH, "-b", 4 * UBATCH)
+    peaks = {
+        name: [stage["rss_peak_mb"] for stage in run(directory, name, *options).report["stages"]]
+        for name in pair
+    }
+    growth = max(second / first for first, second in zip(*peaks.values(), strict=True))
+    table = Table(
+        title=f"ViT-Base, 24/24, {len(rates)} times {microbatches} microbatches of {UBATCH} over each"
+    )
+    for name in ("links", "items/s, median", "items/s, range", "peak rank 0", "peak rank 1"):
+        table.add_column(name, justify="right")
+    for name, found in zip(pair, zip(*rates, strict=True), strict=True):
+        table.add_row(
+            name,
+            f"{statistics.median(found):.2f}",
+            f"{min(found):.2f} to {max(found):.2f}",
+            *(f"{peak:.0f} MB" for peak in peaks[name]),
+        )
+    console.print(table)
+    asked, allowed = THROUGHPUT_TARGETS.get(pair, 0.0), PEAK_TARGETS.get(pair, math.inf)
+    against = "/".join(reversed(pair))
+    console.print(f"throughput {against}, median of pairs {ratio:.3f} (target {asked or 'none'})")
+    console.print(f"peak memory {against} {growth:.2f} at most (target {allowed})")
+    return ratio >= asked and growth <= allowed
+
+
+@dataclass(frozen=True)
+class Alternation:
+    """What both ranks of a comparison are told."""
+
+    port: int
+    """Port of the store through which they meet for barriers."""
+    ports: dict[str, int]
+    """Port of the rendezvous of each transport, in the order in which they are compared."""
+    key: str
+    weights: str
+    microbatches: int
+    repetitions: int
+
+
+def alternating_rates(
+    directory: Path, pair: tuple[str, str], weights: Path, microbatches: int, repetitions: int
+) -> list[tuple[float, float]]:
+    """Return the items per second over both transports, of each repetition."""
+    key = key_of(directory)
+    membership = Membership.from_file(key)
+    store, port = serve_store(ADDR)
+    served = {name: serve(name, membership) for name in pair}
+    ports = {name: port for name, (_, port) in served.items()}
+    told = Alternation(port, ports, str(key), str(weights), microbatches, repetitions)
+    command = [sys.executable, __file__, "--alternate", json.dumps(asdict(told))]
     with (directory / "rates.txt").open("w+") as rates:
-        served, port = serve_store("127.0.0.1")
-        command = [sys.executable, __file__, "--alternate", str(port), str(weights)]
         watch(
             [
                 subprocess.Popen(
-                    [*command, str(microbatches), str(repetitions), str(rank)],
-                    stdout=rates,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    [*command, str(rank)], stdout=rates, env={**os.environ, "OMP_NUM_THREADS": "1"}
                 )
                 for rank in range(2)
             ]
         )
-        del served
+        for service, _ in served.values():
+            service.close()
+        del store
         rates.seek(0)
-        pairs = [json.loads(line) for line in rates]
-    ratio = statistics.median(rpc / p2p for p2p, rpc in pairs)
-    options = ("-m", VIT_BASE, "-M", weights, "-pt", "1,24,25,48", "-u", UBATCH, "-b", 4 * UBATCH)
-    peaks = {
-        comm: [stage["rss_peak_mb"] for stage in run(directory, *options, "-c", comm).report["stages"]]
-        for comm in ("p2p", "rpc")
-    }
-    growth = max(rpc / p2p for p2p, rpc in zip(peaks["p2p"], peaks["rpc"], strict=True))
-    table = Table(
-        title=f"ViT-Base, 24/24, {len(pairs)} times {microbatches} microbatches of {UBATCH} over each"
-    )
-    for name in ("links", "items/s, median", "items/s, range", "peak rank 0", "peak rank 1"):
-        table.add_column(name, justify="right")
-    for comm, found in zip(("p2p", "rpc"), zip(*pairs, strict=True), strict=True):
-        table.add_row(
-            comm,
-            f"{statistics.median(found):.2f}",
-            f"{min(found):.2f} to {max(found):.2f}",
-            *(f"{peak:.0f} MB" for peak in peaks[comm]),
-        )
-    console.print(table)
-    console.print(f"throughput rpc/p2p, median of pairs {ratio:.3f} (target {THROUGHPUT_TARGET})")
-    console.print(f"peak memory rpc/p2p {growth:.2f} at most (target {PEAK_TARGET})")
-    return ratio >= THROUGHPUT_TARGET and growth <= PEAK_TARGET
+        return [tuple(json.loads(line)) for line in rates]
 
 
-def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions: int) -> None:
+def alternate(rank: int, told: Alternation) -> None:
     """Run both transports in turn in the same two processes; rank 0 prints the items per second of each.
 
     The speed of a shared machine changes from minute to minute; the compared runs are only seconds
@@ -203,20 +279,23 @@ def alternate(rank: int, port: int, weights: str, microbatches: int, repetitions
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
     model = find_model(VIT_BASE)
     half = model.n_layers // 2
-    shard = model.load(LayerRange(0, half) if rank == 0 else LayerRange(half, model.n_layers), Path(weights))
-    stage = Stage(shard, torch.device("cpu"))
+    layers = LayerRange(0, half) if rank == 0 else LayerRange(half, model.n_layers)
+    stage = Stage(model.load(layers, Path(told.weights)), torch.device("cpu"))
     there = Link(0, 1, model.payload_specs(half, UBATCH, None))
     back = Link(1, 0, model.payload_specs(model.n_layers, UBATCH, None))
-    join_group(connect_store("127.0.0.1", port, timeout_s=60), index=rank, size=2)  # for barriers
-    transports: dict[str, Transport] = {"p2p": P2PTransport(rank), "rpc": RpcTransport(rank, 4)}
-    for transport in transports.values():
-        transport.open(Rendezvous("127.0.0.1", port, (0, 1), 60.0))
-    for repetition in range(-1, repetitions):
-        rates = {}
-        for comm in ("p2p", "rpc") if repetition % 2 else ("rpc", "p2p"):
-            rates[comm] = once(rank, transports[comm], stage, there, back, microbatches)
+    join_group(connect_store(ADDR, told.port, timeout_s=60), index=rank, size=2)  # for barriers
+    membership = Membership.from_file(Path(told.key))
+    transports = {name: make(name, rank, membership) for name in told.ports}
+    for name, transport in transports.items():
+        transport.open(Rendezvous(ADDR, told.ports[name], (0, 1), 60.0))
+    names = list(transports)
+    for repetition in range(-1, told.repetitions):
+        rates = {
+            name: once(rank, transports[name], stage, there, back, told.microbatches)
+            for name in (names if repetition % 2 else reversed(names))
+        }
         if rank == 0 and repetition >= 0:
-            print(json.dumps([rates["p2p"], rates["rpc"]]), flush=True)
+            print(json.dumps([rates[name] for name in names]), flush=True)
     for transport in transports.values():
         transport.close()
 
@@ -251,28 +330,46 @@ def once(rank: int, transport: Transport, stage: Stage, there: Link, back: Link,
     return count * UBATCH / (time.perf_counter() - began)
 
 
-def memory(console: Console, directory: Path, blocks: int, warm_up: int, count: int, ubatch: int) -> bool:
-    """Measure how much the memory of ranks grows; return whether all are within the target."""
-    model = tiny_model(directory, blocks)
-    middle = 2 * blocks
+@dataclass(frozen=True)
+class Traffic:
+    """What crosses the links while memory is measured."""
+
+    blocks: int
+    ubatch: int
+    warm_up: int
+    """Microbatches before measuring."""
+    count: int
+    """Microbatches while measuring."""
+
+
+def memory(console: Console, directory: Path, transport: str, traffic: Traffic) -> bool:
+    """Measure how much more the ranks keep with time; return whether all are within the target."""
+    model = tiny_model(directory, traffic.blocks)
+    middle, warm_up = 2 * traffic.blocks, traffic.warm_up
     ran = run(
         directory,
-        *("-m", model, "-c", "rpc", "-r", "1,0", "-pt", f"1,{middle},{middle + 1},{4 * blocks}"),
-        *("-u", ubatch, "-b", ubatch * (warm_up + count)),
+        transport,
+        *("-m", model, "-r", "1,0", "-pt", f"1,{middle},{middle + 1},{4 * traffic.blocks}"),
+        *("-u", traffic.ubatch, "-b", traffic.ubatch * (warm_up + traffic.count)),
     )
-    table = Table(title=f"{count} microbatches of {ubatch}x197x192 after {warm_up}, over rpc")
-    for name in ("rank", f"MB after {warm_up}", "MB at most since", "growth", "target"):
+    table = Table(
+        title=f"{traffic.count} microbatches of {traffic.ubatch}x197x192 after {warm_up}, over {transport}"
+    )
+    for name in ("rank", f"MB after {warm_up}", "MB at most since", "growth", "target", "threads", "files"):
         table.add_column(name, justify="right")
     good = True
     for rank, (before, most) in enumerate(ran.windows(warm_up)):
-        grown = most - before
-        good &= grown <= max(GROWTH_TARGETS[0] * before, GROWTH_TARGETS[1])
+        grown = most.megabytes - before.megabytes
+        good &= grown <= max(GROWTH_TARGETS[0] * before.megabytes, GROWTH_TARGETS[1])
+        good &= (most.threads, most.files) == (before.threads, before.files)
         table.add_row(
             str(rank),
-            f"{before:.1f}",
-            f"{most:.1f}",
-            f"{grown:.1f} MB ({grown / before:.1%})",
+            f"{before.megabytes:.1f}",
+            f"{most.megabytes:.1f}",
+            f"{grown:.1f} MB ({grown / before.megabytes:.1%})",
             f"{GROWTH_TARGETS[0]:.0%} or {GROWTH_TARGETS[1]:g} MB",
+            f"{before.threads}, then {most.threads}",
+            f"{before.files}, then {most.files}",
         )
     console.print(table)
     return good
@@ -324,17 +421,13 @@ def usual(rank: int, port: int, threads: int, model_dir: str, warm_up: int, coun
             for future in futures:
                 future.wait()
             del futures, future
-            pair = (resident_mb(os.getpid()), _rpc.rpc_sync("rank1", _own_mb))
+            pair = (own_mb(), _rpc.rpc_sync("rank1", own_mb))
             series.append(pair)  # type: ignore[arg-type]
         warm = warm_up // batch - 1
         for each in range(2):
             values = [pair[each] for pair in series[warm:]]  # type: ignore[index]
             print(json.dumps([each, values[0], max(values)]), flush=True)
     _rpc.shutdown()
-
-
-def _own_mb() -> float:
-    return resident_mb(os.getpid())
 
 
 def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool:
@@ -346,10 +439,12 @@ def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool
     for number in (4, 16, 64):
         ran = run(
             directory,
-            *("-m", model, "-c", "rpc", "-w", number, "-r", "1,0", "-pt", "1,2,3,4"),
+            "rpc",
+            *("-m", model, "-w", number, "-r", "1,0", "-pt", "1,2,3,4"),
             *("-u", 1, "-b", warm_up + count),
         )
-        cells = [f"{before:.0f} -> {most:.0f}" for before, most in ran.windows(warm_up)]
+        kept = [(before.megabytes, most.megabytes) for before, most in ran.windows(warm_up)]
+        cells = [f"{before:.0f} -> {most:.0f}" for before, most in kept]
         table.add_row(str(number), "this package", *cells)
         port = free_port()
         arguments = [str(port), str(number), str(model), str(warm_up), str(count)]
@@ -374,12 +469,12 @@ def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool
 def main() -> int:
     """Print the tables; return 1 if a target is missed."""
     if sys.argv[1:2] == ["--alternate"]:
-        port, weights, microbatches, repetitions, rank = sys.argv[2:]
-        alternate(int(rank), int(port), weights, int(microbatches), int(repetitions))
+        told, rank = sys.argv[2:]
+        alternate(int(rank), Alternation(**json.loads(told)))
         return 0
     if sys.argv[1:2] == ["--usual"]:
         # Import this file as a module, because RPC finds functions by the name of their module.
-        import rpc as this
+        import transports as this
 
         rank, port, number, model, warm_up, count = sys.argv[2:]
         this.usual(int(rank), int(port), int(number), model, int(warm_up), int(count))
@@ -388,6 +483,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (the first two)")
+    parser.add_argument(
+        "--transports",
+        nargs=2,
+        choices=TRANSPORTS,
+        default=TRANSPORTS[:2],
+        metavar=("FIRST", "SECOND"),
+        help=f"transports to compare, of {'; '.join(TRANSPORTS)} (p2p rpc); memory is that over the second",
+    )
     parser.add_argument(
         "-b", "--batch-size", type=int, default=48, metavar="N", help="throughput: items in a run (48)"
     )
@@ -414,9 +517,11 @@ def main() -> int:
         directory = Path(name)
         for part in args.parts or PARTS[:2]:
             if part == "throughput":
-                good &= throughput(console, directory, args.batch_size // UBATCH, args.repetitions)
+                count = args.batch_size // UBATCH
+                good &= throughput(console, directory, tuple(args.transports), count, args.repetitions)
             elif part == "memory":
-                good &= memory(console, directory, args.blocks, args.warm_up, args.count, args.ubatch_size)
+                traffic = Traffic(args.blocks, args.ubatch_size, args.warm_up, args.count)
+                good &= memory(console, directory, args.transports[1], traffic)
             else:
                 good &= threads(console, directory, args.warm_up, args.count)
     return 0 if good else 1
