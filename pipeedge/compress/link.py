@@ -71,6 +71,12 @@ class LinkEncoder:
         self._transform = transform
         self._done = 0
         self._forms: dict[tuple[int, int], _Form] = {}
+        self._encoded = self._transformed = 0
+
+    @property
+    def transformed_fraction(self) -> float:
+        """Fraction of the tensors encoded so far whose rows were transformed, or 0 without any."""
+        return self._transformed / max(self._encoded, 1)
 
     def encode(self, payload: Payload, bits: int) -> Payload:
         """Return ``payload`` in wire form with ``bits`` bits a value; 0 is bit-exact.
@@ -95,9 +101,12 @@ class LinkEncoder:
             if key not in self._forms and tensor.numel():
                 self._forms[key] = self._choose(tensor, bits)
             form = self._forms.get(key, _Form())
-            return encode_tensor(tensor, bits, form.levels, self._granularity, form.transform)
+            encoded = encode_tensor(tensor, bits, form.levels, self._granularity, form.transform)
         except NonFiniteError as error:
             raise NonFiniteError(f"tensor {index} of the payload, {error}") from None
+        self._encoded += 1
+        self._transformed += encoded.transform is not None
+        return encoded
 
     def _choose(self, tensor: torch.Tensor, bits: int) -> _Form:
         if self._clamp == "none" and self._transform == "off":

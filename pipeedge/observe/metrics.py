@@ -77,6 +77,8 @@ class StageStats:
     """Seconds spent encoding a microbatch; 0 if the outgoing link is not compressed."""
     decode_s_mean: Number = 0.0
     """Seconds spent decoding a microbatch; 0 if the incoming link is not compressed."""
+    transformed_fraction: Number = 0.0
+    """Fraction of the tensors encoded for the outgoing link that were transformed (``--link-transform``)."""
     link_s: Number | None = None
     """Median seconds of a microbatch on the outgoing link, as measured at the receiving end, or None if
     that was not measured. The end of a send says little about the network, which buffers megabytes."""

@@ -96,6 +96,11 @@ class Encode:
         self._encoder = LinkEncoder(clamp, window=window, transform=transform)
         self._where = f"stage {stage} on rank {rank}"
 
+    @property
+    def transformed_fraction(self) -> float:
+        """Fraction of the tensors encoded so far whose rows were transformed."""
+        return self._encoder.transformed_fraction
+
     def __call__(self, packet: Packet) -> Packet:
         """Encode the payload of a packet.
 

@@ -99,6 +99,8 @@ class StagePart:
     link: LinkLane
     """Record of the outgoing link."""
     bits: StageBits
+    encode: Encode | None
+    """Encoder of its output, if the outgoing link is compressed."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -137,6 +139,7 @@ class StagePart:
             threads=torch.get_num_threads(),
             encode_s_mean=lane.tally(ThreadState.ENCODE).mean,
             decode_s_mean=lane.tally(ThreadState.DECODE).mean,
+            transformed_fraction=0.0 if self.encode is None else self.encode.transformed_fraction,
             # Where the bits change, so does the time of a microbatch, and none of it is what was promised.
             link_s=None if isinstance(self.bits, AdaptiveBits) else self.outgoing.link_s,
         )
@@ -172,10 +175,11 @@ def make_stage_part(
     link = LinkLane(LaneId.link(number), end.peer, plan.record_rows, sent if wants_samples else None)
     arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
     outgoing = Outgoing(end, activity, lane=link, arrived=arrived)
+    encode = None if bits is None else _make_encoder(plan, number, bits)
     steps = StageSteps(
         stage.compute,
         decode,
-        None if bits is None else _make_encoder(plan, number, bits),
+        encode,
         lambda: (bits.latest if bits is not None else 0) or plain_bits,
     )
     lane = Lane(
@@ -183,7 +187,7 @@ def make_stage_part(
     )
     loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
     activity.stage(loop.work)
-    return StagePart(stage, loop, outgoing, link, bits)
+    return StagePart(stage, loop, outgoing, link, bits, encode)
 
 
 def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:

@@ -23,7 +23,7 @@ from pipeedge.base.schedule import Schedule
 # --- real ranks -----------------------------------------------------------------------------------------
 
 COMMON = ("-m", "vit-digits", "-b", 50, "--output", "o.npz", "--report", "r.json")
-SPLIT = ("-pt", "1,5,6,8,9,16", "-D", 1, "-q", "8,4,16")
+SPLIT = ("-pt", "1,5,6,8,9,16", "-D", 1, "-q", "8,4,16", "--link-transform", "hadamard")
 
 
 def write_cluster(directory: Path) -> tuple[str, ...]:
@@ -76,10 +76,12 @@ def over(comm: str, directory: Path) -> None:
     assert first["bytes_out_mean"] < 0.35 * raw
     assert middle["bytes_out_mean"] < 0.65 * first["bytes_out_mean"]
     assert min(first["encode_s_mean"], middle["encode_s_mean"], last["encode_s_mean"]) > 0
+    assert [stage["transformed_fraction"] for stage in report["stages"]] == [1, 1, 1]
     assert min(middle["decode_s_mean"], last["decode_s_mean"]) > 0 == first["decode_s_mean"]
     schedule = Schedule.from_partition([1, 5, 6, 8, 9, 16]).with_quant_bits([8, 4, 16])
     with np.load(directory / "o.npz") as arrays:
-        np.testing.assert_allclose(arrays["outputs"], run(DIGITS, schedule, (heldout()[0][:50],)), atol=1e-5)
+        expected = run(DIGITS, schedule, (heldout()[0][:50],), transform="hadamard")
+        np.testing.assert_allclose(arrays["outputs"], expected, atol=1e-5)
 
 
 def automatic(directory: Path) -> None:

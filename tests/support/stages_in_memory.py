@@ -20,16 +20,33 @@ from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 
 
 def run(
-    model: Model, schedule: Schedule, inputs: Payload, *, clamp: str = "mse", size: int = 8
+    model: Model,
+    schedule: Schedule,
+    inputs: Payload,
+    *,
+    clamp: str = "mse",
+    transform: str = "auto",
+    size: int = 8,
 ) -> torch.Tensor:
     """Run the pipeline in one thread; every link uses a frame of the planned capacity."""
     items = inputs[0].shape[0]
-    plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp))
+    plan = Plan(
+        schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp, transform)
+    )
     steps: list[Callable[[Packet], Packet]] = []
     for number, (stage, link) in enumerate(zip(schedule.stages, plan.links(model)[1:], strict=True)):
         steps.append(Stage(model.load(stage.layers, None, CPU), CPU))
         if stage.quant_bits:
-            steps.append(Encode(FixedBits(stage.quant_bits), clamp, 10, stage=number, rank=stage.rank))
+            steps.append(
+                Encode(
+                    FixedBits(stage.quant_bits),
+                    clamp,
+                    10,
+                    transform=transform,
+                    stage=number,
+                    rank=stage.rank,
+                )
+            )
         steps.append(functools.partial(through_frame, FrameBuffer(frame_capacity(link.specs))))
         if stage.quant_bits:
             steps.append(Decode(stage.rank))

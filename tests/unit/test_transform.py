@@ -315,6 +315,18 @@ def test_off_and_hadamard_are_obeyed() -> None:
         LinkEncoder("mse", transform="fourier")
 
 
+def test_fraction_of_transformed_tensors_is_counted() -> None:
+    encoder = LinkEncoder("mse", window=1)
+    assert encoder.transformed_fraction == 0
+    mask = torch.ones(4, dtype=torch.bool)
+    encoder.encode((normal(7), mask), 2)
+    assert encoder.transformed_fraction == 1
+    encoder.encode((normal(7), torch.zeros(4, 8)), 2)
+    assert encoder.transformed_fraction == pytest.approx(2 / 3)
+    encoder.encode((normal(7), mask), 0)
+    assert encoder.transformed_fraction == pytest.approx(2 / 3)
+
+
 @pytest.mark.parametrize("granularity", Granularity)
 def test_rows_longer_than_the_sample_are_chosen_for_too(granularity: Granularity) -> None:
     values = normal(100, 500).reshape(4, 100, 768)
