@@ -4,8 +4,9 @@
     answer     from the start of the process to its end: --help, --dry-run
     run        from the start of the data rank's process to the first microbatch: vit-digits on two ranks
 
-Importing torch alone is timed too, because it takes most of the start of a run and is not this program's to
-change. All are repeated in turn; medians are reported. Needs two idle cores.
+Importing torch alone is timed too, because it takes most of the start of a run. All are repeated in turn;
+medians are reported. The seconds need two idle cores. The processor seconds, of all ranks together until they
+end, depend less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -42,11 +44,25 @@ class Start:
     measure: Callable[[], float]
     target_s: float | None = None
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Processor seconds of all its processes."""
+
+    def run(self) -> None:
+        """Measure once more."""
+        before = _children_cpu_s()
+        self.seconds.append(self.measure())
+        self.cpu_seconds.append(_children_cpu_s() - before)
 
     @property
     def median_s(self) -> float:
         """Median of the measurements."""
         return statistics.median(self.seconds)
+
+
+def _children_cpu_s() -> float:
+    """Return the processor seconds of all processes that this one has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def answer(*words: str) -> Callable[[], float]:
@@ -110,12 +126,13 @@ def main() -> None:
         row.measure()  # reads the files into memory
     for _ in range(arguments.repetitions):
         for row in rows:
-            row.seconds.append(row.measure())
+            row.run()
     table = Table(box=box.SIMPLE)
-    for column in ("", "median s", "fastest", "slowest", "target"):
+    for column in ("", "median s", "fastest", "slowest", "processor s", "target"):
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
-        figures = (row.median_s, min(row.seconds), max(row.seconds))
+        cpu_s = statistics.median(row.cpu_seconds)
+        figures = (row.median_s, min(row.seconds), max(row.seconds), cpu_s)
         target = "" if row.target_s is None else f"<= {row.target_s}"
         table.add_row(row.name, *(f"{figure:.2f}" for figure in figures), target)
     console.print(table)
