@@ -27,7 +27,7 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
 
 if TYPE_CHECKING:
-    from pipeedge.plan.scheduler import Solution
+    from pipeedge.plan.scheduler import HostLoss, Solution
 
 __all__ = ["PlannedSchedule", "plan_schedule"]
 
@@ -39,6 +39,8 @@ class PlannedSchedule:
     schedule: Schedule
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
+    losses: tuple[HostLoss, ...] = ()
+    """What the loss of each host would cost, if that was asked for and the scheduler was."""
 
 
 def plan_schedule(
@@ -48,6 +50,7 @@ def plan_schedule(
     *,
     eight_bit: bool = True,
     ranks: Collection[int] | None = None,
+    losses: bool = False,
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for.
 
@@ -56,13 +59,14 @@ def plan_schedule(
         model: the model to cut.
         tokens: of the longest sentence of the input; None for images, and where it is not known.
         eight_bit: whether pictures are sent as bytes.
-        ranks: those whose hosts the scheduler may use; None for all.
+        ranks: those whose hosts the scheduler may use, when others are lost; None for all.
+        losses: whether to ask the scheduler what the loss of each host would cost.
 
     Raises:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
+    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks, losses=losses)
     if planned is None:
         order = request.schedule.rank_order
         stages = request.world.size if order is None else len(order)
@@ -131,6 +135,7 @@ def _requested_schedule(
     *,
     eight_bit: bool,
     ranks: Collection[int] | None,
+    losses: bool,
 ) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
@@ -164,6 +169,8 @@ def _requested_schedule(
         data_host=data_host,
         hosts=hosts,
         input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
+        survive_loss=wanted.survive_loss and ranks is None,
+        losses=losses,
     )
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
@@ -181,7 +188,7 @@ def _requested_schedule(
             f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
             f"{profiled})",
         )
-    return PlannedSchedule(found.schedule, prediction, notes)
+    return PlannedSchedule(found.schedule, prediction, notes, found.losses)
 
 
 def _known_hosts(

@@ -233,6 +233,10 @@ class RunRequest:
             )
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
+        if self.schedule.survive_loss and not self.transport.goes_on:
+            raise ScheduleError(
+                "--survive-loss needs --on-failure continue; otherwise the first loss ends the run anyway"
+            )
         if not 0 <= self.schedule.data_rank < self.world.size:
             raise RequestError(
                 f"-D/--data-rank {self.schedule.data_rank} is outside the world: "

@@ -117,12 +117,21 @@ class ScheduleRequest:
         obeyed_by=ObeyedBy.RANK_0,
         help="schedule that {sched-pipeline} printed",
     )
+    survive_loss: bool = option(
+        False,
+        "--survive-loss",
+        obeyed_by=ObeyedBy.RANK_0,
+        help="with automatic scheduling and --on-failure continue: start only if the layers fit on the other "
+        "hosts when any one but the data rank's is lost",
+    )
 
     def __post_init__(self) -> None:
         self._check_dtypes()
         check_options(self, ScheduleError)
         if self.dev_neighbors_file is not None and self.models_file is None:
             raise ScheduleError(f"-sdn/--sched-dev-neighbors-file needs {_AUTOMATIC}")
+        if self.survive_loss and not self.automatic:
+            raise ScheduleError(f"--survive-loss needs {_AUTOMATIC}, which knows the memory of each host")
         files = (self.models_file, self.dev_types_file, self.dev_file)
         if any(files) and not all(files):
             raise ScheduleError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pipeedge.base.wording import figure
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_outline
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
 __all__ = ["show_schedule"]
@@ -22,15 +22,34 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     model = find_outline(request.model.name)
     model.check_sizes(request.model.weights)
     arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
-    planned = plan_schedule(request, model, _tokens_here(request, model), eight_bit=not arrays)
+    planned = plan_schedule(
+        request,
+        model,
+        _tokens_here(request, model),
+        eight_bit=not arrays,
+        losses=request.transport.goes_on,
+    )
     for line in planned.schedule.lines():
         show(line)
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
     if planned.prediction is not None and predicted is not None:
         show(f"predicted throughput: {figure(predicted)} items/s")
         show(f"predicted bottleneck: {planned.prediction.bottleneck}")
+    for line in _loss_lines(request, planned):
+        show(line)
     for note in planned.notes:
         show(note)
+
+
+def _loss_lines(request: RunRequest, planned: PlannedSchedule) -> Iterator[str]:
+    """Yield a line for each host whose loss matters."""
+    hub = (request.schedule.hosts or ("0",))[0]
+    for loss in planned.losses:
+        why = loss.why if loss.host != hub or loss.why is not None else "it is the host of rank 0"
+        if why is not None:
+            yield f"loss of {loss.host}: ends the run: {why}"
+        elif loss.throughput_items_per_s is not None:
+            yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} items/s on the others"
 
 
 def _tokens_here(request: RunRequest, model: Outline) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 from runtime_request import request
 from shipped_model import DIGITS
 
-from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.errors import InfeasibleError, PipeEdgeError, ScheduleError
 from pipeedge.data.defaults import shipped_sentences
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
@@ -155,3 +155,43 @@ def test_only_hosts_with_a_rank_are_scheduled(cluster: str) -> None:
     assert "the data rank's host other is not in" in found.notes[0]
     with pytest.raises(PipeEdgeError, match="lists none of the hosts x, y"):
         plan_schedule(request(f"0 2 {cluster} -H x,y"), DIGITS)
+
+
+def test_a_dry_run_says_what_the_loss_of_each_host_would_cost(cluster: str) -> None:
+    line = f"0 4 -m vit-digits {cluster} -H data,f0,f1,f2 --dry-run -c tcp"
+    shown: list[str] = []
+    show_schedule(request(f"{line} --on-failure continue"), shown.append)
+    losses = [line for line in shown if line.startswith("loss of ")]
+    assert losses[0] == "loss of data: ends the run: it reads the inputs and collects the outputs"
+    assert all(line.endswith("items/s on the others") for line in losses[1:])
+    assert len(losses) > 1
+    shown.clear()
+    show_schedule(request(f"{line} --on-failure stop"), shown.append)
+    assert not [line for line in shown if line.startswith("loss of ")]
+
+
+def test_survival_of_any_loss_is_asked_for_the_first_plan_alone(cluster: str, tmp_path: Path) -> None:
+    goes_on = "-c tcp --on-failure continue --survive-loss"
+    model = find_model("vit-digits")
+    enough = request(f"0 4 -m vit-digits {cluster} -H data,f0,f1,f2 {goes_on}")
+    found = plan_schedule(enough, model)
+    types = tmp_path / "types.yml"
+    types.write_text(types.read_text().replace("mem_MB: 100", "mem_MB: 6.5"))
+    with pytest.raises(InfeasibleError, match="no schedule survives the loss of any one host: without f0, "):
+        plan_schedule(request(f"0 3 -m vit-digits {cluster} -H data,f0,f1 {goes_on}"), model)
+    # With four such hosts, one may be lost; what is left is used, although no other one may be lost then.
+    again = plan_schedule(enough, model, ranks={0, 1, 2})
+    assert set(again.schedule.ranks) == {0, 1, 2}
+    assert set(found.schedule.ranks) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-pt 1,8,9,16 -c tcp --on-failure continue", "--survive-loss needs automatic scheduling"),
+        ("{files} -H data,f0 -c tcp --on-failure stop", "--survive-loss needs --on-failure continue"),
+    ],
+)
+def test_survival_needs_a_scheduler_and_a_run_that_goes_on(cluster: str, options: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        request(f"0 2 -m vit-digits --survive-loss {options.format(files=cluster)}")
