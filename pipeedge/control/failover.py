@@ -49,6 +49,8 @@ class Wanted:
     """Facts of the members that may take part, by rank."""
     cause: str
     """Reason why the last epoch ended, for the user."""
+    lost: tuple[int, ...]
+    """Ranks that were lost since the last plan, those without a part in it too."""
 
 
 class Failover:
@@ -71,6 +73,7 @@ class Failover:
         self._claims: dict[int, tuple[Hello, list[Facts]]] = {}
         self._losses: list[str] = []  # what the latest epoch ended by
         self._faults: list[str] = []
+        self._lost: list[int] = []
         self._raised: dict[int, str] = {}  # name of the rank on which a microbatch led to an exception
         self._stopping_since: float | None = None
 
@@ -103,7 +106,7 @@ class Failover:
             for rank, seat in sorted(self._roster.seats.items())
             if seat.facts is not None and seat.connection in self._agreed
         }
-        return Wanted(members, facts, "; ".join(self._losses or self._faults))
+        return Wanted(members, facts, "; ".join(self._losses or self._faults), tuple(self._lost))
 
     # -- members ----------------------------------------------------------------------------------
 
@@ -163,6 +166,7 @@ class Failover:
         if self.verdict is None:
             self._roster.remove(rank)
             self._agreed.discard(connection)
+            self._lost.append(rank)
             outgoing = [(connection, Verdict(failure)), *outgoing]
             if had_part or step is EpochStep.PLANNING:
                 self._losses.append(failure.line)
@@ -193,7 +197,7 @@ class Failover:
         outgoing = self.epochs.planned(members, EpochPlan(plan, frozenset(participants)))
         if self.epochs.epoch == before:
             return []
-        self._plan, self._losses, self._faults = plan, [], []
+        self._plan, self._losses, self._faults, self._lost = plan, [], [], []
         self._roster.participants = participants
         self._roster.names = names
         return self._followed(outgoing, now)
@@ -261,6 +265,7 @@ class Failover:
                 self._roster.remove(rank)
                 self._agreed.discard(connection)
                 self._losses.append(message.failure.line)
+                self._lost.append(rank)
                 self._seat_claimant(rank, now)
 
     def _settled(self, outgoing: _Outgoing) -> _Outgoing:

@@ -108,6 +108,8 @@ class Remaining(Generic[_Facts]):
     """Facts of each rank that may have a part."""
     cause: str
     """Reason why the last plan failed, for the user."""
+    lost: tuple[int, ...] = ()
+    """Ranks that were lost since the last plan."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Return the plan for the members of now, or why there is none."""
         try:
             facts = {rank: self._forms.facts(text) for rank, text in wanted.facts.items()}
-            return going_on.plan(Remaining(facts, wanted.cause))
+            return going_on.plan(Remaining(facts, wanted.cause, wanted.lost))
         except PipeEdgeError as error:
             return Refusal(f"{wanted.cause}; {one_line(error)}", error.exit_code)
         except Exception as error:  # the others must not wait for a plan forever

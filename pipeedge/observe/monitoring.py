@@ -360,7 +360,7 @@ class Exporter:
         self._latest[key] = measured
 
     def add_epoch(self, epoch: EpochRecord) -> None:
-        """Count an epoch that has produced its first result. Safe to call from any thread."""
+        """Count an epoch that runs. Safe to call from any thread."""
         self._epochs += 1
         self._repeated += epoch.repeated
         self._lost_ranks += len(epoch.lost)

@@ -78,6 +78,8 @@ class Plan:
     """Whether another plan follows when a rank is lost."""
     cause: LongLine = ""
     """Reason why the plan before this one failed; empty for the first."""
+    lost: tuple[Count, ...] = ()
+    """Ranks that were lost since the plan before."""
 
     @property
     def participants(self) -> tuple[int, ...]:

@@ -107,6 +107,7 @@ class Decider:
             prediction=planned.prediction,
             store_port=None,
             cause=remaining.cause,
+            lost=remaining.lost,
         )
         return dataclasses.replace(self._announced(plan), line=describe(before, plan))
 

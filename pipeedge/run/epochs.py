@@ -24,7 +24,7 @@ from pipeedge.base.machine import process_age_s
 from pipeedge.base.wording import count
 from pipeedge.control.epoch_messages import Prepare
 from pipeedge.control.turns import EpochStoppedError, Turns
-from pipeedge.observe.monitoring import Monitor
+from pipeedge.observe.monitoring import Exporter, Monitor
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
@@ -85,7 +85,9 @@ class _Rank:
         self._session = session
         self._prepared = prepared
         self._turns: Turns = session.member.turns
-        self._log = None if prepared.progress is None else _EpochLog(context, prepared.progress, self._turns)
+        self._log: _EpochLog | None = None
+        if prepared.progress is not None:
+            self._log = _EpochLog(context, prepared.progress, self._turns, prepared.exporter)
         self._monitor: Monitor | None = None
         self._held: LoadedStage | None = None
         self.kept = ExitStack()
@@ -181,9 +183,12 @@ class _Rank:
 class _EpochLog:
     """What the data rank notes of each epoch, and tells the user."""
 
-    def __init__(self, context: RankContext, progress: DataProgress, turns: Turns) -> None:
+    def __init__(
+        self, context: RankContext, progress: DataProgress, turns: Turns, exporter: Exporter | None
+    ) -> None:
         self._context = context
         self._progress = progress
+        self._exporter = exporter
         self._turns = turns
         self._fed = 0  # of the last epoch, and not written
         self._silent_since: float | None = None
@@ -196,7 +201,8 @@ class _EpochLog:
         self._fed = self._progress.under_way.fed
         self._repeated += self._fed
         if self._silent_since is None:
-            self._silent_since = self._turns.stopped_at
+            last = self._progress.collected.last_at
+            self._silent_since = self._turns.stopped_at if last is None else last
         return self._progress.under_way.written
 
     def prepared(self, epoch: int, plan: Plan) -> None:
@@ -205,7 +211,13 @@ class _EpochLog:
         self._prepared_at = now
         waiting_s = max(0.0, now - self._turns.stopped_at) if self._silent_since is not None else 0.0
         self._record = EpochRecord(
-            epoch, plan.schedule, 0.0, cause=plan.cause, waiting_s=waiting_s, repeated=self._fed
+            epoch,
+            plan.schedule,
+            0.0,
+            cause=plan.cause,
+            lost=plan.lost,
+            waiting_s=waiting_s,
+            repeated=self._fed,
         )
         window = _STAGES_AHEAD * len(plan.schedule.stages)
         self._progress.under_way.restart(epoch, window)
@@ -219,6 +231,8 @@ class _EpochLog:
         preparing_s = now - self._prepared_at if self._silent_since is not None else 0.0
         record = replace(record, started_s=0.0 if began is None else now - began, preparing_s=preparing_s)
         collected.epochs.append(record)
+        if self._exporter is not None:
+            self._exporter.add_epoch(record)
 
         def came(at: float) -> None:
             if self._silent_since is None:

@@ -146,8 +146,9 @@ class Collected:
     """Seconds from the beginning of reading to the last result."""
     on_first: Callable[[float], None] | None = None
     """Called once with the time of the next result."""
+    last_at: float | None = None
+    """Time of the latest result, or None before the first."""
     _first_at: float | None = None
-    _last_at: float = 0.0
     _items_after_first: int = 0
 
     def restart(self, on_first: Callable[[float], None]) -> None:
@@ -159,7 +160,7 @@ class Collected:
         self.latencies.append(now - sent_at)
         if began_at is not None:
             self.elapsed_s = now - began_at
-        self._last_at = now
+        self.last_at = now
         if self._first_at is None:
             self._first_at = now
         else:
@@ -171,9 +172,9 @@ class Collected:
     @property
     def steady_items_per_s(self) -> float | None:
         """Items per second from the first result of the last epoch to its last, or None for a single one."""
-        if self._first_at is None or self._last_at <= self._first_at:
+        if self._first_at is None or self.last_at is None or self.last_at <= self._first_at:
             return None
-        return self._items_after_first / (self._last_at - self._first_at)
+        return self._items_after_first / (self.last_at - self._first_at)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def test_spare_takes_the_place_of_a_killed_rank_and_the_summary_is_that_of_the_l
     wanted = run.plan(0, 2, 3, line="now with rank 3")
     assert sorted(wanted.facts) == [0, 2, 3]
     assert wanted.cause == f"rank 1 (stage 1, on pi1) is gone: {KILLED}"
+    assert wanted.lost == (1,)
     assert [message.line for message in run.heard(13, "notice")] == ["now with rank 3"]
     run.start(2, 10, 12, 13)
     assert [message.epoch for message in run.heard(13, "run")] == [2]
