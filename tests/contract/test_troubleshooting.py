@@ -47,9 +47,12 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import Schedule
 from pipeedge.base.streams import unprinted
 from pipeedge.control.attendance import Terms
 from pipeedge.control.dialling import HubAddress, connect_in_clear, explain_refusal
+from pipeedge.control.epoch_messages import EPOCH_TO_HUB
+from pipeedge.control.failover import Wanted
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import (
@@ -90,8 +93,10 @@ from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Exporter
+from pipeedge.plan.after_loss import Survivor, smallest_change
 from pipeedge.plan.facts import disagreements, rank_facts
 from pipeedge.plan.link_speed import Estimate
+from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.plan.spec_files import load_models
@@ -105,6 +110,7 @@ from pipeedge.request.options import parse_runtime
 from pipeedge.run import context, pipeline
 from pipeedge.run.outcome import explain_missing_report
 from pipeedge.run.preview import show_schedule
+from pipeedge.run.replanning import describe
 from pipeedge.run.stage import Encode, resolve_device
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.testbed.bed import TestBeds
@@ -378,7 +384,7 @@ class Play:
 
     def hear(self, connection: int, kind: str, now: float = 0.0, **body: Any) -> Play:
         text = json.dumps({"kind": kind, **body}).encode()
-        (message,) = Decoder(TO_HUB).feed(struct.pack(">I", len(text)) + text)
+        (message,) = Decoder(TO_HUB | EPOCH_TO_HUB).feed(struct.pack(">I", len(text)) + text)
         self.note(self.state.received(connection, message, now))
         return self
 
@@ -566,6 +572,90 @@ def a_connection_closes(patch: Patch) -> str:
     play = Play().started()
     play.note(play.state.closed(2, 1.0))
     return play.said
+
+
+class GoesOn(Play):
+    """A run that goes on after failures, with rank 0 as the data rank."""
+
+    def started(self) -> GoesOn:
+        self.hello(*range(self.world))
+        for rank in range(self.world):
+            self.hear(rank, "facts", facts={})
+        plan = Raw(b"{}"), tuple(range(self.world)), self.names, 0.0
+        self.note(self.state.plan(*plan, data_rank=0, goes_on=True))
+        return self.prepared(1, *range(self.world))
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        return {rank: f"stage {rank}" for rank in range(self.world)}
+
+    def prepared(self, epoch: int, *ranks: int) -> GoesOn:
+        for rank in ranks:
+            self.hear(rank, "epochready", epoch=epoch)
+        return self
+
+    def goes_on_with(self, epoch: int, *ranks: int, line: str = "") -> GoesOn:
+        """Stop the epoch before ``epoch`` on all that are left, and prepare the next one."""
+        for rank in ranks:
+            self.hear(rank, "stopped", epoch=epoch - 1, **({"written": 0} if rank == 0 else {}))
+        task = self.state.task()
+        assert isinstance(task, Wanted)
+        plan = Raw(b"{}"), ranks, self.names, 0.0, line or f"{task.cause}; the run goes on"
+        self.note(self.state.plan_again(task.members, *plan))
+        return self.prepared(epoch, *ranks)
+
+
+@says("rank 2 (stage 2, …) is gone: it was killed or lost its network; the run goes on with …")
+def a_run_goes_on_without_a_rank(patch: Patch) -> str:
+    now = Plan(
+        Schedule.from_partition([1, 4, 5, 16]),
+        data_rank=0,
+        items=1,
+        microbatch_size=1,
+        max_tokens=None,
+        store_port=None,
+        prediction=None,
+        cause="rank 2 (stage 2, layers 9-16) is gone: it was killed or lost its network",
+    )
+    before = dataclasses.replace(now, schedule=Schedule.from_partition([1, 4, 5, 8, 9, 16]))
+    return describe(before, now)
+
+
+@says("microbatch 7 cannot be computed, as it failed on rank 1 (…) and rank 2 (…): …")
+def a_microbatch_fails_on_rank_after_rank(patch: Patch) -> str:
+    play = GoesOn().started().hear(1, "failed", line="RuntimeError: boom", microbatch=7)
+    play.goes_on_with(2, 0, 2)
+    return play.hear(2, "failed", line="RuntimeError: boom", microbatch=7).said
+
+
+@says("rank 1 (…) has joined, and is there to take the place of another")
+def a_rank_comes_back(patch: Patch) -> str:
+    play = GoesOn().started()
+    play.note(play.state.closed(1, 1.0))
+    play.hear(7, "hello", rank=1, world=3, host="pi2").hear(7, "facts", facts={})
+    play.note(play.state.judge_newcomer(7, None, 1.0))
+    return play.said
+
+
+@says("rank 2 (stage 2, …) has not stopped within … what it computes for a failed plan")
+def a_rank_does_not_stop(patch: Patch) -> str:
+    play = GoesOn().started().hear(1, "failed", line="RuntimeError: boom", microbatch=7)
+    play.hear(0, "stopped", epoch=1, written=0)
+    for now in range(1, 200):
+        play.beat(now, {0: RankStatus(), 2: RankStatus(busy=("computing", now))})
+    return play.said
+
+
+@says("layer 2 needs 2 MB, and no rank that is left has more than 1 MB (rank 0)")
+def a_layer_fits_on_no_rank_that_is_left(patch: Patch) -> str:
+    schedule = Schedule.from_partition([1, 1, 2, 2])
+    return str(smallest_change(schedule, [Survivor(0, MIB)], [MIB, 2 * MIB]))
+
+
+@says("the layers need 3 MB, and the ranks that are left have 2 MB, which suffices up to layer 2")
+def the_ranks_that_are_left_have_too_little_memory(patch: Patch) -> str:
+    schedule = Schedule.from_partition([1, 1, 2, 3])
+    return str(smallest_change(schedule, [Survivor(0, 2 * MIB)], [MIB] * 3))
 
 
 @says("rank 1 (stage 1, …) is gone: it was killed or lost its network; the results are complete")
