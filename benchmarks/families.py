@@ -5,8 +5,9 @@
     python benchmarks/families.py --only MiniLM,clip   # those whose names contain one of these
     python benchmarks/families.py --speed              # a block of each family against that of its relative
 
-The sizes of 20 public models are below; their weights are random, so nothing is fetched. Each is computed
-once by transformers, then by stages that end at two cuts, and the largest difference is printed. With
+The sizes of public models are below; their weights are random, so nothing is fetched. Each is computed by
+transformers, then by stages that end at two cuts; the largest difference is printed, and the processor time
+of both for a microbatch of two, after a pass that warms up. With
 ``--speed``, blocks of equal sizes are timed alternately in processor time, so that other programs disturb
 little, and the ratio of the medians is printed.
 """
@@ -21,9 +22,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -33,7 +35,7 @@ from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
 
 TOLERANCE = 1e-5
-TOKENS = 48
+"""Largest difference from transformers, as a share of the largest output if that is above 1."""
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SMALL = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -48,6 +50,8 @@ class PublicModel:
     cls: str
     sizes: Mapping[str, Any]
     tower: str = ""
+    tokens: int = 48
+    """Length of a sentence in tokens, if the model has as many positions."""
 
     def config(self) -> transformers.PretrainedConfig:
         """Return its configuration."""
@@ -72,14 +76,22 @@ MODELS: Mapping[str, PublicModel] = {
         {**SMALL, "num_hidden_layers": 6, "vocab_size": 30522, "num_labels": 1},
     ),
     "BAAI/bge-small-en-v1.5": PublicModel("BertModel", {**SMALL, "vocab_size": 30522}),
-    "BAAI/bge-base-en-v1.5": PublicModel("BertModel", {**BASE, "vocab_size": 30522}),
+    "BAAI/bge-base-en-v1.5, intfloat/e5-base-v2, thenlper/gte-base": PublicModel(
+        "BertModel", {**BASE, "vocab_size": 30522}
+    ),
     "intfloat/e5-large-v2": PublicModel("BertModel", {**LARGE, "vocab_size": 30522}),
     "FacebookAI/roberta-base": PublicModel("RobertaModel", {**BASE, **ROBERTA}),
     "FacebookAI/roberta-large": PublicModel("RobertaModel", {**LARGE, **ROBERTA}),
-    "intfloat/multilingual-e5-base": PublicModel("XLMRobertaModel", {**BASE, **XLM}),
+    "FacebookAI/xlm-roberta-base, intfloat/multilingual-e5-base": PublicModel(
+        "XLMRobertaModel", {**BASE, **XLM}
+    ),
+    "BAAI/bge-reranker-base": PublicModel(
+        "XLMRobertaForSequenceClassification", {**BASE, **XLM, "num_labels": 1}
+    ),
     "almanach/camembert-base": PublicModel(
         "CamembertModel", {**BASE, **XLM, "vocab_size": 32005, "pad_token_id": 1}
     ),
+    "distilbert/distilbert-base-uncased": PublicModel("DistilBertModel", {}),
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": PublicModel(
         "DistilBertForSequenceClassification", {"num_labels": 2}
     ),
@@ -87,30 +99,40 @@ MODELS: Mapping[str, PublicModel] = {
         "MPNetModel", {**BASE, "vocab_size": 30527, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}
     ),
     "albert/albert-base-v2": PublicModel("AlbertModel", {**BASE, "hidden_act": "gelu_new"}),
-    "answerdotai/ModernBERT-base": PublicModel("ModernBertModel", {}),
+    "google/electra-base-discriminator": PublicModel("ElectraModel", {**BASE, "embedding_size": 768}),
+    "answerdotai/ModernBERT-base": PublicModel("ModernBertModel", {}, tokens=300),
     "openai/clip-vit-base-patch32": PublicModel("CLIPModel", {"projection_dim": 512}),
     "openai/clip-vit-base-patch32 (text)": PublicModel("CLIPModel", {"projection_dim": 512}, "#text"),
     "google/siglip-base-patch16-224": PublicModel("SiglipVisionModel", _image(BASE, 224, 16)),
+    "google/siglip-base-patch16-224 (text)": PublicModel("SiglipTextModel", {**BASE, "vocab_size": 32000}),
     "facebook/dinov2-small": PublicModel("Dinov2Model", _image(_without_inner(VISION_SMALL), 518, 14)),
     "facebook/dinov2-base": PublicModel("Dinov2Model", _image(_without_inner(BASE), 518, 14)),
     "facebook/dinov2-with-registers-base": PublicModel(
         "Dinov2WithRegistersModel", _image(_without_inner(BASE), 518, 14)
+    ),
+    "facebook/dinov2-giant (4 of 40 blocks)": PublicModel(
+        "Dinov2Model",
+        {
+            **_image({"hidden_size": 1536, "num_attention_heads": 24, "num_hidden_layers": 4}, 518, 14),
+            "use_swiglu_ffn": True,
+        },
     ),
     "facebook/dinov3-vits16-pretrain-lvd1689m": PublicModel(
         "DINOv3ViTModel", {**_image(VISION_SMALL, 224, 16), "num_register_tokens": 4}
     ),
 }
 """Public models by name. Sizes that are not given are those that transformers takes by default."""
+Result = TypeVar("Result")
 PROCESSED = 224
 """Height and width that the image processors of DINOv2 give images, in pixels."""
 
 
-def inputs_of(model: Model) -> dict[str, torch.Tensor]:
+def inputs_of(model: Model, public: PublicModel) -> dict[str, torch.Tensor]:
     """Return a microbatch of two items: noise, or token ids with padding in the second sentence."""
     generator = torch.Generator().manual_seed(0)
     if not model.takes_text:
         return {"pixel_values": torch.randn(2, 3, *model.config.image_size, generator=generator)}
-    tokens = min(TOKENS, model.max_tokens)
+    tokens = min(public.tokens, model.max_tokens)
     ids = torch.randint(5, model.config.vocab - 1, (2, tokens), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, tokens // 2 :] = 0
@@ -140,8 +162,23 @@ def randomise(reference: torch.nn.Module) -> None:
                 parameter.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def difference(public: PublicModel, directory: Path) -> tuple[Model, float]:
-    """Return the model, and how far stages that end at two cuts differ from transformers."""
+@dataclass(frozen=True)
+class Comparison:
+    """Results of one model."""
+
+    model: Model
+    largest: float
+    """Largest difference from transformers."""
+    scale: float
+    """Largest output, or 1 if all are smaller."""
+    seconds: float
+    """Processor time of all layers for a microbatch."""
+    reference_s: float
+    """Processor time of transformers."""
+
+
+def compared(public: PublicModel, directory: Path) -> Comparison:
+    """Compare stages that end at two cuts with transformers."""
     torch.manual_seed(0)
     reference = getattr(transformers, public.cls)(public.config()).eval()
     randomise(reference)
@@ -151,18 +188,30 @@ def difference(public: PublicModel, directory: Path) -> tuple[Model, float]:
         text = f'{{"do_center_crop": true, "crop_size": {size}}}'.replace("'", '"')
         (directory / "preprocessor_config.json").write_text(text)
     model = find_model(f"{directory}{public.tower}")
-    inputs = inputs_of(model)
+    inputs = inputs_of(model, public)
     with torch.inference_mode():
-        wanted = expected(reference, public, inputs)
+        wanted, reference_s = timed(partial(expected, reference, public, inputs))
         del reference
         gc.collect()
-        worst = 0.0
+        worst, seconds = 0.0, []
         for cut in (model.n_layers // 3, 2 * model.n_layers // 3 + 1):
             payload: tuple[torch.Tensor, ...] = tuple(inputs.values())
+            total = 0.0
             for start, stop in pairwise((0, cut, model.n_layers)):
-                payload = model.load(LayerRange(start, stop))(payload)
+                stage = partial(model.load(LayerRange(start, stop)), payload)
+                payload, stage_s = timed(stage)
+                total += stage_s
             worst = max(worst, float((payload[0] - wanted).abs().max()))
-    return model, worst
+            seconds.append(total)
+    return Comparison(model, worst, max(1.0, float(wanted.abs().max())), min(seconds), reference_s)
+
+
+def timed(compute: Callable[[], Result]) -> tuple[Result, float]:
+    """Return a result and the processor time of computing it again."""
+    compute()
+    began = time.process_time()
+    result = compute()
+    return result, time.process_time() - began
 
 
 def chosen(name: str, only: tuple[str, ...]) -> bool:
@@ -172,16 +221,18 @@ def chosen(name: str, only: tuple[str, ...]) -> bool:
 
 def compare_all(only: tuple[str, ...]) -> bool:
     """Print a line for each model; return whether all are within the tolerance."""
-    print("| model | family | weights, million | largest difference |\n|---|---|---|---|")
+    print("| model | family | weights, million | largest difference | ms | transformers, ms |")
+    print("|---|---|---|---|---|---|")
     good = True
     for name, public in MODELS.items():
         if not chosen(name, only):
             continue
         with tempfile.TemporaryDirectory() as directory:
-            model, worst = difference(public, Path(directory))
-        good &= worst <= TOLERANCE
-        count = model.parameter_count() / 1e6
-        print(f"| {name} | {model.config.family} | {count:.1f} | {worst:.1e} |", flush=True)
+            found = compared(public, Path(directory))
+        good &= found.largest <= TOLERANCE * found.scale
+        family, count = found.model.config.family, found.model.parameter_count() / 1e6
+        times = f"{1e3 * found.seconds:.0f} | {1e3 * found.reference_s:.0f}"
+        print(f"| {name} | {family} | {count:.1f} | {found.largest:.1e} | {times} |", flush=True)
     return good
 
 
@@ -270,7 +321,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
     parser.add_argument("--speed", action="store_true", help="time blocks instead")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads (%(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()

@@ -58,7 +58,7 @@ LONGEST = (
         "test_page.py",
     ),
     *("test_weights.py", "test_weights_memory.py", "test_programs.py", "test_rpc.py", "test_training.py"),
-    *("test_testbed.py", "test_bidders.py", "test_launch.py", "test_dtypes.py"),
+    *("test_testbed.py", "test_bidders.py", "test_launch.py", "test_dtypes.py", "test_family_ranks.py"),
 )
 """Files whose tests take longest. They run first, so that no worker ends with one of them."""
 

@@ -66,6 +66,9 @@ def save_small_models(root: Path) -> dict[str, Path]:
         "modernbert": transformers.ModernBertForSequenceClassification(
             transformers.ModernBertConfig(**_TEXT | pads, local_attention=6)
         ),
+        "dinov3": transformers.DINOv3ViTModel(
+            transformers.DINOv3ViTConfig(**_IMAGE, num_register_tokens=2, use_gated_mlp=True)
+        ),
     }
     directories = {}
     for seed, (name, model) in enumerate(models.items()):

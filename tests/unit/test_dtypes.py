@@ -193,7 +193,8 @@ def check_reduced(case: Case, dtype: torch.dtype, cuts: list[int], directory: Pa
     ]
 
 
-FAMILIES = ["vit", "deit", "dinov2", "clip", "siglip", "modernbert", *TEXT_CLASSES]
+TOWERS = ["clip", "clip#text", "siglip"]
+FAMILIES = ["vit", "deit", "dinov2", "dinov3", *TOWERS, "modernbert", *TEXT_CLASSES]
 CUTS = st.sets(st.integers(1, 11), min_size=1, max_size=6).map(sorted)
 
 
@@ -266,7 +267,8 @@ def directory(tmp_path: Path, model_dirs: dict[str, Path]) -> Path:
 def test_stored_weights_give_the_same_bits(
     family: str, dtype: torch.dtype, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = find_model(model_dirs[family])
+    name, mark, tower = family.partition("#")
+    model = find_model(f"{model_dirs[name]}{mark}{tower}")
     stored = tmp_path / "w.safetensors"
     convert(model, model.weights_path(), stored, dtype, say=lambda _line: None)
     for layers in (LayerRange(0, 5), LayerRange(5, 12)):

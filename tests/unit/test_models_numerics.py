@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from effort import cases
+from effort import cases, cuts_to_try
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_oracle import TEXT_CLASSES, Case, image_cases, reference_output, save, text_cases
@@ -49,7 +49,9 @@ def check_specs(model: Model, after_layer: int, inputs: Payload, payload: Payloa
     assert all(tensor.is_contiguous() for tensor in payload)
 
 
-def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]], kernels: str) -> None:
+def check_every_cut(
+    case: Case, single_cuts: set[int], multi_cuts: Sequence[Sequence[int]], kernels: str
+) -> None:
     reference = case.model()
     inputs = case.inputs()
     expected = reference_output(reference, inputs)
@@ -58,33 +60,38 @@ def check_every_cut(case: Case, multi_cuts: Sequence[Sequence[int]], kernels: st
         check_specs(model, 0, inputs, inputs)
         (whole,) = run_cut(model, [], inputs, kernels)
         torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE)
-        for cuts in [[cut] for cut in range(1, model.n_layers)] + [list(cuts) for cuts in multi_cuts]:
+        for cuts in [*cuts_to_try(model.n_layers - 1, single_cuts), *multi_cuts]:
             (output,) = run_cut(model, [cut for cut in cuts if cut < model.n_layers], inputs, kernels)
             assert torch.equal(output, whole), f"cut after {cuts}"
 
 
+single = st.sets(st.integers(1, 11), min_size=1, max_size=3)
 multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted), min_size=1, max_size=3)
 
 
 @settings(max_examples=cases(100))
-@given(case=image_cases("vit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
-def test_vit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
-    check_every_cut(case, multi_cuts, kernels)
+@given(case=image_cases("vit"), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_vit_equals_transformers_at_every_cut(
+    case: Case, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str
+) -> None:
+    check_every_cut(case, single_cuts, multi_cuts, kernels)
 
 
 @settings(max_examples=cases(100))
-@given(case=image_cases("deit"), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
-def test_deit_equals_transformers_at_every_cut(case: Case, multi_cuts: list[list[int]], kernels: str) -> None:
-    check_every_cut(case, multi_cuts, kernels)
+@given(case=image_cases("deit"), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+def test_deit_equals_transformers_at_every_cut(
+    case: Case, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str
+) -> None:
+    check_every_cut(case, single_cuts, multi_cuts, kernels)
 
 
 @pytest.mark.parametrize("family", TEXT_CLASSES)
 @settings(max_examples=cases(50))
-@given(data=st.data(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+@given(data=st.data(), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_text_families_equal_transformers_at_every_cut(
-    family: str, data: st.DataObject, multi_cuts: list[list[int]], kernels: str
+    family: str, data: st.DataObject, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str
 ) -> None:
-    check_every_cut(data.draw(text_cases(family)), multi_cuts, kernels)
+    check_every_cut(data.draw(text_cases(family)), single_cuts, multi_cuts, kernels)
 
 
 def test_relative_positions_fall_into_the_buckets_of_transformers() -> None:

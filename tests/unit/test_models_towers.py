@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from effort import cases
+from effort import cases, cuts_to_try
 from fake_models import bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,14 +56,15 @@ def run_cut(model: Model, cuts: Sequence[int], inputs: Payload, kernels: str) ->
     return payload[0]
 
 
+single = st.sets(st.integers(1, 11), min_size=1, max_size=3)
 multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted), min_size=1, max_size=3)
 
 
 @pytest.mark.parametrize("family", CASES)
 @settings(max_examples=cases(50))
-@given(data=st.data(), multi_cuts=multi, kernels=st.sampled_from(KERNELS))
+@given(data=st.data(), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_every_cut_equals_transformers(
-    family: str, data: st.DataObject, multi_cuts: list[list[int]], kernels: str
+    family: str, data: st.DataObject, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str
 ) -> None:
     case = data.draw(CASES[family]())
     reference = case.model()
@@ -74,7 +75,7 @@ def test_every_cut_equals_transformers(
         whole = run_cut(model, [], inputs, kernels)
         valid = slice(None) if case.valid is None else case.valid
         torch.testing.assert_close(whole[valid], expected[valid], rtol=TOLERANCE, atol=TOLERANCE)
-        for cuts in [[cut] for cut in range(1, model.n_layers)] + multi_cuts:
+        for cuts in cuts_to_try(model.n_layers - 1, single_cuts) + multi_cuts:
             output = run_cut(model, [cut for cut in cuts if cut < model.n_layers], inputs, kernels)
             assert torch.equal(output, whole), f"cut after {cuts}"
 
@@ -115,7 +116,7 @@ def test_every_cut_gives_the_same_bits_in_reduced_precision(
         assert (whole - expected)[valid].abs().max() <= step
 
 
-@pytest.mark.parametrize("name", ["clip", "clip#text", "siglip", "dinov2", "modernbert"])
+@pytest.mark.parametrize("name", ["clip", "clip#text", "siglip", "dinov2", "dinov3", "modernbert"])
 def test_compressed_links_carry_what_travels_beside_the_hidden_state(
     name: str, model_dirs: dict[str, Path]
 ) -> None:
