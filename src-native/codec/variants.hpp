@@ -1,4 +1,5 @@
-// Variants of kernels.inc, compiled for several instruction sets.
+// Variants of kernels.inc, compiled for several instruction sets. What the compiler does not make vectors of, each
+// variant defines itself before it includes kernels.inc: `kTile` and `multiply_tile`, for hadamard.inc.
 #pragma once
 
 #include "codec.hpp"
