@@ -146,7 +146,8 @@ class Failover:
         if rank is None:
             return []
         self._agreed.add(connection)
-        line = f"{self._roster.name(rank)} has joined, and is there to take the place of another"
+        host = self._roster.seats[rank].host  # its number may still go by the stage of the process before it
+        line = f"rank {rank} (on {host}) has joined, and is there to take the place of another"
         return [(connection, Planned(self._plan)), *self._roster.to_all(Notice(line))]
 
     def disagrees(self, connection: int, line: str, now: float) -> _Outgoing:

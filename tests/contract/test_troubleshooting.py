@@ -628,7 +628,7 @@ def a_microbatch_fails_on_rank_after_rank(patch: Patch) -> str:
     return play.hear(2, "failed", line="RuntimeError: boom", microbatch=7).said
 
 
-@says("rank 1 (…) has joined, and is there to take the place of another")
+@says("rank 1 (on pi2) has joined, and is there to take the place of another")
 def a_rank_comes_back(patch: Patch) -> str:
     play = GoesOn().started()
     play.note(play.state.closed(1, 1.0))
