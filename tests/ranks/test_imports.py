@@ -91,3 +91,13 @@ print(torch.nn.functional.gelu(torch.empty(2, device="meta")).cumsum(0).shape)
         command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (found.returncode, found.stdout) == (0, "torch.Size([2])\n"), found.stderr
+
+
+def test_a_rank_that_reads_text_imports_the_rest_of_torch_first(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    text = tmp_path / "sentences.txt"
+    text.write_text("the cat sat on a mat\nall day the cat slept\n")
+    options = ("0", "1", "-m", str(model_dirs["bert"]), "--input", str(text), "--port", str(free_port()))
+    (imported,) = run(tmp_path, options)
+    assert {"transformers", "torch._decomp"} <= imported
