@@ -37,9 +37,8 @@ from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run.pipeline import run
 from pipeedge.serve.answers import ModelAnswer
-from pipeedge.serve.batching import BatchLimits
-from pipeedge.serve.preparing import Preparation
 from pipeedge.serve.requests import EndedError, RequestQueue
+from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Pipeline:
     >>> with Pipeline("vit-digits") as pipeline:
     ...     answer = pipeline(digit)
     ...     futures = [pipeline.submit(each) for each in (digit, digit.T)]
-    ...     same = futures[0].result().best == answer.best
+    ...     same = futures[0].result().best.number == answer.best.number
     ...     answers = list(pipeline([digit, digit.T, digit]))
     >>> answer.best.label, len(answer.top()), same, len(answers)
     ('1', 10, True, 3)
@@ -118,9 +117,7 @@ class Pipeline:
         self._images_as_bytes = images_as_bytes
         self._stack = ExitStack()
         self._ended: Future[None] = Future()
-        self._model: Model | None = None
-        self._preparation: Preparation | None = None
-        self._queue: RequestQueue | None = None
+        self._service: Service | None = None
         self._workers: ThreadPoolExecutor | None = None
 
     # -- life --------------------------------------------------------------------------------------
@@ -132,19 +129,11 @@ class Pipeline:
             PipeEdgeError: It cannot run; the message is one line that says why.
         """
         request = self._request
-        self._model = find_model(request.model.name)
-        preparation = Preparation.open(request, self._model, as_bytes=self._images_as_bytes)
-        size = request.microbatch_size
-        limits = BatchLimits(
-            max_items=size, max_tokens=size * self._model.max_tokens, max_waiting=self._max_waiting
+        model = find_model(request.model.name)
+        self._service = Service.open(
+            request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
         )
-        queue = RequestQueue(
-            limits,
-            max_tokens=preparation.max_tokens,
-            pixels=preparation.pixels,
-            class_names=self._model.labels,
-        )
-        self._preparation, self._queue = preparation, queue
+        queue = self._service.queue
         try:
             if self._starts_ranks:
                 self._start_ranks()
@@ -201,15 +190,16 @@ class Pipeline:
 
     def close(self, *, abandon: bool = False) -> None:
         """End the pipeline: answer what waits, or give it up if ``abandon`` is true."""
-        if self._queue is not None:
+        if self._service is not None:
+            queue = self._service.queue
             if abandon:
-                self._queue.abandon()
+                queue.abandon()
             else:
-                self._queue.drain()
+                queue.drain()
             try:
                 self._ended.exception(_CLOSING_S if abandon else None)
             except TimeoutError:
-                self._queue.fail(EndedError("the pipeline was closed"))
+                queue.fail(EndedError("the pipeline was closed"))
         self._stack.close()
 
     # -- questions ---------------------------------------------------------------------------------
@@ -217,7 +207,7 @@ class Pipeline:
     @property
     def model(self) -> Model:
         """The model."""
-        return self._opened(self._model)
+        return self._opened(self._service).model
 
     def submit(self, value: Input, *, timeout_s: float | None = None) -> Future[ModelAnswer]:
         """Ask about one thing, and return the future answer; cancel it to give the question up.
@@ -230,8 +220,9 @@ class Pipeline:
             InputError: It cannot be read, or does not fit the model.
             EndedError: The pipeline has ended.
         """
-        item = self._opened(self._preparation).item(value)
-        return self._opened(self._queue).submit([item], timeout_s=timeout_s, block=True)[0]
+        service = self._opened(self._service)
+        item = service.preparation.item(value)
+        return service.queue.submit([item], timeout_s=timeout_s, block=True)[0]
 
     @overload
     def __call__(self, inputs: Input) -> ModelAnswer: ...  # type: ignore[overload-overlap]
@@ -253,18 +244,17 @@ class Pipeline:
         return self._answers(inputs)  # type: ignore[arg-type]
 
     def _answers(self, values: Iterable[Input]) -> Iterator[ModelAnswer]:
-        workers, preparation = self._opened(self._workers), self._opened(self._preparation)
-        queue = self._opened(self._queue)
+        service, workers = self._opened(self._service), self._opened(self._workers)
         items: Channel[Future[Any]] = Channel(2 * self._request.microbatch_size)
         answers: Channel[Future[ModelAnswer]] = Channel(self._max_waiting)
 
         def read() -> None:
             for number, value in enumerate(values):
-                items.put(workers.submit(preparation.item, value, f"input[{number}]"))
+                items.put(workers.submit(service.preparation.item, value, f"input[{number}]"))
 
         def ask() -> None:
             while (item := items.get()) is not None:
-                answers.put(queue.submit([item.result()], block=True)[0])
+                answers.put(service.queue.submit([item.result()], block=True)[0])
 
         for work, output in ((read, items), (ask, answers)):
             threading.Thread(target=_fill, args=(work, output), daemon=True).start()

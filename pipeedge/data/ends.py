@@ -27,7 +27,18 @@ from pipeedge.observe.timeline import ThreadState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DataEnds", "DataSetSource", "DataSetStream", "GroupStream", "ItemSource", "ResultSink"]
+    from pipeedge.base.schedule import Schedule
+    from pipeedge.control.liveness import StageWork
+
+__all__ = [
+    "DataEnds",
+    "DataSetSource",
+    "DataSetStream",
+    "GroupStream",
+    "ItemSource",
+    "ResultSink",
+    "Watcher",
+]
 
 
 class GroupStream(Protocol):
@@ -130,6 +141,16 @@ class ResultSink(Protocol):
         """Complete the results, unless there is an ``error``."""
 
 
+class Watcher(Protocol):
+    """Shows a pipeline that has no end."""
+
+    def planned(self, schedule: Schedule) -> None:
+        """Hear of the schedule of the pipeline from now on."""
+
+    def heard(self, work: Mapping[int, StageWork]) -> None:
+        """Hear how the stages have spent their time so far, by rank; any thread may tell."""
+
+
 @dataclass(frozen=True)
 class DataEnds:
     """Input and results of a run on the data rank, checked before anybody else is kept waiting."""
@@ -142,6 +163,8 @@ class DataEnds:
     """Outputs that existed before the run."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what an earlier run has left."""
+    watcher: Watcher | None = None
+    """Hears of the schedule and the work of the stages, if somebody wants to."""
 
 
 class DataSetStream:

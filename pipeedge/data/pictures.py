@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import figure, printable
@@ -105,7 +105,10 @@ def decode_image(source: Path | BinaryIO, name: str, max_pixels: int | None = No
     except MemoryError:
         raise InputError(f"{name}: not enough memory for this image") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{name}: cannot be read as an image ({error})") from error
+        # Of a file in memory, Pillow would name an object in memory.
+        unnamed = isinstance(error, UnidentifiedImageError) and not isinstance(source, Path)
+        reason = "its format is not known" if unnamed else error
+        raise InputError(f"{name}: cannot be read as an image ({reason})") from error
 
 
 def _check_size(image: Image.Image, name: str, max_pixels: int | None) -> None:

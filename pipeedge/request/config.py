@@ -27,6 +27,7 @@ from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
+from pipeedge.request.serving import ServeRequest
 
 __all__ = [
     "COMMS",
@@ -197,6 +198,7 @@ class RunRequest:
     output: OutputRequest = field(default_factory=OutputRequest)
     metrics: MetricsRequest = field(default_factory=MetricsRequest)
     transport: TransportRequest = field(default_factory=TransportRequest)
+    serve: ServeRequest = field(default_factory=ServeRequest)
     microbatch_size: int = option(
         8,
         "-u/--ubatch-size",
@@ -231,6 +233,7 @@ class RunRequest:
                 f"-c {self.transport.comm} with a key: {engine} cannot encrypt its links; leave out -c, for "
                 f"links over {ENCRYPTED}, or the key"
             )
+        self._check_serving()
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if self.schedule.survive_loss and not self.transport.goes_on:
@@ -248,3 +251,22 @@ class RunRequest:
                 f"-H/--hosts names {count(len(hosts), 'host')} for a world of "
                 f"{count(self.world.size, 'rank')}"
             )
+
+    def _check_serving(self) -> None:
+        """Refuse options for a finished input if there is none.
+
+        Raises:
+            RequestError: One was given.
+        """
+        if self.serve.listen is None:
+            return
+        useless = {
+            "--input": self.input.paths,
+            "--dataset-name": self.input.dataset_name,
+            "-b/--batch-size": self.input.max_items,
+            "--output": self.output.results,
+            "--check": self.output.check_items,
+        }
+        for name, value in useless.items():
+            if value:
+                raise RequestError(f"--serve answers requests and has no finished input: leave out {name}")

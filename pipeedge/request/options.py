@@ -35,6 +35,7 @@ from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, path
 from pipeedge.request.scheduling import CompressionRequest, LinkRequest, ScheduleRequest
+from pipeedge.request.serving import ServeRequest
 
 __all__ = [
     "SECTIONS",
@@ -136,6 +137,11 @@ SECTIONS = (
         chapter="[data.md](data.md#results), [reports.md](reports.md), [observing.md](observing.md)",
     ),
     Section(
+        "serving (--serve on all ranks, the others on the data rank)",
+        options_of(ServeRequest),
+        chapter="[serving.md](serving.md)",
+    ),
+    Section(
         "metrics (on each rank for itself)",
         options_of(MetricsRequest),
         chapter="[observing.md](observing.md#metrics)",
@@ -232,6 +238,7 @@ def _run_request(
         schedule=ScheduleRequest(**given(arguments, ScheduleRequest)),
         links=LinkRequest(**given(arguments, LinkRequest), compression=compression),
         output=OutputRequest(**given(arguments, OutputRequest)),
+        serve=ServeRequest(**given(arguments, ServeRequest)),
         metrics=MetricsRequest(**given(arguments, MetricsRequest), window_size=compression.window_size),
         transport=TransportRequest(**transport),
         **given(arguments, RunRequest),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
 
     from pipeedge.data import DataEnds
+    from pipeedge.data.ends import Watcher
     from pipeedge.observe.live import Display
 
 __all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "aborted_on_failure"]
@@ -35,7 +36,7 @@ class DisplayFeed:
     """Passes how the stages spend their time to the display, while there is one."""
 
     def __init__(self) -> None:
-        self._display: Display | None = None
+        self._display: Display | Watcher | None = None
 
     def __call__(self, work: Mapping[int, StageWork]) -> None:
         """Show the ``work`` of the stages, by rank; called by the member's thread."""
@@ -44,7 +45,7 @@ class DisplayFeed:
             display.heard(work)
 
     @contextmanager
-    def to(self, display: Display) -> Iterator[None]:
+    def to(self, display: Display | Watcher) -> Iterator[None]:
         """Feed ``display`` while the body runs."""
         self._display = display
         try:

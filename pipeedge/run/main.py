@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -27,6 +28,9 @@ from pipeedge.request.options import parse_runtime
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pipeedge.request.config import RunRequest
+    from pipeedge.run.context import OpenEnds
 
 __all__ = ["PROGRAM", "limit_threads", "main", "signals_end_at_once", "terminated"]
 
@@ -61,7 +65,44 @@ def _run() -> None:
     if command.dry_run:
         show_schedule(command.request, lambda line: print_result(printable(line)))
     else:
-        run(command.request, _open_console, warn)
+        with _served(command.request, warn) as open_ends:
+            run(command.request, _open_console, warn, open_ends)
+
+
+@contextmanager
+def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEnds | None]:
+    """Yield what opens the ends of a run that answers requests; meanwhile, signals drain it.
+
+    The data rank answers what it has accepted, and ends; so do the others then. They leave after a while if
+    it does not. A second signal ends a rank at once.
+    """
+    if request.serve.listen is None:
+        yield None
+        return
+    from pipeedge.serve.serving import Serving
+
+    serving = Serving(warn)
+    is_data_rank = request.world.rank == request.schedule.data_rank
+
+    def leave_later() -> None:
+        timer = threading.Timer(request.serve.request_timeout_s, signal.raise_signal, (signal.SIGTERM,))
+        timer.daemon = True
+        timer.start()
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, terminated)
+        if not is_data_rank:
+            leave_later()
+        elif not serving.drain():
+            terminated(number, frame)
+
+    previous = {each: signal.signal(each, drain) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield serving.open
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 @cache

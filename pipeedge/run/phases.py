@@ -305,7 +305,12 @@ def _show_unfinished(context: RankContext, sink: ResultSink) -> None:
 
 @contextmanager
 def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> Iterator[None]:
-    """Show the progress of the run, on the data rank, unless it is to be quiet or has no end."""
+    """Show the progress of the run, on the data rank, unless it is to be quiet; without an end, its work."""
+    if data is not None and data.ends.watcher is not None:
+        data.ends.watcher.planned(plan.schedule)
+        with context.display_feed.to(data.ends.watcher):
+            yield
+        return
     if data is None or plan.items is None or context.request.output.quiet:
         yield
         return

@@ -4,4 +4,14 @@ batching     items that wait -> microbatches
 preparing    sentences, images and arrays -> items
 answers      outputs of the model -> classes with names and scores, vectors
 requests     the queue of requests, which is both source and sink
+service      a model with all of these, for Python and for HTTP
+
+Over HTTP, each module only uses those above it:
+
+bodies, tensors      what clients send, as JSON and as bytes
+gate                 keys, limits of bodies, slow clients
+asking               items in, answers out, on the event loop
+routes, inference    handlers: what clients of other servers know; the Open Inference Protocol
+application          all routes; figures and watching are what they tell of the pipeline
+server, serving      connections and their limits; from the first rank to the last reply
 """

@@ -141,6 +141,8 @@ class Preparation:
         Raises:
             InputError: It cannot be decoded, is too large, or the model takes sentences.
         """
+        if self._transform is None:
+            raise InputError(f"{source}: an image; {self._model.name} takes sentences")
         return self._picture(decode_image(io.BytesIO(data), source, self._max_pixels), source)
 
     def arrays(self, arrays: Mapping[str, np.ndarray], source: str = "input") -> list[Item]:

@@ -256,6 +256,11 @@ class RequestQueue:
                 padded_tokens=self._padded_tokens,
             )
 
+    def seconds_since_result(self) -> float:
+        """Return the seconds since the last result; infinite before the first."""
+        with self._changed:
+            return self._clock() - self._written_at
+
     def _ended(self) -> bool:
         return self._draining or self._error is not None
 

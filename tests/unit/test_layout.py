@@ -17,7 +17,7 @@ PACKAGE = ROOT / "pipeedge"
 PICTURE = """
 base       wording crew machine heap lazily postponing shapes payload errors archive fields files schedule
            streams yamlfile yamledit program guard console
-request    parsing declared environment scheduling files keys config profiled options
+request    parsing declared environment scheduling files keys serving config profiled options
 models     pooling architecture hub_config shapes weights.names family
            families.bert families.roberta families.distilbert families.mpnet families.albert
            families.electra families.modernbert families.vit families.deit families.dinov2 families.dinov3
@@ -44,7 +44,8 @@ data       sentence_rules source model_inputs pictures selection tables unfinish
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
-serve      batching answers preparing requests
+serve      batching answers preparing requests service watching figures bodies tensors replies gate asking
+           routes inference application server serving
 run        worker stage under_way data_rank context links stage_part resuming data_part parts replanning
            decision phases reporting outcome epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
@@ -123,6 +124,8 @@ PURE = (
     "models.shapes",
     "models.weights.names",
     "serve.batching",
+    "serve.bodies",
+    "serve.tensors",
     "report.bottleneck",
     "report.charts",
     "report.comparison",

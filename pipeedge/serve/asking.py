@@ -1,0 +1,125 @@
+"""Ask the pipeline from the event loop of the server: prepare in threads, and wait for answers in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from pipeedge.base.errors import InputError, PipeEdgeError
+from pipeedge.data import read_threads
+from pipeedge.data.source import Item
+from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.replies import HttpError
+from pipeedge.serve.requests import ExpiredError
+from pipeedge.serve.service import Service
+
+__all__ = ["Asker"]
+
+_DEADLINE_HEADER = "x-request-timeout"
+_RECENT_S = 30.0
+"""Seconds since the last result for which the pipeline counts as healthy."""
+_PROBE_S = 5.0
+"""Seconds within which an item of the server's own must be answered."""
+_Value = TypeVar("_Value")
+
+
+class Asker:
+    """Turns requests into items, and items into answers.
+
+    Args:
+        service: The model and its queue.
+        timeout_s: Longest time to answer a request, in seconds; a header may ask for less.
+    """
+
+    def __init__(self, service: Service, timeout_s: float) -> None:
+        self.service = service
+        self._timeout_s = timeout_s
+        self._workers = ThreadPoolExecutor(read_threads(), "prepare")
+
+    async def prepare(self, work: Callable[[], _Value]) -> _Value:
+        """Call ``work``, which decodes or tokenises, in another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    async def answers(self, request: Request, items: Sequence[Item]) -> list[ModelAnswer]:
+        """Return the answer of each item.
+
+        Raises:
+            InputError: There are no items, or more than may wait.
+            QueueFullError: There is no room for them.
+            ExpiredError: They were not answered in time.
+            HttpError: The client has left.
+            PipeEdgeError: The pipeline could not compute one of them.
+        """
+        if not items:
+            raise InputError("the request has no inputs")
+        timeout_s = self._deadline(request)
+        futures = self.service.queue.submit(items, timeout_s=timeout_s)
+        try:
+            await self._wait(request, futures, timeout_s)
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.result() for future in futures]
+
+    async def _wait(self, request: Request, futures: Sequence[Future[ModelAnswer]], timeout_s: float) -> None:
+        """Wait until all ``futures`` are done.
+
+        Raises:
+            ExpiredError: That took too long.
+            HttpError: The client has left.
+        """
+        computed = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        computed.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # so that it is not logged
+        left = asyncio.ensure_future(_disconnected(request))
+        try:
+            both: set[asyncio.Future[Any]] = {computed, left}
+            await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if computed.done():
+                return
+            if left.done():
+                raise HttpError(408, "the client has left", close=True)
+            raise ExpiredError(f"the request was not answered within {timeout_s:g} s")
+        finally:
+            left.cancel()
+            computed.cancel()
+
+    def _deadline(self, request: Request) -> float:
+        text = request.headers.get(_DEADLINE_HEADER)
+        if text is None:
+            return self._timeout_s
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise InputError(f"the header {_DEADLINE_HEADER} must be seconds above 0")
+        return min(seconds, self._timeout_s)
+
+    async def is_healthy(self, request: Request) -> bool:
+        """Return whether the pipeline answers: a result came lately, or an item of our own has one soon."""
+        if self.service.queue.seconds_since_result() < _RECENT_S:
+            return True
+        try:
+            item = await self.prepare(self.service.probe)
+            (future,) = self.service.queue.submit([item], timeout_s=_PROBE_S)
+            await self._wait(request, [future], _PROBE_S)
+            future.result()
+        except (PipeEdgeError, HttpError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop the threads that prepare."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

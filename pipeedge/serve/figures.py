@@ -1,0 +1,73 @@
+"""Figures of a service in the text form of Prometheus. Only the thread that serves counts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pipeedge.control.liveness import StageWork
+from pipeedge.serve.requests import QueueState
+
+__all__ = ["ServiceFigures"]
+
+_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds of the latency histogram, in seconds."""
+
+
+class ServiceFigures:
+    """Counts of requests by route and status, and how long answers took."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._buckets = [0] * (len(_BOUNDS_S) + 1)
+        self._seconds = 0.0
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count a request; ``seconds`` passed from its body to its answer."""
+        self._requests[route, status] += 1
+        if status < 400:
+            self._buckets[bisect_left(_BOUNDS_S, seconds)] += 1
+            self._seconds += seconds
+
+    def text(self, queue: QueueState, work: Mapping[int, StageWork]) -> str:
+        """Return all figures.
+
+        Args:
+            queue: State of the queue.
+            work: How each stage has spent its time, by rank.
+        """
+        return "".join(f"{line}\n" for line in self._lines(queue, work))
+
+    def _lines(self, queue: QueueState, work: Mapping[int, StageWork]) -> Iterator[str]:
+        yield from _head("pipeedge_requests_total", "counter", "Requests by route and status")
+        for (route, status), number in sorted(self._requests.items()):
+            yield f'pipeedge_requests_total{{route="{route}",status="{status}"}} {number}'
+        yield from _head("pipeedge_request_seconds", "histogram", "Seconds from a request to its answer")
+        total = 0
+        for bound, number in zip((*_BOUNDS_S, "+Inf"), self._buckets, strict=True):
+            total += number
+            yield f'pipeedge_request_seconds_bucket{{le="{bound}"}} {total}'
+        yield f"pipeedge_request_seconds_sum {self._seconds:.6f}"
+        yield f"pipeedge_request_seconds_count {total}"
+        for name, kind, text, value in (
+            ("items_waiting", "gauge", "Items that wait", queue.waiting),
+            ("items_under_way", "gauge", "Items in the pipeline", queue.under_way),
+            ("items_answered_total", "counter", "Items with an answer", queue.answered),
+            ("items_failed_total", "counter", "Items that were cancelled, late or failed", queue.failed),
+            ("items_refused_total", "counter", "Items that there was no room for", queue.refused),
+            ("microbatches_total", "counter", "Microbatches that were computed", queue.microbatches),
+            ("tokens_total", "counter", "Tokens of the items; an image counts as one", queue.tokens),
+            ("padded_tokens_total", "counter", "The same with padding", queue.padded_tokens),
+        ):
+            yield from _head(f"pipeedge_{name}", kind, text)
+            yield f"pipeedge_{name} {value}"
+        yield from _head("pipeedge_stage_seconds_total", "counter", "Seconds of each stage, by what it did")
+        for rank, each in sorted(work.items()):
+            spent = {"busy": each.busy_s, "wait_input": each.wait_input_s, "wait_link": each.wait_link_s}
+            for doing, seconds in spent.items():
+                yield f'pipeedge_stage_seconds_total{{rank="{rank}",doing="{doing}"}} {seconds:.6f}'
+
+
+def _head(name: str, kind: str, text: str) -> tuple[str, str]:
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"

@@ -1,0 +1,121 @@
+"""The HTTP server in a thread: connections, their limits, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipeedge.base.errors import RequestError
+
+__all__ = ["HttpServer", "open_listener"]
+
+_MAX_CONNECTIONS = 512
+_MAX_HEADER_BYTES = 16 << 10
+_HEADERS_S = 10.0
+"""Seconds within which the headers of a request must have come."""
+_KEEP_ALIVE_S = 30
+_LAST_REPLIES_S = 5
+"""Seconds at the end for replies that are being sent."""
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if its requests come too slowly, or if there are too many others."""
+
+    _headers_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_expecting()
+        elif self._headers_due is None:
+            self._expect_headers()  # part of a further request
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_expecting()
+        super().connection_lost(exc)
+
+    def _expect_headers(self) -> None:
+        self._headers_due = self.loop.call_later(_HEADERS_S, self.transport.close)
+
+    def _stop_expecting(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens for requests.
+
+    Raises:
+        RequestError: The port is taken, or the address is not one of this machine.
+    """
+    listener = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_MAX_CONNECTIONS)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise RequestError(
+            f"--serve {host}:{port}: cannot listen there ({error.strerror}); choose another port, or an "
+            "address of this machine"
+        ) from error
+    return listener
+
+
+class HttpServer:
+    """Serves an application on a listening socket.
+
+    Args:
+        app: The application.
+        listener: Socket that listens; the server closes it.
+    """
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        settings: dict[str, Any] = {
+            "http": _Connection,
+            "ws": "none",
+            "lifespan": "off",
+            "loop": "asyncio",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "h11_max_incomplete_event_size": _MAX_HEADER_BYTES,
+            "timeout_keep_alive": _KEEP_ALIVE_S,
+            "timeout_graceful_shutdown": _LAST_REPLIES_S,
+            "backlog": _MAX_CONNECTIONS,
+        }
+        self._listener = listener
+        # Its log would have a line for every malformed request.
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", **settings))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening, send the last replies, and return."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()

@@ -1,0 +1,58 @@
+"""A model that answers, for Python and for HTTP: what prepares its items, and where they wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeedge.data.source import Item
+from pipeedge.models import Model
+from pipeedge.request.config import RunRequest
+from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.preparing import Preparation
+from pipeedge.serve.requests import RequestQueue
+
+__all__ = ["Service"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model with the queue of what is asked of it."""
+
+    model: Model
+    preparation: Preparation
+    queue: RequestQueue
+
+    @classmethod
+    def open(
+        cls, request: RunRequest, model: Model, *, max_waiting: int, images_as_bytes: bool = True
+    ) -> Service:
+        """Open what a model needs to answer.
+
+        Args:
+            request: Request of the data rank.
+            model: The model.
+            max_waiting: Largest number of items that wait.
+            images_as_bytes: Whether images travel as bytes, if that is exact.
+
+        Raises:
+            InputError: Its tokenizer or image processor is missing, or does not fit it.
+        """
+        preparation = Preparation.open(request, model, as_bytes=images_as_bytes)
+        size = request.microbatch_size
+        limits = BatchLimits(max_items=size, max_tokens=size * model.max_tokens, max_waiting=max_waiting)
+        queue = RequestQueue(
+            limits,
+            max_tokens=preparation.max_tokens,
+            pixels=preparation.pixels,
+            class_names=model.labels,
+        )
+        return cls(model, preparation, queue)
+
+    def probe(self) -> Item:
+        """Return an item by which to find out whether the pipeline answers."""
+        if self.model.takes_text:
+            return self.preparation.sentence("a", source="probe")
+        height, width = self.model.config.image_size
+        return self.preparation.item(np.zeros((height, width), np.uint8), "probe")

@@ -1,0 +1,55 @@
+"""Test ``--serve`` on two real ranks: signals, exit statuses, and standard streams."""
+
+from __future__ import annotations
+
+import io
+import signal
+from pathlib import Path
+
+import pytest
+from http_client import ask
+from PIL import Image
+from ports import free_port
+from processes import World
+
+from pipeedge.data.defaults import default_digits
+
+ITEM = default_digits().items[0]
+
+
+def picture() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray((ITEM.tensors[0][0] * 15).numpy()).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def ready(world: World) -> bool:
+    return "answers at" in world.text(0, "err")
+
+
+@pytest.mark.parametrize("signalled", [(0,), (1, 0)], ids=["the data rank", "all"])
+def test_ranks_that_serve_drain_and_end_well(tmp_path: Path, signalled: tuple[int, ...]) -> None:
+    port = free_port()
+    with World(tmp_path, 2, "-m", "vit-digits", "-c", "tcp", "--serve", port, "--quiet") as world:
+        world.start()
+        world.until(lambda: ready(world), "it answers")
+        reply = ask(port, "POST", "/classify", picture())
+        assert (reply.status, reply.json[0]["label"]) == (200, str(ITEM.label))
+        for rank in signalled:
+            world.signal(rank, signal.SIGTERM)
+        ended = world.wait()
+    assert [(each.status, each.out) for each in ended.values()] == [(0, ""), (0, "")]
+    assert ended[0].err == f"runtime.py: rank 0: answers at http://127.0.0.1:{port}\n"
+    assert ended[1].err == ""
+
+
+def test_a_lost_stage_ends_the_service_with_its_status(tmp_path: Path) -> None:
+    port = free_port()
+    with World(tmp_path, 2, "-m", "vit-digits", "-c", "tcp", "--serve", port, "--quiet") as world:
+        world.start()
+        world.until(lambda: ready(world), "it answers")
+        assert ask(port, "GET", "/health").status == 200
+        world.signal(1, signal.SIGKILL)
+        ended = world.wait(0)[0]
+    assert ended.status == 4
+    assert "rank 1" in ended.err.splitlines()[-1]
