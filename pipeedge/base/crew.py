@@ -48,6 +48,12 @@ class Crew:
         for cleanup in cleanups:
             cleanup()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the crew was stopped, or a thread of it has failed."""
+        with self._changed:
+            return self._stopped
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every thread has ended, one has failed, or the crew was stopped.
 

@@ -125,16 +125,17 @@ class TransportRequest:
         "--on-failure",
         choices=("stop", "continue"),
         obeyed_by=ObeyedBy.RANK_0,
-        help="end the run when a rank is lost, or go on with those that are left, with -c tcp (stop)",
+        help="whether the run ends when a rank is lost, or goes on with those that are left; continue needs "
+        "-c tcp, whose default it is where the input has an end",
     )
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run goes on when a rank but 0 and the data rank is lost."""
-        return self.on_failure == "continue"
+        """Whether a run of a finished input goes on when a rank but 0 and the data rank is lost."""
+        return self.comm == ENCRYPTED and self.on_failure != "stop"
 
     def __post_init__(self) -> None:
-        if self.goes_on and self.comm != ENCRYPTED:
+        if self.on_failure == "continue" and self.comm != ENCRYPTED:
             engine = "gloo" if self.comm == "p2p" else "TensorPipe"
             raise RequestError(
                 f"--on-failure continue needs -c {ENCRYPTED}, because {engine} cannot open its links again "

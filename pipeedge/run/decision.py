@@ -18,6 +18,7 @@ from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.request.config import RunRequest
 from pipeedge.run.context import RankContext
 from pipeedge.run.replanning import Held, describe, plan_schedule_again
 
@@ -88,7 +89,7 @@ class Decider:
             prediction=planned.prediction,
             compression=request.links.compression,
             record_rows=known.record_rows,
-            goes_on=request.transport.goes_on and request.world.size > 1,
+            goes_on=_goes_on(request, known) and request.world.size > 1,
         )
         return self._announced(plan)
 
@@ -136,3 +137,13 @@ def _input_facts(facts: Mapping[int, Options], data_rank: int) -> InputFacts:
     with decoding(f"what rank {data_rank} says of its input"):
         known: InputFacts = convert(facts[data_rank], InputFacts)
         return known
+
+
+def _goes_on(request: RunRequest, known: InputFacts) -> bool:
+    """Return whether the run goes on after failures.
+
+    Who waits for the answer of a request would rather be told, unless continuing was asked for.
+    """
+    if known.items is None:
+        return request.transport.on_failure == "continue"
+    return request.transport.goes_on

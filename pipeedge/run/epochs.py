@@ -31,11 +31,11 @@ from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.outcome import finish
 from pipeedge.run.parts import Parts, open_monitor
-from pipeedge.run.phases import Prepared, connect, load_stage, open_parts, results_kept, stream
+from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream
+from pipeedge.run.shelf import Shelf
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
-    from pipeedge.run.stage_part import LoadedStage
     from pipeedge.run.under_way import DataProgress
 
 __all__ = ["take_turns"]
@@ -89,7 +89,7 @@ class _Rank:
         if prepared.progress is not None:
             self._log = _EpochLog(context, prepared.progress, self._turns, prepared.exporter)
         self._monitor: Monitor | None = None
-        self._held: LoadedStage | None = None
+        self._shelf = Shelf(prepared.device)
         self.kept = ExitStack()
         """Closes the output and the metrics."""
         self.turn: _Turn | None = None
@@ -138,15 +138,11 @@ class _Rank:
         if self._log is not None:
             self._log.prepared(turn.epoch, plan)
         connect(context, plan, prepared.interface, turn.epoch)
-        number = plan.schedule.stage_of(context.rank)
-        stage = None if number is None else plan.schedule.stages[number]
-        if self._held is not None and stage is not None and not self._held.serves(stage):
-            self._held = None  # before the new layers are loaded, as memory may not suffice for both
-        self._held = load_stage(context, plan, prepared.device, self._held)
+        stage = self._shelf.take(context, plan)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
-        turn.parts = open_parts(context, plan, self._session.member, prepared, self._held, self._monitor)
+        turn.parts = open_parts(context, plan, self._session.member, prepared, stage, self._monitor)
         keep_freed_memory()
         self._turns.ready(turn.epoch)
         if not self.startup_s:

@@ -54,6 +54,10 @@ __all__ = [
 ]
 
 
+_IN_TIME = 0.6
+"""Part of ``--timeout`` after which a rank gives up on a single link of a run that goes on after failures."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What a rank finds out and opens before it hears of the others."""
@@ -168,7 +172,9 @@ def connect(context: RankContext, plan: Plan, interface: str, epoch: int = 0) ->
     exposed = transport.exposure(interface_addresses().get(interface, ()))
     if exposed is not None:
         context.warn(exposed)
-    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, world.timeout_s, interface, epoch)
+    # In a run that goes on, a link that does not open is to be named before everybody gives up on it.
+    timeout_s = _IN_TIME * world.timeout_s if plan.goes_on else world.timeout_s
+    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, timeout_s, interface, epoch)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
     _wait_for_links(context, plan, interface, lambda: transport.open(rendezvous))
     context.stop_serving_rendezvous()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import World, run_world
+from waiting import until
 
 ITEMS = 300
 OPTIONS = ("-m", "vit-digits", "-u", 2, "-pt", "1,8,9,12,13,16", "--timeout", 6)
@@ -32,9 +33,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, pixels: Path) -> bytes
     return (folder / "out.npz").read_bytes()
 
 
-def world(folder: Path, size: int, pixels: Path) -> World:
+def world(folder: Path, size: int, pixels: Path, *options: object) -> World:
     own = {0: ("--input", pixels, "--output", "out.npz", "--report", "report.json")}
-    return World(folder, size, *OPTIONS, *GOES_ON, own=own)
+    return World(folder, size, *OPTIONS, *GOES_ON, *options, own=own)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=lambda one: one.name)
@@ -62,10 +63,12 @@ def test_neighbours_take_the_layers_of_a_lost_rank(
 def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lost(
     tmp_path: Path, pixels: Path, undisturbed: bytes
 ) -> None:
-    with world(tmp_path, 4, pixels) as ranks:
+    with world(tmp_path, 4, pixels, "--timeout", 60) as ranks:
         ranks.start().until_rows()
         ranks.signal(1, signal.SIGKILL)
         ranks.wait(1)
+        until(lambda: "without a result" in ranks.text(0, "err"), "the run goes on")
+        ranks.signal(2, signal.SIGSTOP)  # so that the run does not end before rank 1 is back
         ranks.start(1)
         ranks.until(lambda: "rank 1 (on " in ranks.text(0, "err"), "rank 1 joins")
         ranks.signal(2, signal.SIGKILL)

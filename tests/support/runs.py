@@ -50,8 +50,9 @@ class Inputs:
         _change_a_weight(self.other / "model.safetensors")
 
     def over(self, transport: str) -> tuple[object, ...]:
-        """Return the options of a run over ``transport``: p2p, rpc, tcp, or TLS."""
-        return ("--key", self.key) if transport == "TLS" else ("-c", transport)
+        """Return the options of a run over ``transport`` (p2p, rpc, tcp, TLS), which ends on a failure."""
+        stop = ("--on-failure", "stop") if transport in ("tcp", "TLS") else ()
+        return (*(("--key", self.key) if transport == "TLS" else ("-c", transport)), *stop)
 
 
 def _change_a_weight(path: Path) -> None:

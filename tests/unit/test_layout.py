@@ -47,7 +47,7 @@ report     agreement document saved charts gantt epochs run_report bottleneck co
 serve      batching answers preparing requests service watching figures bodies tensors replies gate asking
            routes inference application server serving
 run        worker stage under_way data_rank context links stage_part resuming data_part parts replanning
-           decision phases reporting outcome epochs pipeline preview main __main__
+           decision phases reporting outcome shelf epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
