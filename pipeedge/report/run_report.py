@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -17,14 +17,16 @@ from pipeedge.base.console import fitted
 from pipeedge.base.files import named_output, write_whole
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
-from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.records import EpochRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
-from pipeedge.report.agreement import Agreement
 from pipeedge.report.epochs import epoch_lines, epochs_body, schedule_body
+
+if TYPE_CHECKING:  # a simulation needs neither, nor torch
+    from pipeedge.data.results import Accuracy
+    from pipeedge.report.agreement import Agreement
 
 __all__ = ["RunReport", "print_report", "save_body", "save_report"]
 

@@ -13,7 +13,7 @@ import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.base.schedule import Schedule
-from pipeedge.models import find_model
+from pipeedge.models.registry import find_outline
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.plan import scheduler
 from pipeedge.plan.problem import ELEMENT_BYTES
@@ -199,7 +199,7 @@ def _workload(request: SimulationRequest, models: Mapping[str, ModelSpec]) -> Wo
 def _input_bytes(name: str, tokens: int | None) -> int | None:
     """Return the bytes of one item as the runtime sends it, or None for a model that only the files know."""
     try:
-        return find_model(name, fetch=False).input_bytes(tokens)
+        return find_outline(name, fetch=False).input_bytes(tokens)
     except PipeEdgeError:
         return None
 

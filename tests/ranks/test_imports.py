@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,11 @@ SHOWING = {"rich", "jinja2"}
 NEVER = {"transformers", "datasets", "scipy", "matplotlib", "prometheus_client"}
 
 
-def run(logs: Path, *commands: tuple[str, ...]) -> list[set[str]]:
-    """Run the program with each list of words, all at once; return what each imported until it ended."""
+def run(logs: Path, *commands: tuple[str, ...], script: Sequence[str] = ("runtime.py",)) -> list[set[str]]:
+    """Run ``script`` with each list of words, all at once; return what each imported until it ended."""
     started = []
     for number, words in enumerate(commands):
-        command = [sys.executable, "-X", "importtime", "runtime.py", *words]
+        command = [sys.executable, "-X", "importtime", *script, *words]
         with (logs / str(number)).open("w") as log:  # a pipe would fill up, and its program would wait
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=log)
@@ -59,6 +60,14 @@ def test_a_scheduled_dry_run_does_not_import_torch(tmp_path: Path) -> None:
     options = ("0", "3", "-m", "google/vit-base-patch16-224", *files, "-q", "8,8,0", "--dry-run")
     (imported,) = run(tmp_path, options)
     assert "pipeedge.plan.scheduler" in imported
+    assert not imported & (NEVER | {"torch", "safetensors", "PIL"})
+
+
+def test_a_simulation_does_not_import_torch(tmp_path: Path) -> None:
+    files = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")
+    options = ("-m", "google/vit-base-patch16-224", *files, "-b", "64")
+    (imported,) = run(tmp_path, options, script=("-m", "pipeedge.simulate"))
+    assert "pipeedge.plan.simulation" in imported
     assert not imported & (NEVER | {"torch", "safetensors", "PIL"})
 
 
