@@ -96,7 +96,7 @@ def _plan(
     if data.get("items") is None:
         return None  # the input cannot be read, which the data rank reports
     # The plan is needed only for who sends what to whom, so it has no weight server and no prediction.
-    size, tokens = request.microbatch_size, data["max_tokens"]
+    size, tokens = planned.microbatch_size or request.microbatch_size, data["max_tokens"]
     return Plan(
         planned.schedule,
         request.schedule.data_rank,

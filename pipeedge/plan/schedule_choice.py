@@ -41,6 +41,8 @@ class PlannedSchedule:
     notes: tuple[str, ...] = ()
     losses: tuple[HostLoss, ...] = ()
     """What the loss of each host would cost, if that was asked for and the scheduler was."""
+    microbatch_size: int | None = None
+    """Number of items in a microbatch, if it was chosen with the schedule; None for that of the request."""
 
 
 def plan_schedule(
@@ -172,7 +174,15 @@ def _requested_schedule(
         survive_loss=wanted.survive_loss and ranks is None,
         losses=losses,
     )
-    if wanted.automatic_dtype:
+    size = request.microbatch_size
+    if wanted.joint:
+        from pipeedge.plan.joint_choice import choose_together
+
+        # Once items travel in microbatches of some size, it stays.
+        chosen = choose_together(asked, wanted.min_agreement, wanted.hosts, exactly=ranks is not None)
+        found, size = chosen.solution, chosen.microbatch_size
+        notes = (*unlisted, chosen.note, *found.warnings)
+    elif wanted.automatic_dtype:
         found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
         notes = (*unlisted, note, *found.warnings)
     else:
@@ -180,7 +190,7 @@ def _requested_schedule(
         problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
         found = scheduler.solve(problem, hosts=wanted.hosts)
         notes = (*unlisted, *found.warnings)
-    prediction = _prediction(found, request, tokens)
+    prediction = _prediction(found, size, tokens)
     scaled = sorted({length for stage in found.stages for length in stage.tokens})
     if tokens is not None and prediction.scaled and scaled != [tokens]:
         profiled = ", ".join(map(str, scaled))
@@ -188,7 +198,8 @@ def _requested_schedule(
             f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
             f"{profiled})",
         )
-    return PlannedSchedule(found.schedule, prediction, notes, found.losses)
+    chosen_size = size if wanted.joint else None
+    return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
 
 
 def _known_hosts(
@@ -217,7 +228,7 @@ def _known_hosts(
     return hosts, None, (note,)
 
 
-def _prediction(found: Solution, request: RunRequest, tokens: int | None) -> Prediction:
+def _prediction(found: Solution, microbatch_size: int, tokens: int | None) -> Prediction:
     """Return the scheduler's prediction."""
     stages = (
         StagePrediction(
@@ -226,7 +237,7 @@ def _prediction(found: Solution, request: RunRequest, tokens: int | None) -> Pre
         for stage in found.stages
     )
     return Prediction(
-        tuple(stages), request.microbatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
+        tuple(stages), microbatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
     )
 
 

@@ -241,6 +241,9 @@ class RunRequest:
             raise ScheduleError(
                 "--survive-loss needs --on-failure continue; otherwise the first loss ends the run anyway"
             )
+        if self.schedule.joint and (self.links.link_bits is not None or self.links.quant_bits is not None):
+            given = "--link-bits" if self.links.link_bits is not None else "-q"
+            raise ScheduleError(f"{given} and --plan auto: the plan chooses the bits; leave out {given}")
         if not 0 <= self.schedule.data_rank < self.world.size:
             raise RequestError(
                 f"-D/--data-rank {self.schedule.data_rank} is outside the world: "

@@ -102,7 +102,7 @@ SECTIONS = (
     ),
     Section(
         _SCHEDULE,
-        options_of(ScheduleRequest, "dtypes", "min_agreement"),
+        options_of(ScheduleRequest, "plan", "dtypes", "min_agreement"),
         topic="number types",
         chapter="[dtypes.md](dtypes.md)",
     ),

@@ -25,7 +25,9 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""Value of ``--dtype`` and ``--link-bits`` that lets the scheduler choose, and links their transform."""
+"""Value of ``--dtype``, ``--link-bits``, ``--link-transform`` and ``--plan`` that chooses by itself."""
+CUT = "cut"
+"""Value of ``--plan`` that lets the scheduler choose only the cut and the hosts."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Clamping methods of ``pipeedge.compress.clamping``."""
 DEFAULT_CLAMP = "mse"
@@ -79,6 +81,14 @@ class ScheduleRequest:
         "each; auto: the fastest one with profiles in device_types.yml (those of the schedule file, else "
         "float32)",
     )
+    plan: str = option(
+        CUT,
+        "--plan",
+        choices=(CUT, AUTO),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="what automatic scheduling chooses: cut, only where to cut and the hosts; auto, also the "
+        "microbatch size (up to -u), the number type of each stage and the bits of each link ({default})",
+    )
     min_agreement: float | None = option(
         None,
         "--min-agreement",
@@ -89,7 +99,8 @@ class ScheduleRequest:
             lambda value: 0 < value <= 1,
             "must be above 0 and at most 1, the fraction of items whose class must be float32's",
         ),
-        help="with --dtype auto: least fraction of items whose class must be that of float32, as profiled",
+        help="with --dtype auto or --plan auto: least fraction of items whose class must be that of float32, "
+        "as profiled (any with --dtype auto, 0.99 with --plan auto)",
     )
     hosts: tuple[str, ...] | None = option(
         None, "-H/--hosts", type=names, obeyed_by=ObeyedBy.RANK_0, help="host of each rank, as in devices.yml"
@@ -149,8 +160,19 @@ class ScheduleRequest:
             raise ScheduleError(f"-H/--hosts names {twice} twice; each rank needs its own host")
 
     def _check_dtypes(self) -> None:
-        if self.min_agreement is not None and not self.automatic_dtype:
-            raise ScheduleError("--min-agreement needs --dtype auto")
+        if self.min_agreement is not None and not (self.automatic_dtype or self.joint):
+            raise ScheduleError("--min-agreement needs --dtype auto or --plan auto")
+        if self.joint:
+            if not self.automatic:
+                raise ScheduleError(f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file")
+            if self.dtypes is not None:
+                raise ScheduleError(
+                    "--dtype and --plan auto: the plan chooses the number types; leave out --dtype"
+                )
+            if self.survive_loss:
+                raise ScheduleError(
+                    "--survive-loss and --plan auto cannot be combined; leave out one of them"
+                )
         if self.automatic_dtype:
             if not self.automatic:
                 raise ScheduleError(f"--dtype auto needs {_AUTOMATIC}, without -pt and --schedule-file")
@@ -167,6 +189,11 @@ class ScheduleRequest:
     def automatic_dtype(self) -> bool:
         """Whether the scheduler chooses the number type."""
         return self.dtypes == (AUTO,)
+
+    @property
+    def joint(self) -> bool:
+        """Whether the scheduler chooses microbatch size, number types and bits, too."""
+        return self.plan == AUTO
 
     @property
     def automatic(self) -> bool:

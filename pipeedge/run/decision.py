@@ -82,7 +82,7 @@ class Decider:
             schedule=planned.schedule,
             data_rank=data_rank,
             items=known.items,
-            microbatch_size=request.microbatch_size,
+            microbatch_size=planned.microbatch_size or request.microbatch_size,
             max_tokens=known.max_tokens,
             pixel_table=known.pixel_table,
             store_port=None,

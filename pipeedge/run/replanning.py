@@ -6,6 +6,7 @@ scheduler files      the optimum for the hosts that are left; layers that are lo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,7 +66,7 @@ def plan_schedule_again(
         found = smallest_change(before.schedule, survivors, _layer_bytes(model, before.schedule))
         return found if isinstance(found, str) else PlannedSchedule(found)
     planned = plan_schedule(
-        request,
+        dataclasses.replace(request, microbatch_size=before.microbatch_size),
         model,
         before.max_tokens,
         eight_bit=before.pixel_table is not None,

@@ -39,7 +39,7 @@ control    clocks failures liveness messages epoch_messages epochs epoch_member 
            telemetry verdicts failover rules wire connection hub dialling member session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
-           simulation after_loss scheduler dtype_choice facts planning schedule_choice
+           simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
 data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
