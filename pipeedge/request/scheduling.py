@@ -132,7 +132,7 @@ class ScheduleRequest:
         False,
         "--survive-loss",
         obeyed_by=ObeyedBy.RANK_0,
-        help="with automatic scheduling and --on-failure continue: start only if the layers fit on the other "
+        help="with automatic scheduling and -c tcp: start only if the layers fit on the other "
         "hosts when any one but the data rank's is lost",
     )
 

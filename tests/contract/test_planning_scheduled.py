@@ -189,7 +189,10 @@ def test_survival_of_any_loss_is_asked_for_the_first_plan_alone(cluster: str, tm
     ("options", "message"),
     [
         ("-pt 1,8,9,16 -c tcp --on-failure continue", "--survive-loss needs automatic scheduling"),
-        ("{files} -H data,f0 -c tcp --on-failure stop", "--survive-loss needs --on-failure continue"),
+        (
+            "{files} -H data,f0 -c tcp --on-failure stop",
+            "--survive-loss needs -c tcp without --on-failure stop",
+        ),
     ],
 )
 def test_survival_needs_a_scheduler_and_a_run_that_goes_on(cluster: str, options: str, message: str) -> None:
