@@ -70,7 +70,7 @@ MOST_FAULTS = 10
 BASE_GOAL_S = 1.5
 OVERHEAD_ITEMS = 12_000
 OVERHEAD_GOAL = 0.99
-ROUND_ITEMS = 3_000
+ROUND_ITEMS = 1_000
 """Items for each round of leaving and coming back."""
 GROWTH = 1.05
 """Largest resident memory after many rounds, relative to that in the second third of them."""
@@ -324,7 +324,7 @@ def measure_rounds(load: Load, rounds: int, console: Console) -> bool:
             ranks.repair(ranks.disturb("kill", 2 + number % 2))
             if not ranks.watch_words(progress, "has joined", number + 1, LIMIT_S):
                 break
-        ranks.watch(progress, sys.maxsize, LIMIT_S)
+        ranks.watch(progress, sys.maxsize, LIMIT_S + 3 * load.elapsed_s)
         right = ranks.status(0, LIMIT_S) == 0 and (place / "out.npz").read_bytes() == load.results
         if not right or len(holds) < rounds:
             console.print(f"rounds: {len(holds)} of {rounds} before the end: {ranks.said()}", markup=False)

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 LIMIT_S = 300.0
+"""Longest time in seconds for a result or an end that is due."""
+ALONE_LIMIT_S = 1800.0
+"""Longest time in seconds for a run without disturbances."""
 WORLD = 4
 CONTINUE = ("-c", "tcp", "--on-failure", "continue")
 STOP = ("-c", "tcp", "--on-failure", "stop")
@@ -110,7 +113,7 @@ def run_alone(load: Load, name: str, *options: str, world: int = WORLD) -> Load:
     place = made(load.directory / name)
     progress = Progress(place / "out.npz")
     with Ranks(world, (*load.options, *options), OWN, place, load.net) as ranks:
-        ranks.watch(progress, sys.maxsize, LIMIT_S)
+        ranks.watch(progress, sys.maxsize, ALONE_LIMIT_S)
         if ranks.status(0, LIMIT_S) != 0:
             sys.exit(f"failover: the undisturbed run failed: {ranks.said()}")
     body = json.loads((place / "report.json").read_text())

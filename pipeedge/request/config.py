@@ -239,7 +239,7 @@ class RunRequest:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if self.schedule.survive_loss and not self.transport.goes_on:
             raise ScheduleError(
-                "--survive-loss needs -c tcp without --on-failure stop; otherwise the first loss ends the run anyway"
+                "--survive-loss needs -c tcp without --on-failure stop; otherwise the first loss ends the run"
             )
         if self.schedule.joint and (self.links.link_bits is not None or self.links.quant_bits is not None):
             given = "--link-bits" if self.links.link_bits is not None else "-q"
