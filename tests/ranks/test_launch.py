@@ -167,6 +167,26 @@ class RecordedOutput:
         return Supervisor(commands, dict(os.environ), output, ExitLimits(**limits)).run()
 
 
+def test_a_run_that_goes_on_ends_with_the_ranks_that_it_needs() -> None:
+    """Rank 1 fails at once, rank 2 would run for ever, and rank 0 does not mind."""
+    output = RecordedOutput()
+    commands = [
+        python(0, "import time; time.sleep(1); print('done')"),
+        python(1, "raise SystemExit(4)"),
+        python(2, "import time; time.sleep(600)"),
+    ]
+    supervised = Supervisor(
+        commands,
+        dict(os.environ),
+        Output(output, output.said.append),
+        ExitLimits(settle_s=0.1),
+        needed=frozenset({0}),
+    )
+    assert supervised.run() == 0
+    assert output.said == ["rank 1 exited with status 4"]
+    assert output.lines == [("[0] done\n", False)]
+
+
 def test_output_is_forwarded_by_rank_and_stream() -> None:
     output = RecordedOutput()
     program = "import sys; print('out', {0}); print('err', {0}, file=sys.stderr); print('no end', end='')"
