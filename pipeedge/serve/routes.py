@@ -214,9 +214,10 @@ class Routes:
             return await self.classify(request)
         body = decode_body(await request.body(), RootBody)
         if self._model.output_kind != "vector":
-            return await self._predict(
-                request, body.inputs, raw_scores=body.raw_scores, truncate=body.truncate
-            )
+            # Hugging Face's own client takes the first of a list for its only text.
+            several = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+            lists = [[one] if isinstance(one, str) else one for one in several]
+            return await self._predict(request, lists, raw_scores=body.raw_scores, truncate=body.truncate)
         texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         plain = [text for text in texts if isinstance(text, str)]
         if len(plain) < len(texts):

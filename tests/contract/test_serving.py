@@ -180,7 +180,7 @@ def test_predict_as_text_embeddings_inference_has_it(classifier: tuple[ServedMod
         dict(zip(CLASSES, scores(reference, TEXTS[0]), strict=True)), abs=1e-5
     )
     assert [each["score"] for each in one] == sorted((each["score"] for each in one), reverse=True)
-    assert served.post("/", {"inputs": TEXTS[0]}).json == one
+    assert served.post("/", {"inputs": TEXTS[0]}).json == [one]  # a list for each text
     pair = served.post("/predict", {"inputs": [TEXTS[0], TEXTS[1]]}).json
     assert pair[0]["score"] == pytest.approx(scores(reference, *TEXTS[:2]).max(), abs=1e-5)
     batch = served.post("/predict", {"inputs": [[TEXTS[1]], [TEXTS[0], TEXTS[1]], TEXTS[2]]}).json

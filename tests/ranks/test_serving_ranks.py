@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import signal
+import threading
 from pathlib import Path
 
 import pytest
-from http_client import ask
+from http_client import Reply, ask
 from PIL import Image
 from ports import free_port
 from processes import World
+from waiting import LIMIT_S, until
 
 from pipeedge.data.defaults import default_digits
 
@@ -41,6 +43,32 @@ def test_ranks_that_serve_drain_and_end_well(tmp_path: Path, signalled: tuple[in
     assert [(each.status, each.out) for each in ended.values()] == [(0, ""), (0, "")]
     assert ended[0].err == f"runtime.py: rank 0: answers at http://127.0.0.1:{port}\n"
     assert ended[1].err == ""
+
+
+def test_a_lost_stage_costs_no_answer_if_the_run_goes_on(tmp_path: Path) -> None:
+    port, replies, enough = free_port(), list[Reply](), threading.Event()
+    options = ("-m", "vit-digits", "-c", "tcp", "--on-failure", "continue", "--timeout", "20", "--quiet")
+    with World(tmp_path, 3, *options, "--serve", port) as world:
+        world.start()
+        world.until(lambda: ready(world), "it answers")
+
+        def load() -> None:
+            while not enough.is_set():
+                replies.append(ask(port, "POST", "/classify", picture()))
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        world.signal(2, signal.SIGKILL)
+        until(lambda: "the run goes on after" in world.text(0, "err"), "the recovery")
+        enough.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        world.signal(0, signal.SIGTERM)
+        ended = world.wait(0, 1)
+    assert {reply.status for reply in replies} == {200}
+    assert {reply.json[0]["label"] for reply in replies} == {str(ITEM.label)}
+    assert [each.status for each in ended.values()] == [0, 0]
 
 
 def test_a_lost_stage_ends_the_service_with_its_status(tmp_path: Path) -> None:
