@@ -11,6 +11,7 @@ the calling thread through one queue, which it reads with the deadline of the st
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -31,6 +32,9 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 _SSH_FAILED = 255
 _SIGNALLED = 128
+_CONNECT_S = 15.0
+"""Seconds in which ssh has connected or failed (``ConnectTimeout``), and has not missed a peer yet
+(``ServerAliveInterval`` times three)."""
 _DRAIN_S = 2.0
 """Seconds to wait for the last lines of a process that has exited."""
 
@@ -44,6 +48,13 @@ class RankExit:
     """Return code as ``subprocess`` gives it: negative for a signal."""
     remote: bool = False
     """Whether the process is an ssh client."""
+    after_s: float = math.inf
+    """Seconds from its start to its end."""
+
+    @property
+    def never_connected(self) -> bool:
+        """Whether ssh failed so early that it cannot have noticed the end of a connection."""
+        return self.remote and self.code == _SSH_FAILED and self.after_s < _CONNECT_S
 
     @property
     def status(self) -> int:
@@ -108,6 +119,7 @@ class _Process:
             )
         except OSError as error:
             raise RequestError(f"cannot start {command.argv[0]}: {error.strerror}") from error
+        self._started = time.monotonic()
         if self._popen.stdin is not None and command.secret:
             with suppress(OSError):  # ssh has ended, and its output says why
                 self._popen.stdin.write(command.secret.encode())
@@ -157,7 +169,8 @@ class _Process:
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
-        self._ended(RankExit(self.command.rank, code, self.command.remote))
+        after_s = time.monotonic() - self._started
+        self._ended(RankExit(self.command.rank, code, self.command.remote, after_s))
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,9 @@ class ExitLimits:
 
 class Supervisor:
     """Runs all ranks until they have exited, or one without which the run fails has failed.
+
+    A rank whose host ssh cannot reach is one of these: a run begins with all ranks, even if it can go on
+    without some.
 
     Args:
         commands: commands of all ranks.
@@ -247,12 +263,13 @@ class Supervisor:
             if ending is None:
                 self._end(signal.SIGTERM)
                 break
-            if ending.rank in self._needed:
+            decides = ending.rank in self._needed or ending.never_connected
+            if decides:
                 endings.append(ending)
             elif ending.status:
                 self._output.say(ending.words())
             is_over = bool(ending.status) or self._needed.isdisjoint(self._alive)
-            if is_over and ending.rank in self._needed and deadline is None:
+            if is_over and decides and deadline is None:
                 deadline = time.monotonic() + self._limits.settle_s
         decisive = status_of(endings)
         if decisive is None:
