@@ -43,6 +43,7 @@ class JointAssembly {
     joint_.problem.max_latency_s = request_.max_latency_s;
     find_conditions();
     for (const Conditions& one : offered_) add_setting(one);
+    add_links();
     add_widths();
     name_unprofiled();
     name_left_out();
@@ -120,6 +121,27 @@ class JointAssembly {
     joint_.notes.push_back(std::move(assembly.notes));
     for (std::string& warning : assembly.warnings) warn(std::move(warning));
     for (yaml::LeftOut& host : assembly.left_out) left_out_[host.host].push_back(std::move(host));
+  }
+
+  // Links between hosts that no number type was profiled on both of; each setting has those of its own hosts.
+  void add_links() {
+    if (neighbors_ == nullptr) return;
+    std::vector<std::set<std::string>> together;
+    for (const Setting& setting : joint_.problem.settings) {
+      together.emplace_back();
+      for (const Host& host : setting.problem.hosts) together.back().insert(host.name);
+    }
+    const std::vector<std::string> names = host_names(joint_.problem);
+    const std::set<std::string> known(names.begin(), names.end());
+    for (const yaml::HostNeighbors& entry : neighbors_->entries) {
+      for (const yaml::NeighborSpec& link : entry.links) {
+        const auto has_both = [&](const std::set<std::string>& hosts) {
+          return hosts.count(entry.from) != 0 && hosts.count(link.to) != 0;
+        };
+        if (!has_both(known) || std::any_of(together.begin(), together.end(), has_both)) continue;
+        joint_.problem.links.push_back({entry.from, link.to, link.bw_bytes_per_s, link.latency_s});
+      }
+    }
   }
 
   // Loss of the whole model on a type; infinite if it is not known and matters.

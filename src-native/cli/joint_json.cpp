@@ -55,6 +55,12 @@ NamedJoint read_joint(const std::string& text, const std::string& name) {
   for (const View& entry : root.at("widths").items()) {
     joint.problem.widths.push_back(width_from(entry, joint.problem.layers()));
   }
+  if (const auto links = root.find("links")) {
+    for (const View& entry : links->items()) {
+      joint.problem.links.push_back({entry.at("from").text(), entry.at("to").text(),
+                                     entry.at("bw_bytes_per_s").number(), number_or(entry, "latency_s", 0)});
+    }
+  }
   joint.problem.max_loss = number_or(root, "max_loss", kInfinity);
   joint.problem.max_latency_s = number_or(root, "max_latency_s", kInfinity);
   joint.losses_known = joint.problem.max_loss < kInfinity;
@@ -85,6 +91,12 @@ std::string joint_json(const NamedJoint& joint) {
   json.close(']');
   json.key("widths").open('[');
   for (const Width& width : joint.problem.widths) write_width(json, width);
+  json.close(']');
+  json.key("links").open('[');
+  for (const NamedLink& link : joint.problem.links) {
+    json.open('{').key("from").value(link.from).key("to").value(link.to);
+    json.key("bw_bytes_per_s").value(link.bw_bytes_per_s).key("latency_s").value(link.latency_s).close('}');
+  }
   json.close(']');
   json.key("max_loss").value(joint.problem.max_loss);
   json.key("max_latency_s").value(joint.problem.max_latency_s);

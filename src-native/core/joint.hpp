@@ -58,8 +58,16 @@ struct Width {
   std::vector<double> loss;            // by cut 0..L; infinite: not allowed there; empty: no loss
 };
 
+struct NamedLink {
+  std::string from;
+  std::string to;
+  double bw_bytes_per_s = 0;
+  double latency_s = 0;
+};
+
 struct JointProblem {
   std::vector<Setting> settings;       // hosts with the same name are the same
+  std::vector<NamedLink> links;        // in addition to those of settings, e.g. between hosts that share none
   std::vector<Width> widths;
   double max_loss = kInfinity;
   double max_latency_s = kInfinity;

@@ -85,6 +85,17 @@ void validate(const JointProblem& problem) {
     const auto data = [](const Problem& p) { return p.data_host == -1 ? "" : p.hosts[at(p.data_host)].name; };
     if (data(own) != data(first)) fail("the settings have different data hosts");
   }
+  const std::vector<std::string> names = host_names(problem);
+  const std::set<std::string> known(names.begin(), names.end());
+  for (const NamedLink& link : problem.links) {
+    for (const std::string& host : {link.from, link.to}) {
+      if (known.count(host) == 0) fail("a link names the host " + host + ", which no setting has");
+    }
+    if (link.from == link.to) fail("a link leads from " + link.from + " to itself");
+    if (!(link.bw_bytes_per_s >= 0) || !(link.latency_s >= 0)) {
+      fail("the link from " + link.from + " to " + link.to + " has a negative speed or latency, or no number");
+    }
+  }
   for (const Width& width : problem.widths) {
     if (width.bits < 0 || width.bits > 64) fail("a link carries " + std::to_string(width.bits) + " bits a value");
     check_losses(width.loss, at(problem.layers()) + 1, std::to_string(width.bits) + " bits");

@@ -79,6 +79,12 @@ Wiring::Wiring(const JointProblem& problem) {
     }
     if (own.data_host != -1) board_.data_host = global(own.data_host);
   }
+  for (const NamedLink& link : problem.links) {
+    const int from = index.at(link.from);
+    const int to = index.at(link.to);
+    board_.links.push_back({from, to, link.bw_bytes_per_s, link.latency_s});
+    linked_[at(from)] = linked_[at(to)] = 1;
+  }
   links_ = std::make_unique<LinkTable>(board_);
 }
 

@@ -84,6 +84,17 @@ def test_joint_plan_is_the_best_of_all() -> None:
     assert infeasible > 0
 
 
+def test_links_count_between_hosts_that_share_no_number_type() -> None:
+    case = random_case(np.random.default_rng(2173))
+    assert json.loads(solved(case).out)["objective_s"] == pytest.approx(find_best(case).objective, rel=1e-8)
+    problem = case.to_json()
+    assert problem["links"]
+    del problem["links"]
+    asked = ("--plan=auto", "--problem=-", "--format=json", "--objective=latency")
+    alone = json.loads(run(*asked, text=json.dumps(problem)).out)
+    assert alone["objective_s"] > 1.2 * find_best(case).objective
+
+
 def test_stopped_search_states_a_gap_that_holds() -> None:
     rng = np.random.default_rng(5)
     layers, hosts = 24, 12

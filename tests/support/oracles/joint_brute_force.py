@@ -62,9 +62,22 @@ class Case:
                 {"bits": bits, "loss": losses and [_finite(loss) for loss in losses]}
                 for bits, losses in self.widths.items()
             ],
+            "links": self._links_between_settings(),
             "max_loss": _finite(self.max_loss),
             "max_latency_s": _finite(self.max_latency),
         }
+
+    def _links_between_settings(self) -> list[dict[str, Any]]:
+        """Return the links between profiled hosts that no setting has both of."""
+        together = [
+            {host for host, kind in self.hosts.items() if kind in kinds or host == self.data_host}
+            for kinds in self.profiles.values()
+        ]
+        return [
+            {"from": a, "to": b, "bw_bytes_per_s": bandwidth, "latency_s": latency}
+            for (a, b), (bandwidth, latency) in self.links.items()
+            if {a, b} <= set().union(*together) and not any({a, b} <= hosts for hosts in together)
+        ]
 
     def _setting(self, size: int, dtype: str, kinds: dict[int, Profile]) -> dict[str, Any]:
         hosts = {name: kind for name, kind in self.hosts.items() if kind in kinds or name == self.data_host}
