@@ -175,7 +175,7 @@ def test_folders_of_pictures_and_bad_ones_among_them(
     write_pictures(tmp_path / "pictures", 5)
     (tmp_path / "pictures" / "002.png").write_bytes(b"no picture")
     options = ("-m", inputs.models["vit"], "--input", "pictures", "-u", 2)
-    # Results that arrived before the bad picture was read stay in refused.npz.part, so each run has its own output.
+    # Results that arrived before the bad picture was read stay in refused.npz.part: each run has its own.
     refused = call(*options, "--output", "refused.npz")
     assert refused.status == 2
     assert "pictures/002.png" in refused.line
