@@ -12,9 +12,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from pipeedge.api.answering import answers_in_order
 from pipeedge.api.ranks import LocalRanks
-from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.machine import processors
 from pipeedge.data import DataEnds, read_threads
@@ -39,7 +39,6 @@ from pipeedge.run.pipeline import run
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.requests import EndedError, RequestQueue
 from pipeedge.serve.service import Service
-from pipeedge.transport.channel import Channel
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -179,7 +178,7 @@ class Pipeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """ModelAnswer what was submitted, then end all ranks; after an exception, give up what waits.
+        """Answer what was submitted, then end all ranks; after an exception, give up what waits.
 
         Raises:
             PipeEdgeError: The pipeline has failed, and the body has not noticed.
@@ -241,48 +240,18 @@ class Pipeline:
         """
         if _is_one(inputs):
             return self.submit(inputs).result()  # type: ignore[arg-type]
-        return self._answers(inputs)  # type: ignore[arg-type]
-
-    def _answers(self, values: Iterable[Input]) -> Iterator[ModelAnswer]:
-        service, workers = self._opened(self._service), self._opened(self._workers)
-        items: Channel[Future[Any]] = Channel(2 * self._request.microbatch_size)
-        answers: Channel[Future[ModelAnswer]] = Channel(self._max_waiting)
-
-        def read() -> None:
-            for number, value in enumerate(values):
-                items.put(workers.submit(service.preparation.item, value, f"input[{number}]"))
-
-        def ask() -> None:
-            while (item := items.get()) is not None:
-                answers.put(service.queue.submit([item.result()], block=True)[0])
-
-        for work, output in ((read, items), (ask, answers)):
-            threading.Thread(target=_fill, args=(work, output), daemon=True).start()
-        try:
-            while (answer := answers.get()) is not None:
-                yield answer.result()
-        finally:
-            items.close()
-            answers.close()
+        return answers_in_order(
+            self._opened(self._service),
+            self._opened(self._workers),
+            inputs,  # type: ignore[arg-type]
+            group=min(self._request.microbatch_size, self._max_waiting),
+            ahead=self._max_waiting,
+        )
 
     def _opened(self, part: _Part | None) -> _Part:
         if part is None:
             raise EndedError("the pipeline is not running: use it in a with statement")
         return part
-
-
-def _fill(work: Callable[[], None], output: Channel[Future[Any]]) -> None:
-    """Do ``work``, which puts futures into ``output``; its failure becomes the last of them."""
-    try:
-        work()
-    except Closed:
-        return
-    except BaseException as error:  # raised where the answers are taken
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        with suppress(Closed):
-            output.put(failed)
-    output.finish()
 
 
 def _is_one(inputs: object) -> bool:

@@ -12,14 +12,14 @@ most ``max_passes`` microbatches with younger items leave before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 __all__ = ["Batcher", "BatchLimits", "WaitingItem"]
-
-_LOOKED_AT = 512
-"""Number of waiting items among which the company of the oldest one is chosen."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class BatchLimits:
             raise ValueError("passes and overhead must not be negative")
 
 
-@dataclass(frozen=True)
-class WaitingItem:
+class WaitingItem(NamedTuple):
     """An item that waits for a microbatch."""
 
     number: int
+    """Number of the item, above those of all earlier ones."""
     tokens: int = 1
     """Number of its tokens; 1 for images, which are all of one size."""
     deadline_s: float | None = None
@@ -56,12 +56,20 @@ class WaitingItem:
 
 
 class Batcher:
-    """The items that wait, and the choice among them."""
+    """The items that wait, and the choice among them.
+
+    No item was passed more often than an older one: what passes an item also passes all older ones. So the
+    youngest items of those ``max_passes`` microbatches that went furthest tell who must not be passed again.
+    """
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._waiting: dict[int, WaitingItem] = {}  # a dict keeps the order of arrival
-        self._passed: dict[int, int] = {}
+        self._alike: dict[int, dict[int, None]] = {}  # numbers by their tokens, in order of arrival
+        self._furthest: list[int] = []  # a heap
+        self._latest = -1
+        self._earliest_s = math.inf
+        """Time before which no deadline is over."""
 
     def __len__(self) -> int:
         """Return the number of items that wait."""
@@ -76,29 +84,40 @@ class Batcher:
         """Add ``items``, all or none. Return whether there was room for them.
 
         Raises:
-            ValueError: An item of the same number waits already.
+            ValueError: Their numbers do not go up.
         """
         if len(items) > self.room:
             return False
-        numbers = {item.number for item in items}
-        if len(numbers) < len(items) or not numbers.isdisjoint(self._waiting):
-            raise ValueError("two items have the same number")
-        self._waiting |= {item.number: item for item in items}
+        numbers = [self._latest, *(item.number for item in items)]
+        if any(number <= before for before, number in pairwise(numbers)):
+            raise ValueError("the numbers of items must go up")
+        self._latest = numbers[-1]
+        for item in items:
+            self._waiting[item.number] = item
+            self._alike.setdefault(item.tokens, {})[item.number] = None
+            if item.deadline_s is not None:
+                self._earliest_s = min(self._earliest_s, item.deadline_s)
         return True
 
     def cancel(self, numbers: Iterable[int]) -> None:
         """Remove the items that nobody wants any more; those that have left already are ignored."""
         for number in numbers:
-            self._waiting.pop(number, None)
-            self._passed.pop(number, None)
+            if (item := self._waiting.pop(number, None)) is None:
+                continue
+            alike = self._alike[item.tokens]
+            del alike[number]
+            if not alike:
+                del self._alike[item.tokens]
 
     def expire(self, now_s: float) -> tuple[int, ...]:
         """Remove the items whose deadline is over, and return their numbers."""
-        over = tuple(
-            item.number
-            for item in self._waiting.values()
-            if item.deadline_s is not None and item.deadline_s <= now_s
-        )
+        if now_s < self._earliest_s:
+            return ()
+        deadlines = {
+            item.number: item.deadline_s for item in self._waiting.values() if item.deadline_s is not None
+        }
+        over = tuple(number for number, deadline_s in deadlines.items() if deadline_s <= now_s)
+        self._earliest_s = min((each for each in deadlines.values() if each > now_s), default=math.inf)
         self.cancel(over)
         return over
 
@@ -107,37 +126,43 @@ class Batcher:
 
         Nothing is returned only if nothing waits.
         """
-        seen = list(islice(self._waiting.values(), _LOOKED_AT))
-        if not seen:
+        if not self._waiting:
             return ()
-        chosen = self._choose(seen)
-        last = max(place for place, item in enumerate(seen) if item.number in chosen)
-        for item in seen[:last]:
-            if item.number not in chosen:
-                self._passed[item.number] = self._passed.get(item.number, 0) + 1
-        numbers = tuple(item.number for item in seen if item.number in chosen)
+        numbers = tuple(sorted(self._choose()))
         self.cancel(numbers)
+        heapq.heappush(self._furthest, numbers[-1])
+        if len(self._furthest) > self._limits.max_passes:
+            heapq.heappop(self._furthest)
         return numbers
 
-    def _choose(self, seen: Sequence[WaitingItem]) -> set[int]:
-        """Return the numbers of the next microbatch's items, among those ``seen``."""
-        load = _Load(self._limits, seen[0].tokens)
-        chosen, until = {seen[0].number}, len(seen)
-        for place, item in enumerate(seen[1:], start=1):
-            if self._passed.get(item.number, 0) < self._limits.max_passes:
-                continue
+    def _choose(self) -> set[int]:
+        """Return the numbers of the next microbatch's items."""
+        oldest, *urgent = self._urgent()
+        load, chosen = _Load(self._limits, oldest.tokens), {oldest.number}
+        for item in urgent:
             if not load.join(item.tokens):
-                until = place  # nobody passes this item any more
-                break
+                return chosen  # nobody passes this item any more
             chosen.add(item.number)
-        others = [item for item in seen[1:until] if item.number not in chosen]
-        others.sort(key=lambda item: abs(item.tokens - seen[0].tokens))  # stable: the older one first
-        for item in others:
-            if load.is_full:
+        lengths = sorted(self._alike, key=lambda tokens: (abs(tokens - oldest.tokens), tokens))
+        for tokens in lengths:
+            others = (number for number in self._alike[tokens] if number not in chosen)
+            for number in list(islice(others, load.room)):
+                if not load.join(tokens):
+                    break
+                chosen.add(number)
+            if not load.room:
                 break
-            if load.join(item.tokens):
-                chosen.add(item.number)
         return chosen
+
+    def _urgent(self) -> Iterator[WaitingItem]:
+        """Yield the item that has waited longest, and those after it that must not be passed again."""
+        yield from islice(self._waiting.values(), 1)
+        is_limited = len(self._furthest) == self._limits.max_passes
+        limit = min(self._furthest, default=math.inf) if is_limited else -1
+        for item in islice(self._waiting.values(), 1, None):
+            if item.number > limit:
+                return
+            yield item
 
 
 class _Load:
@@ -149,16 +174,16 @@ class _Load:
         self._longest = tokens
 
     @property
-    def is_full(self) -> bool:
-        """Whether no further item fits, however short."""
-        return self._items == self._limits.max_items
+    def room(self) -> int:
+        """Largest number of further items."""
+        return self._limits.max_items - self._items
 
     def join(self, tokens: int) -> bool:
         """Add an item if it fits and is cheaper here than alone. Return whether it was added."""
         longest = max(self._longest, tokens)
         together = (self._items + 1) * longest
         apart = self._items * self._longest + tokens + self._limits.overhead_tokens
-        if self.is_full or together > min(apart, self._limits.max_tokens):
+        if not self.room or together > min(apart, self._limits.max_tokens):
             return False
         self._items, self._longest = self._items + 1, longest
         return True

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pipeedge.control.liveness import StageWork
-from pipeedge.serve.requests import QueueState
+from pipeedge.serve.flights import QueueState
 
 __all__ = ["ServiceFigures"]
 

@@ -1,8 +1,8 @@
 """The queue of requests: a source of items without an end, and the sink of their results.
 
     submit ──> waiting ──wait, when there is room──> under way ──feed──> pipeline
-       └─ Future                                         └──────write <── collect
-             <──────────────────── Answer ─────────────────────┘
+       └─ Future                                         └────── write <── collect
+             <──────────────────── answer ─────────────────────┘
 
 Any thread submits. The feeding thread takes microbatches, as long as not too many are under way; so what
 waits can still change its company, or be cancelled. The collecting thread writes their results. Items under
@@ -11,17 +11,15 @@ way are kept until then, and another stream can feed them again after a failure.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import torch
 
 from pipeedge.base.crew import Closed, Crew
@@ -33,19 +31,15 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
+from pipeedge.serve.flights import Counts, Entry, Flight, QueueState, outputs_of_items
 
 __all__ = [
     "EndedError",
     "ExpiredError",
     "QueueFullError",
-    "QueueState",
     "RequestQueue",
     "RequestStream",
 ]
-
-_LONGEST_RETRY_S = 60
-_SMOOTHING = 0.2
-"""Weight of the latest microbatch in the average time of an item."""
 
 
 class QueueFullError(RequestError):
@@ -63,55 +57,6 @@ class ExpiredError(RequestError):
 
 class EndedError(PeerError):
     """The pipeline has ended, or is about to end, and takes no further items."""
-
-
-@dataclass(frozen=True)
-class QueueState:
-    """State of the queue at one moment, and counts since it was opened."""
-
-    waiting: int
-    """Number of items that wait."""
-    under_way: int
-    """Number of items that are in the pipeline."""
-    answered: int
-    failed: int
-    """Number of items without an answer: cancelled, too late, or with outputs that are no numbers."""
-    refused: int
-    """Number of items that there was no room for."""
-    microbatches: int
-    tokens: int
-    """Number of tokens of all items that were answered; an image counts as one."""
-    padded_tokens: int
-    """The same with padding."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    item: Item
-    future: Future[ModelAnswer]
-
-    @property
-    def tokens(self) -> int:
-        first = self.item.tensors[0]
-        return len(first) if first.dim() == 1 else 1
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A microbatch that is under way."""
-
-    first: int
-    """Position of its first item among all items that were fed."""
-    entries: tuple[_Entry, ...]
-    fed_at: float
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(range(self.first, self.first + len(self.entries)))
-
-    @property
-    def padded_tokens(self) -> int:
-        return len(self.entries) * max(entry.tokens for entry in self.entries)
 
 
 class RequestQueue:
@@ -145,17 +90,18 @@ class RequestQueue:
         self._limits = limits
         self._class_names = class_names
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        """Notified when the feeding thread may go on."""
+        self._room = threading.Condition(self._lock)
+        """Notified when items have left the queue."""
         self._batcher = Batcher(limits)
-        self._entries: dict[int, _Entry] = {}
-        self._in_flight: deque[_Flight] = deque()
-        self._replay: deque[_Flight] = deque()
+        self._entries: dict[int, Entry] = {}
+        self._in_flight: deque[Flight] = deque()
+        self._replay: deque[Flight] = deque()
         self._tickets = 0
         self._fed = 0
-        self._answered = self._failed = self._refused = 0
-        self._microbatches = self._tokens = self._padded_tokens = 0
-        self._item_s = 0.0
-        self._written_at = -math.inf
+        self._counts = Counts()
         self._draining = False
         self._error: PipeEdgeError | None = None
 
@@ -177,15 +123,15 @@ class RequestQueue:
             EndedError: The pipeline takes no further items.
         """
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        entries = [_Entry(item, Future()) for item in items]
         if len(items) > self._limits.max_waiting:
             raise InputError(
                 f"{count(len(items), 'item')} in one request: at most {self._limits.max_waiting} may wait; "
                 "send several requests"
             )
-        with self._changed:
+        entries = list(map(Entry.of, items))
+        with self._lock:
             if block:
-                self._changed.wait_for(lambda: self._ended() or self._batcher.room >= len(items))
+                self._room.wait_for(lambda: self._ended() or self._batcher.room >= len(items))
             if self._error is not None:
                 raise self._error
             if self._draining:
@@ -196,94 +142,88 @@ class RequestQueue:
                 for ticket, entry in zip(tickets, entries, strict=True)
             ]
             if not self._batcher.offer(offered):
-                self._refused += len(items)
+                self._counts.refused += len(items)
+                waiting = len(self._batcher)
                 raise QueueFullError(
-                    f"{count(len(self._batcher), 'item')} wait already, and there is no room for "
+                    f"{count(waiting, 'item')} wait already, and there is no room for "
                     f"{len(items)} more; try again later",
-                    self._retry_after_s(),
+                    self._counts.retry_after_s(waiting),
                 )
             self._tickets += len(items)
-            self._entries |= dict(zip(tickets, entries, strict=True))
-            self._changed.notify_all()
+            self._entries.update(zip(tickets, entries, strict=True))
+            self._work.notify_all()
         for ticket, entry in zip(tickets, entries, strict=True):
-            entry.future.add_done_callback(lambda future, ticket=ticket: self._cancelled(future, ticket))  # type: ignore[misc]
+            entry.future.add_done_callback(partial(self._cancelled, ticket))
         return [entry.future for entry in entries]
 
     def drain(self) -> None:
         """Take no further items; the stream ends when all that wait have been fed."""
-        with self._changed:
+        with self._lock:
             self._draining = True
-            self._changed.notify_all()
+            self._notify_all()
 
     def abandon(self) -> None:
         """Take no further items, and give up those that wait; what is under way is still answered."""
-        with self._changed:
+        with self._lock:
             self._draining = True
-            dropped = list(self._entries.values())
-            self._batcher.cancel(tuple(self._entries))
-            self._entries.clear()
-            self._changed.notify_all()
+            dropped = self._drop_waiting()
+            self._notify_all()
         self._reject(dropped, EndedError("the pipeline was closed before the item was computed"))
 
     def fail(self, error: BaseException) -> None:
         """Give up all items without an answer, and take no others, because of ``error``."""
         cause = error if isinstance(error, PipeEdgeError) else EndedError(one_line(error))
-        with self._changed:
+        with self._lock:
             self._draining = True
             self._error = self._error or cause
-            dropped = [
-                *self._entries.values(),
-                *(entry for each in self._in_flight for entry in each.entries),
-            ]
-            self._batcher.cancel(tuple(self._entries))
-            self._entries.clear()
+            dropped = self._drop_waiting()
+            dropped += (entry for each in self._in_flight for entry in each.entries)
             self._in_flight.clear()
             self._replay.clear()
-            self._changed.notify_all()
+            self._notify_all()
         self._reject(dropped, cause)
 
     def state(self) -> QueueState:
         """Return the state of this moment."""
-        with self._changed:
-            return QueueState(
-                waiting=len(self._batcher),
-                under_way=sum(len(flight.entries) for flight in self._in_flight),
-                answered=self._answered,
-                failed=self._failed,
-                refused=self._refused,
-                microbatches=self._microbatches,
-                tokens=self._tokens,
-                padded_tokens=self._padded_tokens,
-            )
+        with self._lock:
+            under_way = sum(len(flight.entries) for flight in self._in_flight)
+            return self._counts.state(len(self._batcher), under_way)
 
     def seconds_since_result(self) -> float:
         """Return the seconds since the last result; infinite before the first."""
-        with self._changed:
-            return self._clock() - self._written_at
+        with self._lock:
+            return self._clock() - self._counts.written_at
 
     def _ended(self) -> bool:
         return self._draining or self._error is not None
 
-    def _retry_after_s(self) -> int:
-        expected_s = self._item_s * len(self._batcher)
-        return max(1, min(_LONGEST_RETRY_S, math.ceil(expected_s)))
+    def _notify_all(self) -> None:
+        self._work.notify_all()
+        self._room.notify_all()
 
-    def _cancelled(self, future: Future[ModelAnswer], ticket: int) -> None:
+    def _drop_waiting(self) -> list[Entry]:
+        """Remove all items that wait, and return them."""
+        dropped = list(self._entries.values())
+        self._batcher.cancel(tuple(self._entries))
+        self._entries.clear()
+        return dropped
+
+    def _cancelled(self, ticket: int, future: Future[ModelAnswer]) -> None:
         """Let an item leave the queue whose future was cancelled; one under way is computed in vain."""
         if not future.cancelled():
             return
-        with self._changed:
-            self._failed += 1
+        with self._lock:
+            self._counts.failed += 1
             self._batcher.cancel([ticket])
             self._entries.pop(ticket, None)
-            self._changed.notify_all()
+            self._notify_all()
 
-    def _reject(self, entries: Sequence[_Entry], error: PipeEdgeError) -> None:
+    def _reject(self, entries: Sequence[Entry], error: PipeEdgeError) -> None:
         for entry in entries:
             if entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(error)
-                with self._changed:
-                    self._failed += 1
+                with self._lock:
+                    self._counts.failed += 1
 
     # -- the feeding thread --------------------------------------------------------------------------
 
@@ -307,7 +247,7 @@ class RequestQueue:
         del rows
         if microbatch_size < self._limits.max_items:
             raise ValueError(f"microbatches of {self._limits.max_items} items do not fit {microbatch_size}")
-        with self._changed:
+        with self._lock:
             again = (each for each in self._in_flight if position is None or each.first >= position)
             self._replay = deque(again)
         return RequestStream(self, window=2 * stages + 1)
@@ -322,19 +262,19 @@ class RequestQueue:
         Raises:
             Closed: The stream was closed.
         """
-        expired: list[_Entry] = []
+        expired: list[Entry] = []
         try:
-            with self._changed:
+            with self._lock:
                 while True:
-                    self._changed.wait_for(lambda: is_closed() or self._is_ready(window))
+                    self._work.wait_for(lambda: is_closed() or self._is_ready(window))
                     if is_closed():
                         raise Closed
                     if self._replay:
-                        return _group(self._replay.popleft())
+                        return self._replay.popleft().group
                     expired += map(self._entries.pop, self._batcher.expire(self._clock()))
                     tickets = self._batcher.form()
                     if tickets:
-                        return _group(self._take_off(tickets))
+                        return self._take_off(tickets).group
                     if self._draining:
                         return None
         finally:
@@ -342,8 +282,8 @@ class RequestQueue:
 
     def wake(self) -> None:
         """Let the feeding thread look again whether its stream was closed."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._work.notify_all()
 
     def _is_ready(self, window: int) -> bool:
         if self._replay:
@@ -352,11 +292,11 @@ class RequestQueue:
             self._draining and not len(self._batcher)
         )
 
-    def _take_off(self, tickets: Sequence[int]) -> _Flight:
-        flight = _Flight(self._fed, tuple(map(self._entries.pop, tickets)), self._clock())
+    def _take_off(self, tickets: Sequence[int]) -> Flight:
+        flight = Flight(self._fed, tuple(map(self._entries.pop, tickets)), self._clock())
         self._fed += len(tickets)
         self._in_flight.append(flight)
-        self._changed.notify_all()
+        self._room.notify_all()
         return flight
 
     # -- the collecting thread -----------------------------------------------------------------------
@@ -364,7 +304,7 @@ class RequestQueue:
     @property
     def items(self) -> int:
         """Number of items that have an answer."""
-        return self._answered
+        return self._counts.answered
 
     def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
         """Do nothing: answers are not kept for a later run."""
@@ -375,38 +315,26 @@ class RequestQueue:
         return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
-        """ModelAnswer the items of the oldest microbatch under way."""
-        with self._changed:
+        """Answer the items of the oldest microbatch under way."""
+        found = outputs_of_items(outputs, microbatch.tokens)
+        with self._lock:
             flight = self._in_flight[0] if self._in_flight else None
             if flight is None or flight.numbers != microbatch.numbers:
                 raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
             self._in_flight.popleft()
-            self._note(flight)
-            self._changed.notify_all()
-        values = outputs.detach().to(torch.float32).numpy().copy()  # the link needs its memory again
-        lengths = microbatch.tokens if values.ndim > 2 else None
-        for row, entry in enumerate(flight.entries):
-            if not entry.future.set_running_or_notify_cancel():
-                continue
-            own = values[row] if lengths is None else values[row, : lengths[row]]
-            is_number = bool(np.isfinite(own).all())
-            with self._changed:
-                self._answered += is_number
-                self._failed += not is_number
-            if is_number:
+            wanted = flight.claim()
+            good = sum(found[row] is not None for row in wanted)
+            self._counts.landed(flight, self._clock())
+            self._counts.answered += good
+            self._counts.failed += len(wanted) - good
+            self._work.notify_all()
+        for row in wanted:
+            entry, own = flight.entries[row], found[row]
+            if own is not None:
                 entry.future.set_result(ModelAnswer(own, self._class_names))
             else:
                 line = f"{entry.item.source}: the outputs are no numbers: are the weights whole?"
                 entry.future.set_exception(PipeEdgeError(line))
-
-    def _note(self, flight: _Flight) -> None:
-        now = self._clock()
-        each_s = (now - max(self._written_at, flight.fed_at)) / len(flight.entries)
-        self._item_s += (each_s - self._item_s) * (_SMOOTHING if self._microbatches else 1.0)
-        self._written_at = now
-        self._microbatches += 1
-        self._tokens += sum(entry.tokens for entry in flight.entries)
-        self._padded_tokens += flight.padded_tokens
 
     def __exit__(
         self,
@@ -455,7 +383,3 @@ class RequestStream:
         """Wake the thread that waits."""
         self._closed = True
         self._queue.wake()
-
-
-def _group(flight: _Flight) -> Group:
-    return Group([(number, entry.item) for number, entry in zip(flight.numbers, flight.entries, strict=True)])

@@ -49,16 +49,24 @@ class Channel(Generic[T]):
         Raises:
             Closed: The channel was closed.
         """
+        return next(iter(self.get_waiting(1)), None)
+
+    def get_waiting(self, most: int) -> list[T]:
+        """Return up to ``most`` of the oldest values, as many as there are; blocks while there is none.
+
+        There is none once the channel is finished and empty.
+
+        Raises:
+            Closed: The channel was closed.
+        """
         with self._changed:
             while not self._values and not self._finished and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise Closed
-            if not self._values:
-                return None
-            value = self._values.popleft()
+            values = [self._values.popleft() for _ in range(min(most, len(self._values)))]
             self._changed.notify_all()
-            return value
+            return values
 
     @property
     def empty(self) -> bool:

@@ -111,9 +111,30 @@ class TestBytes:
         assert isinstance(transform, DirectoryTransform)
         assert transform.table is not None
         assert transform.encode(picture(40, 30)).dtype is torch.uint8
-        whole = replace(transform, table=None).encode(picture(40, 30))
+        assert transform.sizes is not None
+        whole = replace(transform, table=None, sizes=None).encode(picture(40, 30))
         assert whole.dtype is torch.float32
         assert torch.equal(transformed(transform, picture(40, 30)), whole)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"size": {"height": 16, "width": 16}, "do_center_crop": False},
+            {"size": {"height": 20, "width": 24}, "do_center_crop": True, "crop_size": 16, "resample": 2},
+            {"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 16},
+        ],
+    )
+    def test_pictures_of_any_kind_get_the_bytes_of_the_processor(
+        self, tmp_path: Path, options: dict[str, object]
+    ) -> None:
+        write_processor(tmp_path, image_processor_type="CLIPImageProcessor", **options)
+        transform = image_transform(vit(16, directory=tmp_path), (tmp_path,))
+        assert isinstance(transform, DirectoryTransform)
+        assert (transform.sizes is None) == ("shortest_edge" in options["size"])
+        for mode in ("RGB", "L", "RGBA", "P"):
+            for width, height in ((40, 30), (16, 16), (24, 20), (1, 9)):
+                image = picture(width, height).convert(mode)
+                assert torch.equal(transform.encode(image), replace(transform, sizes=None).encode(image))
 
     def test_a_processor_that_looks_at_the_whole_picture_keeps_its_values(self) -> None:
         def centred(image: Image.Image, **options: object) -> dict[str, list[np.ndarray]]:

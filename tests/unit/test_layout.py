@@ -44,14 +44,14 @@ data       sentence_rules source model_inputs pictures selection tables unfinish
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
-serve      batching answers preparing requests service watching figures bodies tensors replies gate asking
-           routes inference application server serving
+serve      batching answers preparing flights requests service watching figures bodies tensors replies gate
+           asking routes inference application server serving
 run        worker stage under_way data_rank context links stage_part resuming data_part parts replanning
            decision phases reporting outcome shelf epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring emitting plotting data_work
            converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
-api        ranks pipeline
+api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
            options costs engine exporting samples partition preparing dividing batches session main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look

@@ -1,0 +1,143 @@
+"""Items on their way to an answer, the microbatches that they travel in, and counts of both."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeedge.data.source import Group, Item
+from pipeedge.serve.answers import ModelAnswer
+
+__all__ = ["Counts", "Entry", "Flight", "QueueState", "outputs_of_items"]
+
+_LONGEST_RETRY_S = 60
+_SMOOTHING = 0.2
+"""Weight of the latest microbatch in the average time of an item."""
+
+
+class Entry(NamedTuple):
+    """An item, and its future answer."""
+
+    item: Item
+    future: Future[ModelAnswer]
+    tokens: int
+    """Number of its tokens; 1 for an image."""
+
+    @classmethod
+    def of(cls, item: Item) -> Entry:
+        """Return the entry of an item that begins to wait."""
+        first = item.tensors[0]
+        return cls(item, Future(), len(first) if first.dim() == 1 else 1)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A microbatch that is under way."""
+
+    first: int
+    """Position of its first item among all items that were fed."""
+    entries: tuple[Entry, ...]
+    fed_at: float
+    """Time when it was fed, in seconds."""
+
+    @cached_property
+    def group(self) -> Group:
+        """Its items as the pipeline takes them."""
+        return Group([(number, entry.item) for number, entry in enumerate(self.entries, start=self.first)])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Positions of its items among all items that were fed."""
+        return tuple(range(self.first, self.first + len(self.entries)))
+
+    def claim(self) -> list[int]:
+        """Return the rows that somebody still waits for; from now on, they cannot be cancelled."""
+        return [row for row, entry in enumerate(self.entries) if entry.future.set_running_or_notify_cancel()]
+
+
+def outputs_of_items(
+    outputs: torch.Tensor, lengths: tuple[int, ...] | None
+) -> list[npt.NDArray[np.float32] | None]:
+    """Return the outputs of each item, without padding; None for one whose outputs are not all numbers.
+
+    Args:
+        outputs: Outputs of a microbatch [items, ...].
+        lengths: Number of tokens of each item, or None for images.
+    """
+    values = outputs.detach().to(torch.float32).numpy().copy()  # the link needs its memory again
+    if values.ndim > 2 and lengths is not None:
+        rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
+        return [row if np.isfinite(row).all() else None for row in rows]
+    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    if finite.all():
+        return list(values)
+    return [row if is_number else None for row, is_number in zip(values, finite, strict=True)]
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """State of the queue at one moment, and counts since it was opened."""
+
+    waiting: int
+    """Number of items that wait."""
+    under_way: int
+    """Number of items that are in the pipeline."""
+    answered: int
+    failed: int
+    """Number of items without an answer: cancelled, too late, or with outputs that are no numbers."""
+    refused: int
+    """Number of items that there was no room for."""
+    microbatches: int
+    tokens: int
+    """Number of tokens of all items that were answered; an image counts as one."""
+    padded_tokens: int
+    """The same with padding."""
+
+
+@dataclass
+class Counts:
+    """What became of all items, and how long they take."""
+
+    answered: int = 0
+    failed: int = 0
+    refused: int = 0
+    written_at: float = -math.inf
+    """Time of the latest result, in seconds."""
+    _microbatches: int = 0
+    _tokens: int = 0
+    _padded_tokens: int = 0
+    _item_s: float = 0.0
+
+    def landed(self, flight: Flight, now: float) -> None:
+        """Count a microbatch whose outputs have come."""
+        each_s = (now - max(self.written_at, flight.fed_at)) / len(flight.entries)
+        self._item_s += (each_s - self._item_s) * (_SMOOTHING if self._microbatches else 1.0)
+        self.written_at = now
+        lengths = [entry.tokens for entry in flight.entries]
+        self._microbatches += 1
+        self._tokens += sum(lengths)
+        self._padded_tokens += len(lengths) * max(lengths)
+
+    def retry_after_s(self, waiting: int) -> int:
+        """Return the whole seconds after which ``waiting`` items have left."""
+        return max(1, min(_LONGEST_RETRY_S, math.ceil(self._item_s * waiting)))
+
+    def state(self, waiting: int, under_way: int) -> QueueState:
+        """Return the counts with those of this moment."""
+        return QueueState(
+            waiting=waiting,
+            under_way=under_way,
+            answered=self.answered,
+            failed=self.failed,
+            refused=self.refused,
+            microbatches=self._microbatches,
+            tokens=self._tokens,
+            padded_tokens=self._padded_tokens,
+        )
