@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 
 import pytest
@@ -56,16 +55,16 @@ def test_members_know_the_hubs_clock() -> None:
     """The hub's clock begins when it opens; the members' run clock is an hour ahead of it."""
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
-    started = time.monotonic()
     ahead = 3600.0
-    heard = threading.Event()
 
     def clock() -> float:
         return time.monotonic() + ahead
 
-    with Hub(listener, world_size=1, timeout_s=5) as hub:
-        connection = HubAddress(address, port).dial(5)
-        with Member(connection, rank=0, timeout_s=5, run_clock=clock) as member:
+    before = clock()
+    with Hub(listener, world_size=1, timeout_s=60) as hub:
+        after = clock()
+        connection = HubAddress(address, port).dial(60)
+        with Member(connection, rank=0, timeout_s=60, run_clock=clock) as member:
             member.hello(world_size=1, host="here")
             member.facts({})
             hub.gather()
@@ -76,10 +75,8 @@ def test_members_know_the_hubs_clock() -> None:
             member.record("a" * 60_000 + '"' * 60_000)
             member.done({})
             member.wait(Summary)
-            heard.set()
             assert member.records() == {0: "a" * 60_000 + '"' * 60_000}
             error = member.hub_clock.error_s
             assert error is not None
-            # The hub opened a moment after ``started``.
-            assert member.hub_clock(started + ahead) == pytest.approx(0.0, abs=1.0)
-            assert member.hub_clock(started + ahead) <= error
+            assert member.hub_clock(before) <= error
+            assert member.hub_clock(after) >= -error

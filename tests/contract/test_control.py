@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 from mutations import mutate_message, rounds
+from waiting import LIMIT_S
 from wire_messages import framed, plain, received
 
 from pipeedge.base import fields
@@ -252,7 +253,7 @@ def test_a_run_over_sockets() -> None:
         for thread in threads:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_ranks_that_start_after_rank_0_failed_learn_why() -> None:
@@ -306,7 +307,7 @@ def test_a_member_notices_that_the_hub_is_gone_or_silent() -> None:
             with pytest.raises(kind, match=r"rank 0 \(stage 0\) (is gone|has been silent)") as caught:
                 self.wait(Planned)
             assert ("another program" in str(caught.value)) == (not speaks)
-            assert aborted.wait(1)
+            assert aborted.wait(LIMIT_S)
 
 
 def test_another_program_on_the_port_is_recognised() -> None:

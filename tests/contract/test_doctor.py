@@ -28,6 +28,8 @@ from pipeedge.transport.new_key import make_key
 
 WITHIN_S = 60.0
 """Deadline of each diagnosis, in seconds."""
+ABSENT_S = 4.0
+"""Seconds after which a rank counts as absent, within which the others must have come."""
 WEIGHTS = find_model(DIGITS).default_weights
 
 
@@ -72,7 +74,7 @@ class Examined:
 
 
 def examine_all(
-    *ranks: Sequence[object], probes: Mapping[int, Probe] | None = None, timeout: float = 3.0
+    *ranks: Sequence[object], probes: Mapping[int, Probe] | None = None, timeout: float = 30.0
 ) -> list[Examined]:
     """Examine each rank in a thread, and check that all finish within the limit."""
     port = free_port()
@@ -154,7 +156,8 @@ def test_keys_are_checked_and_shown(tmp_path: Path) -> None:
         (alone,) = examine_all((0, 2, "--key", tmp_path / name))
         only_problem(alone, "key", said)
         assert alone.status == 2
-    first, second = examine_all((0, 2, "--key", tmp_path / "a.pem"), (1, 2, "--key", tmp_path / "b.pem"))
+    ranks = (0, 2, "--key", tmp_path / "a.pem"), (1, 2, "--key", tmp_path / "b.pem")
+    first, second = examine_all(*ranks, timeout=ABSENT_S)
     only_problem(second, "key", "rank 0 at 127.0.0.1:", "has another key: give every rank the same --key")
     assert second.status == 2
     assert any("a process at 127.0.0.1 has another key" in line for line in first.lines)
@@ -162,7 +165,7 @@ def test_keys_are_checked_and_shown(tmp_path: Path) -> None:
 
 def test_a_rank_without_the_key_of_the_others_is_told_so(tmp_path: Path) -> None:
     write_secret(tmp_path / "a.pem", make_key(), "FILE")
-    first, second = examine_all((0, 2, "--key", tmp_path / "a.pem"), (1, 2))
+    first, second = examine_all((0, 2, "--key", tmp_path / "a.pem"), (1, 2), timeout=ABSENT_S)
     only_problem(second, "ranks", "rank 0 has a key, and this rank has none")
     assert second.status == 2
     assert any("a process at 127.0.0.1 has no key" in line for line in first.lines)
@@ -170,7 +173,7 @@ def test_a_rank_without_the_key_of_the_others_is_told_so(tmp_path: Path) -> None
 
 def test_links_are_measured_with_the_key(tmp_path: Path) -> None:
     write_secret(tmp_path / "a.pem", make_key(), "FILE")
-    examined = examine_all(*((rank, 2, "--key", tmp_path / "a.pem") for rank in range(2)), timeout=10)
+    examined = examine_all(*((rank, 2, "--key", tmp_path / "a.pem") for rank in range(2)))
     assert [entry.status for entry in examined] == [0, 0], examined
     assert len([line for line in examined[0].lines if line.split()[1] == "link"]) == 2
 
@@ -182,14 +185,14 @@ def test_fault_rank_0_absent() -> None:
 
 
 def test_fault_another_rank_absent_is_named() -> None:
-    first, last = examine_all((0, 3), (2, 3), timeout=1)
+    first, last = examine_all((0, 3), (2, 3), timeout=ABSENT_S)
     for examined in (first, last):
         only_problem(examined, "ranks", "rank 1 of 3 never appeared")
         assert examined.status == 4
 
 
 def test_fault_two_processes_with_one_rank() -> None:
-    examined = examine_all((0, 3), (1, 3), (1, 3), timeout=1.5)
+    examined = examine_all((0, 3), (1, 3), (1, 3), timeout=ABSENT_S)
     refused = [entry for entry in examined if any("already joined" in line for line in entry.lines)]
     assert len(refused) == 1
     only_problem(refused[0], "ranks", "rank 1 has already joined", "start each rank once")

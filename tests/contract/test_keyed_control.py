@@ -7,7 +7,6 @@ import random
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -258,8 +257,7 @@ def test_a_handshake_that_does_not_end_is_closed(monkeypatch: pytest.MonkeyPatch
         for sock in strangers:
             while sock.recv(1 << 16):  # the answer to a handshake that has begun
                 pass
-        while len(served._connections) > 1:
-            time.sleep(0.01)
+        until(lambda: len(served._connections) == 1, "the strangers are closed")
         assert zero.error is None
 
 
@@ -268,9 +266,9 @@ def test_strangers_at_one_address_do_not_displace_a_rank_at_another() -> None:
         rank = stack.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
         for _ in range(40):
             stack.enter_context(socket.create_connection(address, source_address=("127.0.0.3", 0)))
-        while len(served._connections) < 1 + 16 or served._opened < 41:
-            time.sleep(0.01)
-        assert rank.getsockname()[0] in {each.peer for each in served._connections.values()}
+        until(lambda: served._opened == 41, "all have knocked")
+        until(lambda: len(served._connections) == 1 + 16, "those too many are closed")
+        assert rank.getsockname()[0] in {each.peer for each in list(served._connections.values())}
 
 
 def test_strangers_are_served_in_turn_by_address_and_the_newest_of_each_first() -> None:
@@ -303,4 +301,4 @@ def test_a_flood_of_handshakes_at_one_address_leaves_room_for_a_member_at_anothe
                     sock.sendall(hello)
         until(lambda: served._opened > 600, "all have knocked")
         until(lambda: len(served._connections) <= 1 + 256, "those too many are closed")
-        assert quiet.getsockname()[0] in {each.peer for each in served._connections.values()}
+        assert quiet.getsockname()[0] in {each.peer for each in list(served._connections.values())}

@@ -22,6 +22,7 @@ from ports import free_port
 from rich.console import Console
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
 from small_models import VOCABULARY
+from waiting import until
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
@@ -284,4 +285,4 @@ def test_a_run_leaves_no_thread_behind(call: Callable[..., Call]) -> None:
     for _ in range(3):
         assert call(*DIGITS, "-b", 8).status == 0
     assert call(*DIGITS, "-b", 8, "-M", "nowhere.npz").status == 2
-    assert set(threading.enumerate()) <= before
+    until(lambda: set(threading.enumerate()) <= before, "all threads have ended")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
+from pipeedge.base.payload import TensorSpec
 from pipeedge.profile import handling, network
-from pipeedge.profile.handling import measure_handling, measure_wire
+from pipeedge.profile.handling import Handling, Wire, measure_handling, measure_wire
 from pipeedge.profile.network import measure_link, parse_place
 
 
@@ -39,8 +42,8 @@ def test_both_directions_and_the_round_trip_are_measured(monkeypatch: pytest.Mon
     with serving() as (port, said):
         found = measure_link("127.0.0.1", port)
     assert found.bw_bytes_per_s == min(found.out_bytes_per_s, found.in_bytes_per_s)
-    assert found.bw_bytes_per_s > 1e6
-    assert 0 < found.round_trip_s < 1
+    assert found.bw_bytes_per_s > 0
+    assert found.round_trip_s > 0
     assert "measured" in said[0]
     assert "Mbps" in str(found)
 
@@ -147,7 +150,8 @@ def test_a_failing_network_does_not_hang_the_measurement(monkeypatch: pytest.Mon
     acquire = threading.Semaphore.acquire
 
     def count(self: threading.Semaphore, *arguments: object, **named: object) -> bool:
-        waits.append(named)
+        if threading.current_thread() is threading.main_thread():
+            waits.append(named)
         return acquire(self, *arguments, **named)
 
     monkeypatch.setattr(handling, "_WIRE_TIMEOUT_S", 0.2)
@@ -158,16 +162,16 @@ def test_a_failing_network_does_not_hang_the_measurement(monkeypatch: pytest.Mon
     assert len(waits) == 1  # not one for each piece
 
 
-def test_handling_time_grows_with_bytes() -> None:
-    import torch
+def test_handling_a_payload_takes_its_own_time_and_that_of_its_bytes() -> None:
+    ticks = itertools.count()  # a clock by which everything takes one second
+    wire = Wire(receive_s_per_byte=0.25, send_s_per_byte=0.5)
+    specs = (TensorSpec((8, 16), torch.float32), TensorSpec((8,), torch.float32))
+    found = measure_handling(specs, torch.device("cpu"), wire, clock=lambda: next(ticks), stretch=3.0)
+    size = 4 * (8 * 16 + 8)
+    assert found == Handling(receive_s=3 + 0.25 * size, send_s=3 + 0.5 * size)
 
-    from pipeedge.base.payload import TensorSpec
 
+def test_the_network_stack_takes_time_in_both_directions() -> None:
     wire = measure_wire()
     assert wire.receive_s_per_byte > 0
     assert wire.send_s_per_byte > 0
-    cpu = torch.device("cpu")
-    small = measure_handling((TensorSpec((8, 16), torch.float32),), cpu, wire)
-    large = measure_handling((TensorSpec((8, 197, 768), torch.float32),), cpu, wire)
-    assert large.receive_s > small.receive_s > 0
-    assert large.send_s > small.send_s > 0

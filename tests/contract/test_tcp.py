@@ -15,6 +15,7 @@ import pytest
 import torch
 from mutations import mutate_bytes, rounds
 from transport_cycles import LIMIT_S, SPECS, in_thread, open_all, receive_all, send
+from waiting import until
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import DeadlineError, PeerFailedError
@@ -45,6 +46,7 @@ LINK = Link(3, 5, SPECS)
 BIG = Link(3, 5, (TensorSpec((4 << 20,), torch.uint8),))
 """A link whose frames do not fit into the kernel's buffers."""
 ADDR = "127.0.0.1"
+TRANSPORT_THREADS = {"reception", "reading", "sending"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,12 @@ def pair(request: pytest.FixtureRequest, key: Membership) -> Iterator[tuple[TcpT
     yield transports
     for transport in transports:
         transport.close()
-    assert not {thread.name for thread in threading.enumerate()} & {"reception", "reading", "sending"}
+
+    def threads() -> set[str]:
+        return TRANSPORT_THREADS & {thread.name for thread in threading.enumerate()}
+
+    # Nobody waits for the thread of a link that has received its last packet.
+    until(lambda: not threads(), "its threads have ended")
 
 
 Pair = tuple[TcpTransport, TcpTransport]

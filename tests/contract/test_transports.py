@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 from transport_cycles import SPECS, cycle, gloo_rendezvous, in_thread, open_all
+from waiting import until
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
@@ -69,8 +70,8 @@ def test_a_hundred_cycles_over_tcp_leave_nothing_behind() -> None:
     cycle(two_over_tcp, LINK, 3, tcp_rendezvous)
     threads, files = threading.active_count(), process.num_fds()
     assert cycle(two_over_tcp, LINK, 100, tcp_rendezvous) == 100
-    assert threading.active_count() <= threads
-    assert process.num_fds() <= files
+    until(lambda: threading.active_count() <= threads, "all threads have ended")
+    until(lambda: process.num_fds() <= files, "all files are closed")
 
 
 @pytest.mark.parametrize(("make", "rendezvous"), NETWORKED)

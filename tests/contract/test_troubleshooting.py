@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -53,7 +54,7 @@ from pipeedge.control.attendance import Terms
 from pipeedge.control.dialling import HubAddress, connect_in_clear, explain_refusal
 from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.failover import Wanted
-from pipeedge.control.liveness import Limits, RankStatus
+from pipeedge.control.liveness import Limits, RankStatus, beat_interval_s
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import (
     FROM_HUB,
@@ -736,7 +737,13 @@ def the_hub_fails(patch: Patch) -> str:
 def a_control_thread_dies(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(status=raising(MemoryError("no more")))
-    with theirs, Member(connect_in_clear(ours), rank=1, timeout_s=1.0, callbacks=callbacks) as member:
+    clock = itertools.count(step=0.9 * beat_interval_s(60.0))  # soon it is time for a heartbeat
+    with (
+        theirs,
+        Member(
+            connect_in_clear(ours), rank=1, timeout_s=60.0, callbacks=callbacks, clock=lambda: next(clock)
+        ) as member,
+    ):
         return refused(lambda: member.wait(Planned))
 
 

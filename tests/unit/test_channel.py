@@ -11,7 +11,7 @@ import pytest
 
 from pipeedge.transport.channel import Channel, Closed
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 class Thread(threading.Thread):

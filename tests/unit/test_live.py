@@ -65,9 +65,10 @@ def displayed(console: Console, monkeypatch: pytest.MonkeyPatch) -> str:
         return 250
 
     progress = Progress(1000, [0, 1], 0.0)
-    with Display(progress, lambda: console, items, lambda: 10.0) as display:
-        display.heard({0: StageWork(3.0, 1.0, 0.0, 8), 1: StageWork(0.0, 0.5, 0.5)})
-        assert shown.wait(10)
+    display = Display(progress, lambda: console, items, lambda: 10.0)
+    display.heard({0: StageWork(3.0, 1.0, 0.0, 8), 1: StageWork(0.0, 0.5, 0.5)})  # before it shows anything
+    with display:
+        assert shown.wait(60)
     stream = console.file
     assert isinstance(stream, io.StringIO)
     return stream.getvalue()

