@@ -174,6 +174,7 @@ def remote_commands(
     name_addr: bool,
     name_hosts: bool,
     key: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[RankCommand]:
     """Return the commands that start one rank on each of ``hosts``.
 
@@ -185,6 +186,7 @@ def remote_commands(
         name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
         name_hosts: whether to add ``-H`` with all hosts.
         key: text of the membership file that all ranks are given, or None.
+        environment: environment variables to set there.
 
     Raises:
         RequestError: a host is named twice.
@@ -196,6 +198,7 @@ def remote_commands(
     extra = [*(("--addr", names[0]) if name_addr else ()), *(("-H", ",".join(names)) if name_hosts else ())]
     if key is not None:
         extra += ["--key", "-"]
+    variables = [f"{name}={value}" for name, value in environment.items()]
     return [
         RankCommand(
             rank,
@@ -206,6 +209,7 @@ def remote_commands(
                 host.name,
                 _there(
                     [
+                        *(("env", *variables) if variables else ()),
                         *(remote.python, "-u", "-m", *module.split()),
                         *(str(rank), str(len(hosts)), *extra, *arguments),
                     ],

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import NoReturn
 
 from pipeedge.base.errors import RequestError
@@ -35,7 +35,7 @@ from pipeedge.launch.commands import (
 from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.plan.spec_files import load_devices
 from pipeedge.request.config import RunRequest
-from pipeedge.request.environment import Environment, inherited_environment
+from pipeedge.request.environment import BEGINS, LAUNCHED, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.options import parse_doctor, parse_runtime
 from pipeedge.request.parsing import OneLineParser, add_common
@@ -47,6 +47,8 @@ __all__ = ["LaunchRequest", "free_port", "launch_parser", "main", "parse_launch"
 PROGRAM = "pipeedge-launch"
 _PORTS = range(28672, 32768)
 """Ports below the ephemeral ones of Linux, macOS and Windows."""
+_ASKING = MappingProxyType({LAUNCHED: "1"})
+"""Environment variables of the ranks."""
 _SCRIPTS = {RUNTIME_MODULE: "runtime.py", DOCTOR_MODULE: "pipeedge-doctor"}
 
 
@@ -117,7 +119,9 @@ def _launch(argv: Sequence[str]) -> int:
         say=lambda line: say(program_name(PROGRAM), line),
         program=program_name(_SCRIPTS[request.module]),
     )
-    return Supervisor(commands, environment, output, needed=_needed(request, commands)).run()
+    environment |= _ASKING
+    needed = _needed(request, commands)
+    return Supervisor(commands, environment, output, needed=needed, begins=f": {BEGINS}").run()
 
 
 def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = None) -> list[RankCommand]:
@@ -126,7 +130,8 @@ def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = Non
     Args:
         request: what to start.
         make_key: makes the key of a run on several machines, if it was not given one. Without it there is
-            none, as for commands that are shown, which anybody can run.
+            none, and no variable that asks the ranks for anything, as for commands that are shown, which
+            anybody can run.
 
     Raises:
         RequestError: the runtime would reject the arguments on every rank.
@@ -151,6 +156,7 @@ def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = Non
         name_addr=_lacks(request, "--addr"),
         name_hosts=asked.schedule.hosts is None,
         key=None if make_key is None or request.plain else _key(request, make_key),
+        environment={} if make_key is None else _ASKING,
     )
 
 
@@ -171,7 +177,7 @@ def _key(request: LaunchRequest, make_key: Callable[[], str]) -> str | None:
 
 
 def _needed(request: LaunchRequest, commands: Sequence[RankCommand]) -> frozenset[int] | None:
-    """Return the ranks without which the run fails; None for all."""
+    """Return the ranks without which the run fails once it has begun; None for all."""
     if request.module == DOCTOR_MODULE:
         return None
     key = ("--key", str(STANDARD_INPUT)) if any(command.secret for command in commands) else ()

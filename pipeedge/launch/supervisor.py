@@ -5,13 +5,17 @@
        │                       and report it)            end of input)
        └──Ctrl-C──────────────────────────────────────> ending, without further output
 
+A run that goes on after failures needs all ranks until rank 0 says that it begins, and only a few from then
+on. A rank that fails just before, when nobody else may know of it, is settled like any other, but the word of
+rank 0 that the run begins nevertheless takes it back.
+
 Each stream has a thread that forwards its lines, and each process one that waits for it. They report to
 the calling thread through one queue, which it reads with the deadline of the state. Nothing polls.
 """
 
 from __future__ import annotations
 
-import math
+import enum
 import os
 import queue
 import signal
@@ -32,9 +36,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 _SSH_FAILED = 255
 _SIGNALLED = 128
-_CONNECT_S = 15.0
-"""Seconds in which ssh has connected or failed (``ConnectTimeout``), and has not missed a peer yet
-(``ServerAliveInterval`` times three)."""
 _DRAIN_S = 2.0
 """Seconds to wait for the last lines of a process that has exited."""
 
@@ -48,13 +49,6 @@ class RankExit:
     """Return code as ``subprocess`` gives it: negative for a signal."""
     remote: bool = False
     """Whether the process is an ssh client."""
-    after_s: float = math.inf
-    """Seconds from its start to its end."""
-
-    @property
-    def never_connected(self) -> bool:
-        """Whether ssh failed so early that it cannot have noticed the end of a connection."""
-        return self.remote and self.code == _SSH_FAILED and self.after_s < _CONNECT_S
 
     @property
     def status(self) -> int:
@@ -119,7 +113,6 @@ class _Process:
             )
         except OSError as error:
             raise RequestError(f"cannot start {command.argv[0]}: {error.strerror}") from error
-        self._started = time.monotonic()
         if self._popen.stdin is not None and command.secret:
             with suppress(OSError):  # ssh has ended, and its output says why
                 self._popen.stdin.write(command.secret.encode())
@@ -169,8 +162,7 @@ class _Process:
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
-        after_s = time.monotonic() - self._started
-        self._ended(RankExit(self.command.rank, code, self.command.remote, after_s))
+        self._ended(RankExit(self.command.rank, code, self.command.remote))
 
 
 @dataclass(frozen=True)
@@ -198,18 +190,26 @@ class ExitLimits:
     """Seconds to exit after they were signalled."""
 
 
+class _Event(enum.Enum):
+    """An event that is not the end of a rank."""
+
+    BEGUN = enum.auto()
+    """Rank 0 has said that the run begins."""
+    UNREAD = enum.auto()
+    """The reader of our output has gone."""
+
+
 class Supervisor:
     """Runs all ranks until they have exited, or one without which the run fails has failed.
-
-    A rank whose host ssh cannot reach is one of these: a run begins with all ranks, even if it can go on
-    without some.
 
     Args:
         commands: commands of all ranks.
         environment: environment of the launcher; variables that a command sets are added if it lacks them.
         output: destination of the output.
         limits: time that the others have to exit after one has failed.
-        needed: ranks without which the run fails, and with which it is over; None for all.
+        needed: ranks without which the run fails once it has begun, and with which it is over; None for all.
+        begins: end of the line on standard error with which rank 0 says that the run begins, which is not
+            forwarded. Without it, the run has begun with its ranks.
     """
 
     def __init__(
@@ -219,15 +219,19 @@ class Supervisor:
         output: Output,
         limits: ExitLimits = ExitLimits(),
         needed: frozenset[int] | None = None,
+        begins: str | None = None,
     ) -> None:
         self._commands = commands
-        self._needed = frozenset(command.rank for command in commands) if needed is None else needed
+        self._all = frozenset(command.rank for command in commands)
+        self._needed = self._all if needed is None else needed
+        self._begins = begins
+        self._begun = begins is None
         self._environment = environment
         self._output = output
         self._message = None if output.program is None else f"{output.program}: "
         self._reported_by: dict[str, int] = {}
         self._limits = limits
-        self._events: queue.Queue[RankExit | None] = queue.Queue()
+        self._events: queue.Queue[RankExit | _Event] = queue.Queue()
         self._write = threading.Lock()
         self._quiet = False
         self._alive: dict[int, _Process] = {}
@@ -259,17 +263,25 @@ class Supervisor:
         endings: list[RankExit] = []
         deadline = None
         while self._alive:
-            ending = self._next(deadline)
-            if ending is None:
+            event = self._next(deadline)
+            if event is None:
                 self._end(signal.SIGTERM)
                 break
-            decides = ending.rank in self._needed or ending.never_connected
-            if decides:
-                endings.append(ending)
-            elif ending.status:
-                self._output.say(ending.words())
-            is_over = bool(ending.status) or self._needed.isdisjoint(self._alive)
-            if is_over and decides and deadline is None:
+            if isinstance(event, RankExit):
+                endings.append(event)
+                came: Sequence[RankExit] = (event,)
+            else:
+                self._begun, came = True, tuple(endings)
+            needed = self._needed if self._begun else self._all
+            for ending in came:
+                if ending.rank not in needed:
+                    endings.remove(ending)
+                    if ending.status:
+                        self._output.say(ending.words())
+            is_over = needed.isdisjoint(self._alive) or any(ending.status for ending in endings)
+            if not is_over:
+                deadline = None
+            elif deadline is None:
                 deadline = time.monotonic() + self._limits.settle_s
         decisive = status_of(endings)
         if decisive is None:
@@ -290,20 +302,24 @@ class Supervisor:
         while self._alive and self._next(deadline) is not None:
             pass
 
-    def _next(self, deadline: float | None) -> RankExit | None:
-        """Return the ending of the next rank that exits, or None at ``deadline``."""
+    def _next(self, deadline: float | None) -> RankExit | _Event | None:
+        """Return the ending of the next rank that exits, or another event; None at ``deadline``."""
         try:
-            ending = self._events.get(
+            event = self._events.get(
                 timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
             )
         except queue.Empty:
             return None
-        if ending is None:
+        if event is _Event.UNREAD:
             raise KeyboardInterrupt
-        del self._alive[ending.rank]
-        return ending
+        if isinstance(event, RankExit):
+            del self._alive[event.rank]
+        return event
 
     def _forward(self, rank: int, text: str, is_error: bool) -> None:
+        if rank == 0 and is_error and self._begins is not None and text.rstrip().endswith(self._begins):
+            self._events.put(_Event.BEGUN)
+            return
         with self._write:
             if self._quiet or (is_error and self._was_reported(rank, text)):
                 return
@@ -311,7 +327,7 @@ class Supervisor:
                 self._output.lines(f"{self._output.mark(rank)}{text}", error=is_error)
             except OSError:  # the reader of our output has gone, so stop as on Ctrl-C
                 self._quiet = True
-                self._events.put(None)
+                self._events.put(_Event.UNREAD)
 
     def _was_reported(self, rank: int, text: str) -> bool:
         """Return whether another rank printed this message: a mistake in the options appears on all ranks."""

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["TRAIN_LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
+__all__ = ["BEGINS", "LAUNCHED", "TRAIN_LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
 
 TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
 """Environment variable in which ``train.py`` tells its workers which process started them."""
+LAUNCHED = "PIPEEDGE_LAUNCHED"
+"""Environment variable with which ``pipeedge-launch`` asks rank 0 to say ``BEGINS``."""
+BEGINS = "the run begins"
+"""What rank 0 says on standard error once there is a plan, to the launcher, which does not show it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Environment:
     """Identifier of this run among those that share one agent's store."""
     train_launcher: int | None = None
     """Process ID of the launcher of this ``train.py`` worker, which must not outlive it."""
+    launched: bool = False
+    """Whether ``pipeedge-launch`` has started this rank, and waits for word that the run begins."""
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)
     """All variables, for options that name one."""
 
@@ -66,6 +72,7 @@ class Environment:
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             agent_run=f"{run_id}/{restarts}",
             train_launcher=number(TRAIN_LAUNCHER),
+            launched=environ.get(LAUNCHED) == "1",
             variables=dict(environ),
         )
 

@@ -69,6 +69,8 @@ class RankContext:
     """Rendezvous of the links, served by rank 0."""
     open_ends: OpenEnds | None = None
     """Opens input and results on the data rank; None if they are the files of the request."""
+    begins: Callable[[], None] = lambda: None
+    """Called on rank 0 once there is a plan."""
     activity: Activity = field(default_factory=Activity)
     crew: Crew = field(default_factory=Crew)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)

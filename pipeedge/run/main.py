@@ -23,7 +23,7 @@ from pipeedge.base.postponing import META_KERNELS, postponed
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import printable
-from pipeedge.request.environment import Environment
+from pipeedge.request.environment import BEGINS, Environment
 from pipeedge.request.options import parse_runtime
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def main() -> NoReturn:
 
 
 def _run() -> None:
-    command = parse_runtime(sys.argv[1:], Environment.read())
+    environment = Environment.read()
+    command = parse_runtime(sys.argv[1:], environment)
     share_one_heap()
     limit_threads()
     # Otherwise torch logs broken connections before the line with the reason. It reads this when imported.
@@ -62,11 +63,15 @@ def _run() -> None:
     def warn(line: str) -> None:
         say(program_name(PROGRAM), f"rank {command.request.world.rank}: {line}")
 
+    def begins() -> None:
+        if environment.launched:
+            warn(BEGINS)
+
     if command.dry_run:
         show_schedule(command.request, lambda line: print_result(printable(line)))
     else:
         with _served(command.request, warn) as open_ends:
-            run(command.request, _open_console, warn, open_ends)
+            run(command.request, _open_console, warn, open_ends, begins)
 
 
 @contextmanager

@@ -133,6 +133,8 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     decider = Decider(context)
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on)
+    if session.serves_hub:
+        context.begins()
     if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
 

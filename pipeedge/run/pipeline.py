@@ -61,6 +61,7 @@ def run(
     open_console: Callable[[], Console],
     warn: Callable[[str], None],
     open_ends: OpenEnds | None = None,
+    begins: Callable[[], None] = lambda: None,
 ) -> RunReport | None:
     """Take part in a run. Returns the report on the data rank, None on the others.
 
@@ -69,6 +70,7 @@ def run(
         open_console: Opens the console where the data rank prints its table.
         warn: Called with a line for the user that ends nothing; from any thread.
         open_ends: Opens input and results on the data rank, if they are not the files of the request.
+        begins: Called on rank 0 once there is a plan, so that from then on a rank may be lost.
 
     Raises:
         PipeEdgeError: The run failed; the message is one line for the user.
@@ -85,7 +87,7 @@ def run(
         warn(open_to_all())
     transport = make_transport(request.transport, world.rank, membership)
     rendezvous = make_rendezvous(request.transport, world.addr, membership)
-    context = RankContext(request, model, open_console, warn, transport, rendezvous, open_ends)
+    context = RankContext(request, model, open_console, warn, transport, rendezvous, open_ends, begins)
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,

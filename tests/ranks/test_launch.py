@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from pipeedge.launch.commands import (
     remote_commands,
 )
 from pipeedge.launch.supervisor import ExitLimits, Output, Supervisor
+from pipeedge.request.environment import BEGINS
 
 LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
@@ -166,6 +167,12 @@ class RecordedOutput:
         output = Output(self, self.said.append, program=program)
         return Supervisor(commands, dict(os.environ), output, ExitLimits(**limits)).run()
 
+    def supervise_going_on(self, commands: Sequence[RankCommand], **limits: float) -> int:
+        """Supervise a run that needs only rank 0, once that says ``begins``."""
+        output, needed = Output(self, self.said.append), frozenset({0})
+        limit = ExitLimits(**limits)
+        return Supervisor(commands, dict(os.environ), output, limit, needed, begins=": begins").run()
+
 
 def test_a_run_that_goes_on_ends_with_the_ranks_that_it_needs() -> None:
     """Rank 1 fails at once, rank 2 would run for ever, and rank 0 does not mind."""
@@ -185,6 +192,39 @@ def test_a_run_that_goes_on_ends_with_the_ranks_that_it_needs() -> None:
     assert supervised.run() == 0
     assert output.said == ["rank 1 exited with status 4"]
     assert output.lines == [("[0] done\n", False)]
+
+
+@pytest.mark.parametrize(("code", "remote", "status"), [(1, False, 1), (255, True, 4)])
+def test_a_run_that_goes_on_ends_if_a_rank_fails_before_it_begins(
+    code: int, remote: bool, status: int
+) -> None:
+    output = RecordedOutput()
+    commands = [
+        python(0, "import time; time.sleep(600)"),
+        python(1, f"raise SystemExit({code})", remote=remote),
+    ]
+    assert output.supervise_going_on(commands, settle_s=0.1) == status
+    (line,) = output.said
+    assert line.startswith("rank 1 ")
+
+
+def test_word_that_the_run_begins_excuses_ranks_that_failed_before(tmp_path: Path) -> None:
+    """Rank 1 may end before or after the launcher hears of the beginning, but not before rank 0 knows."""
+    output, up = RecordedOutput(), tmp_path / "up"
+    begin = "import pathlib, sys, time; print('rank 0: begins', file=sys.stderr)"
+    gone = "while pathlib.Path('/proc', pid).exists(): time.sleep(0.01)"
+    wait = f"while not pathlib.Path({str(up)!r}).exists(): time.sleep(0.01)"
+    commands = [
+        python(0, f"import pathlib, time\n{wait}\npid = open({str(up)!r}).read()\n{gone}\n{begin}"),
+        python(
+            1,
+            f"import os\nopen('{up}.new', 'w').write(str(os.getpid()))\nos.rename('{up}.new', {str(up)!r})\n"
+            "raise SystemExit(4)",
+        ),
+    ]
+    assert output.supervise_going_on(commands, settle_s=30) == 0
+    assert output.said == ["rank 1 exited with status 4"]
+    assert output.lines == []
 
 
 def test_output_is_forwarded_by_rank_and_stream() -> None:
@@ -355,7 +395,8 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
 FAKE_SSH = """#!/bin/sh
 # Runs the command here, as sshd would with the login shell there.
 while [ $# -gt 2 ]; do echo "$1" >> "$FAKE_SSH_LOG"; shift; done
-[ "$1" = unreachable ] && { echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }
+[ "$1" = unequipped ] && { echo "python: No module named pipeedge" >&2; exit 1; }
+[ "$1" = clumsy ] && { ${SHELL:-sh} -c "$2"; exit 3; }
 exec ${SHELL:-sh} -c "$2"
 """
 
@@ -375,8 +416,9 @@ def fake_ssh(tmp_path: Path) -> dict[str, str]:
 
 
 def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path, quick_python: Path) -> None:
+    """The second ssh fails after its rank, which does not matter once the run has begun."""
     done = launch(
-        *("--hosts", "pi1,you@pi2", "--user", "me"),
+        *("--hosts", "pi1,you@clumsy", "--user", "me"),
         *("--python", quick_python, "--directory", tmp_path, "--"),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits", "-b", 16, "--output", "out.csv"),
         *TIMEOUT,
@@ -384,7 +426,9 @@ def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path,
     )
     assert done.returncode == 0, done.stderr
     assert "[0]" in done.stdout
-    assert "pi2" in done.stdout  # -H names the hosts in the report
+    assert done.stderr.splitlines()[-1] == "pipeedge-launch: rank 1 exited with status 3"
+    assert BEGINS not in done.stderr  # which the ranks say to the launcher alone
+    assert "clumsy" in done.stdout  # -H names the hosts in the report
     assert (tmp_path / "out.csv").read_text().count("\n") == 17
     log = (tmp_path / "log").read_text().split()
     assert [log[index + 1] for index, word in enumerate(log) if word == "-l"] in (
@@ -394,15 +438,15 @@ def test_hosts_over_a_stand_in_for_ssh(fake_ssh: dict[str, str], tmp_path: Path,
     assert log.count("BatchMode=yes") == 2
 
 
-def test_a_host_that_ssh_cannot_reach_stops_all_ranks(fake_ssh: dict[str, str], quick_python: Path) -> None:
+def test_a_rank_that_cannot_start_stops_all_ranks(fake_ssh: dict[str, str], quick_python: Path) -> None:
     done = launch(
-        *("--hosts", "pi1,unreachable", "--python", quick_python, "--"),
+        *("--hosts", "pi1,unequipped", "--python", quick_python, "--"),
         *("--addr", "127.0.0.1", "--port", free_port(), "-m", "vit-digits"),
         **fake_ssh,
     )
-    assert done.returncode == 4
-    assert "[1] ssh: connect to host unreachable" in done.stderr
-    assert "rank 1 is lost: ssh could not connect" in done.stderr
+    assert done.returncode == 1
+    assert "[1] python: No module named pipeedge" in done.stderr
+    assert done.stderr.splitlines()[-1] == "pipeedge-launch: rank 1 exited with status 1"
 
 
 def test_a_remote_rank_stops_when_its_connection_closes(tmp_path: Path) -> None:
