@@ -40,6 +40,14 @@ class StageWork(Struct, frozen=True, array_like=True):
     wait_link_s: Amount = 0.0
     bits: Annotated[int, Meta(ge=0, le=64)] = 0
     """Bits per value on its outgoing link."""
+    items: Count = 0
+    """Number of items of the microbatches that it has finished."""
+    compute_s: Amount = 0.0
+    """Seconds spent computing them, without decoding and encoding."""
+    link_items: Count = 0
+    """Number of items that crossed its outgoing link, as far as receipts measure that."""
+    link_s: Amount = 0.0
+    """Seconds that they occupied the link."""
 
     @property
     def seconds(self) -> float:

@@ -96,6 +96,8 @@ class Lane:
         self._began_at = 0.0
         self._finished = self._state[2]
         """Seconds of each phase when the last microbatch was finished."""
+        self._items: tuple[int, list[float]] = (0, self._finished)
+        """Items of all finished microbatches, and ``_finished``; replaced as a whole."""
 
     def begin(self) -> None:
         """Begin with the first phase."""
@@ -127,6 +129,7 @@ class Lane:
             start += seconds[0]
             seconds = (0.0, *seconds[1:])
         self._finished = totals
+        self._items = (self._items[0] + items, totals)
         self.microbatches += 1
         row = Row(number, 1, items, size, bits, start, seconds)
         if self._observer is not None:
@@ -152,6 +155,14 @@ class Lane:
     def tally(self, phase: ThreadState) -> Tally:
         """Return how often and how long the lane was in ``phase``, up to the last finished microbatch."""
         return Tally(self.microbatches, self._finished[self._places[phase]])
+
+    def items_in(self, phase: ThreadState) -> Tally:
+        """Return the items of all finished microbatches, and their seconds in ``phase``.
+
+        Any thread may ask.
+        """
+        items, seconds = self._items
+        return Tally(items, seconds[self._places[phase]])
 
     def totals(self) -> dict[ThreadState, float]:
         """Return the seconds of each phase until now, including the current one."""

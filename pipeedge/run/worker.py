@@ -211,6 +211,9 @@ class Outgoing:
         """Throughput of the fastest packet. Others may have waited until the other end took earlier ones."""
         self.bytes = Tally()
         """Bytes of all packets."""
+        self.crossed = Tally()
+        """Items that receipts say have crossed the link, and the seconds that they occupied it; replaced as a
+        whole, so that any thread may read it."""
         self._sender = end.sender
         self._peer = end.peer
         self._receipts = end.receipts
@@ -239,13 +242,13 @@ class Outgoing:
             return 0
         self.bytes.add(shipment.bytes)
         if self._receipts:
-            self._watched.put(_Watched(self._sent, packet.number, self._clock(), shipment))
+            self._watched.put(_Watched(self._sent, packet.number, packet.items, self._clock(), shipment))
             return shipment.bytes
         if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
             self._watch_next, self._watch_at = 2, started + _WATCH_S
         if self._watch_next:
             self._watch_next -= 1
-            self._watched.put(_Watched(self._sent, packet.number, started, shipment))
+            self._watched.put(_Watched(self._sent, packet.number, packet.items, started, shipment))
         return shipment.bytes
 
     def finish(self) -> None:
@@ -282,6 +285,7 @@ class Outgoing:
             now = self._clock()
             seconds = receipt.link_seconds(now - watched.started)
             self.seconds.add(seconds)
+            self.crossed = Tally(self.crossed.count + watched.items, self.crossed.total + seconds)
             self._link_seconds.append(seconds)
             if seconds > 0:
                 self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
@@ -310,6 +314,7 @@ class _Watched:
     number: int
     """Number among the packets sent, from 1."""
     microbatch: int
+    items: int
     started: float
     """Time when posting began; on a link with receipts, when it ended."""
     shipment: Shipment
@@ -382,6 +387,7 @@ class StageLoop:
     def work(self) -> StageWork:
         """Return how the stage has spent its time so far."""
         totals = self.lane.totals()
+        computed, crossed = self.lane.items_in(ThreadState.COMPUTE), self._outgoing.crossed
         return StageWork(
             busy_s=sum(
                 totals[doing] for doing in (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE)
@@ -389,6 +395,10 @@ class StageLoop:
             wait_input_s=totals[ThreadState.WAIT_INPUT],
             wait_link_s=totals[ThreadState.WAIT_LINK],
             bits=round(self._steps.bits()),
+            items=computed.count,
+            compute_s=computed.total,
+            link_items=crossed.count,
+            link_s=crossed.total,
         )
 
     def _step(self, packet: Packet) -> Packet:

@@ -18,7 +18,7 @@ from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, Rendezvous
+from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
 
@@ -284,6 +284,10 @@ class FakeShipment:
         if not self._arrived.wait(LIMIT_S):
             raise TimeoutError
 
+    def receipt(self) -> Receipt:
+        self.wait()
+        return Receipt(apart_s=0.5, held_s=1.0)
+
 
 def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
     clock = Clock()
@@ -302,6 +306,19 @@ def test_sending_measures_how_long_a_packet_occupies_the_link() -> None:
     assert (outgoing.bytes.count, outgoing.bytes.mean) == (1, 1000)
     assert outgoing.best_bytes_per_s == 500
     assert outgoing.send_s_best == 2.0
+
+
+def test_receipts_tell_how_many_items_crossed_the_link_in_what_time() -> None:
+    clock, link = Clock(), FakeLink()
+    outgoing = Outgoing(SendingEnd(link, 1, receipts=True), Activity(), clock)
+    crew = Crew()
+    outgoing.send(packet(0))
+    clock.now = 2.0
+    link.arrivals[0].set()
+    outgoing.finish()
+    crew.start("watch", outgoing.run)
+    assert crew.wait(LIMIT_S)
+    assert (outgoing.crossed.count, outgoing.crossed.total) == (packet(0).items, 0.5)
 
 
 # --- counting ---------------------------------------------------------------------------------------

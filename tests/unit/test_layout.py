@@ -40,6 +40,7 @@ control    clocks failures liveness messages epoch_messages epochs changing epoc
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
+           conditions drift beside live_choice
 data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
@@ -110,7 +111,11 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
+    "plan.beside",
+    "plan.conditions",
+    "plan.drift",
     "plan.facts",
+    "plan.live_choice",
     "plan.problem",
     "plan.prediction",
     "plan.specs",

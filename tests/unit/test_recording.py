@@ -133,6 +133,21 @@ def test_totals_include_the_current_phase() -> None:
     assert lane.tally(ThreadState.COMPUTE).total == 0
 
 
+def test_items_in_a_phase_are_those_of_finished_microbatches() -> None:
+    clock = Clock()
+    lane = Lane(LaneId.stage(0), STAGE, clock)
+    assert (lane.items_in(ThreadState.COMPUTE).count, lane.items_in(ThreadState.COMPUTE).total) == (0, 0.0)
+    lane.begin()
+    for items in (3, 2):
+        lane.enter(ThreadState.COMPUTE)
+        clock.now += 1.5
+        lane.enter(ThreadState.WAIT_LINK)
+        lane.finish(0, items)
+    lane.enter(ThreadState.COMPUTE)
+    clock.now += 9.0
+    assert (lane.items_in(ThreadState.COMPUTE).count, lane.items_in(ThreadState.COMPUTE).total) == (5, 3.0)
+
+
 def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
     link = LinkLane(LaneId.link(0), 1, capacity=8)
     for number in range(1000):

@@ -1,0 +1,185 @@
+"""Windows over the work of a run's stages, and numbers that have moved for good. Pure: time is passed in.
+
+    heartbeats of the stages ──WindowMaker──> WorkWindow ──> seconds an item ──Drift──> what has moved
+
+A window is several seconds and several microbatches of every stage. Its figures are quotients of sums, not
+medians of microbatches: where a processor has a quota, some microbatches are computed in one piece and
+others wait for the next period, and a median sees only one of the two kinds. What is robust to a disturbance
+is ``Drift``, which wants several windows in a row on the same side.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pipeedge.control.liveness import StageWork
+from pipeedge.plan.conditions import StageFigures
+
+__all__ = ["MANY_WINDOWS", "WINDOWS", "Drift", "WorkWindow", "WindowMaker"]
+
+_Key = TypeVar("_Key")
+
+WINDOWS = 3
+"""Number of windows in a row after which a number has moved."""
+MANY_WINDOWS = 4 * WINDOWS
+"""Number of windows in whose mean a number has moved that comes and goes."""
+_MOVED = 1.25
+"""Ratio to what was expected, or its inverse, from which on a window counts."""
+_NEAR = 1.1
+"""Ratio to what was expected up to which a number is what was expected."""
+_WINDOW_S = 5.0
+_MICROBATCHES = 6
+"""Shortest window: seconds, and microbatches of every stage."""
+
+
+@dataclass(frozen=True)
+class WorkWindow:
+    """The work of all stages during a few seconds."""
+
+    epoch: int
+    """Number of the plan that ran."""
+    end_s: float
+    seconds: float
+    items: int
+    """Number of items that the last stage finished."""
+    stages: tuple[StageFigures, ...]
+
+    @property
+    def items_per_s(self) -> float:
+        """Items per second that left the last stage."""
+        return self.items / self.seconds
+
+
+class WindowMaker:
+    """Makes windows of the counters that the stages send with their heartbeats.
+
+    Args:
+        microbatch_size: number of items in a microbatch.
+        seconds: shortest duration of a window.
+    """
+
+    def __init__(self, microbatch_size: int, seconds: float = _WINDOW_S) -> None:
+        self._least_items = _MICROBATCHES * microbatch_size
+        self._microbatch_size = microbatch_size
+        self._seconds = seconds
+        self._epoch: int | None = None
+        self._since_s = 0.0
+        self._before: tuple[StageWork, ...] | None = None
+
+    def add(self, now_s: float, epoch: int, work: Sequence[StageWork | None]) -> WorkWindow | None:
+        """Return the window that the counters of this moment complete, or None if there is none yet.
+
+        The first microbatch of every stage is left out, as it finds cold caches and fills the pipeline.
+
+        Args:
+            now_s: time, by any clock that does not go back.
+            epoch: number of the plan that runs.
+            work: counters of each stage, None where they are not known.
+        """
+        known = tuple(one for one in work if one is not None)
+        if len(known) < len(work) or not known:
+            self._before = None
+            return None
+        before = self._before
+        if epoch != self._epoch or before is None or len(before) != len(known) or _shrinks(before, known):
+            warm = all(one.items > self._microbatch_size for one in known)
+            self._epoch, self._since_s, self._before = epoch, now_s, known if warm else None
+            return None
+        items = [now.items - then.items for then, now in zip(before, known, strict=True)]
+        if now_s - self._since_s < self._seconds or min(items) < self._least_items:
+            return None
+        window = WorkWindow(
+            epoch,
+            now_s,
+            now_s - self._since_s,
+            items[-1],
+            tuple(_figures(then, now) for then, now in zip(before, known, strict=True)),
+        )
+        self._since_s, self._before = now_s, known
+        return window
+
+
+def _shrinks(before: Sequence[StageWork], now: Sequence[StageWork]) -> bool:
+    """Return whether a counter has begun anew."""
+    return any(new.items < old.items for old, new in zip(before, now, strict=True))
+
+
+def _figures(before: StageWork, now: StageWork) -> StageFigures:
+    crossed = now.link_items - before.link_items
+    return StageFigures(
+        (now.compute_s - before.compute_s) / (now.items - before.items),
+        (now.link_s - before.link_s) / crossed if crossed > 0 else None,
+    )
+
+
+class Drift(Generic[_Key]):
+    """Numbers, each compared with what is expected of it, window after window.
+
+    A number has moved if it was too high, or too low, in several windows in a row, or in the mean of many,
+    of which the most extreme are left out. What a disturbance does to one window, or noise to all of them,
+    moves nothing.
+    """
+
+    def __init__(self) -> None:
+        self._expected: dict[_Key, float] = {}
+        self._latest: dict[_Key, deque[float]] = {}
+        self._duration: dict[_Key, int] = {}
+
+    def expect(self, expected: Mapping[_Key, float]) -> None:
+        """Compare with other numbers from now on; 1 is expected of those that are missing."""
+        self._expected = dict(expected)
+        self._latest.clear()
+        self._duration.clear()
+
+    def add(self, values: Mapping[_Key, float]) -> None:
+        """Note the numbers of one more window. Numbers that are missing have not been measured."""
+        self._latest = {key: self._latest.get(key, deque(maxlen=MANY_WINDOWS)) for key in values}
+        for key, value in values.items():
+            self._latest[key].append(value)
+        self._duration = {
+            key: max(least, self._duration.get(key, 0) + 1) for key in values if (least := self._off(key))
+        }
+
+    def _off(self, key: _Key) -> int:
+        """Return how many windows show that a number has moved; 0 if it has not."""
+        expected, latest = self._expected.get(key, 1.0), list(self._latest[key])
+        last = latest[-WINDOWS:]
+        if len(last) == WINDOWS and (min(last) > expected * _MOVED or max(last) * _MOVED < expected):
+            return WINDOWS
+        middle = _middle(latest)
+        if len(latest) == MANY_WINDOWS and not expected / _MOVED < middle < expected * _MOVED:
+            return MANY_WINDOWS
+        return 0
+
+    @property
+    def duration(self) -> int:
+        """Number of windows for which something has moved already; 0 if nothing has."""
+        return max(self._duration.values(), default=0)
+
+    def moved(self) -> dict[_Key, float]:
+        """Return the numbers that have moved, as multiples of what was expected."""
+        now = self.settled()
+        return {key: now[key] / self._expected.get(key, 1.0) for key in self._duration}
+
+    def settled(self) -> dict[_Key, float]:
+        """Return each number as far as it is known; one that has just moved is that of the latest windows.
+
+        Those that are near to what was expected are what was expected, so that equal hosts stay equal.
+        """
+        found = dict(self._expected)
+        for key, values in self._latest.items():
+            expected, latest = self._expected.get(key, 1.0), list(values)
+            moves = self._off(key) == WINDOWS
+            middle = statistics.median(latest[-WINDOWS:]) if moves else _middle(latest)
+            found[key] = expected if expected / _NEAR < middle < expected * _NEAR else middle
+        return found
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the mean without the most extreme sixth at each end."""
+    left_out = len(values) // 6
+    return statistics.fmean(sorted(values)[left_out : len(values) - left_out])

@@ -1,0 +1,326 @@
+"""Decide whether a running pipeline should have another plan. Pure: the search is passed in.
+
+    WorkWindow ──measured──> Conditions ──Drift──> nothing has moved: nothing to do
+                              │                something has, or hosts have come ──search──> candidates
+                              └──history──> throughput of each candidate and of the present plan, under the
+                                            conditions of the latest windows ──worth it?──> Proposal
+
+A change has to pay for all of the latest windows together, not for the latest one, and each change doubles
+the number of those windows for a while. So a load that comes and goes soon faces the plan that is best for
+its mixture, instead of being chased.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeedge.base.wording import figure
+from pipeedge.plan.beside import fits_beside
+from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured, period_s
+from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow
+from pipeedge.plan.problem import Problem
+
+__all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search"]
+
+Placing = tuple[PlacedStage, ...]
+Search = Callable[[Conditions, frozenset[str], Placing], Placing | None]
+"""Returns the best stages for the conditions, on some hosts, that can be loaded beside the present ones."""
+_Key = tuple[str, ...]
+"""A host, or the two hosts of a link."""
+
+LEAST_GAIN = 0.08
+"""Smallest gain that is worth a change, as a fraction."""
+HORIZON_S = 600.0
+"""Seconds that a run without an end is taken to go on."""
+_LOAD_BYTES_PER_S = 100e6
+"""Rate at which weights are taken to be loaded; what they cost is a part of what a change has to pay for."""
+_SPARE_S = 2.0
+"""Seconds that a change has to save at least."""
+_KEPT = 240
+"""Number of windows for which conditions are remembered."""
+_REMEMBERED = 3 * _KEPT
+"""Number of windows for which a change makes others wait."""
+_LIMITED = 0.7
+"""Below this part of the throughput that the stages allow, something else limits it: input, or requests."""
+_CANDIDATES = 4
+"""Number of plans that are remembered."""
+_LOOKED = 8 * WINDOWS
+"""Number of windows during which it is looked for a better plan after hosts have come or gone."""
+_PAID = -0.03
+"""Measured gain below which a change is taken back."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Another plan, and what it promises."""
+
+    stages: Placing
+    gain: float
+    """Predicted gain in throughput, as a fraction."""
+    why: str
+    """What has changed, for the user."""
+
+
+@dataclass(frozen=True)
+class MeasuredGain:
+    """What a change has brought."""
+
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A change whose gain is not known yet."""
+
+    before: Placing
+    items_per_s: float
+    predicted: float
+
+
+class LivePlanning:
+    """Watches a run and proposes other plans.
+
+    Args:
+        problem: the profiles of all hosts.
+        search: finds the best plan for some conditions.
+        varying: whether items differ in size, like sentences.
+    """
+
+    def __init__(self, problem: Problem, search: Search, *, varying: bool = False) -> None:
+        self._problem = problem
+        self._search = search
+        self._varying = varying
+        self._drift: Drift[_Key] = Drift()
+        self._present: Placing = ()
+        self._hosts: frozenset[str] = frozenset()
+        self._met: int | None = None  # windows since the hosts have changed
+        self._windows = 0
+        self._history: deque[tuple[Conditions, float]] = deque(maxlen=_KEPT)
+        self._seen_at: dict[_Key, int] = {}
+        self._candidates: deque[Placing] = deque(maxlen=_CANDIDATES)
+        self._failed: dict[Placing, int] = {}  # the window in which a plan turned out to be slower
+        self._changes: list[int] = []  # windows in which the plan was changed
+        self._trial: _Trial | None = None
+        self._back: Placing | None = None  # the plan before, if the present one has turned out to be slower
+        self._rates: list[float] = []  # of the present plan
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def changed(self, proposal: Proposal) -> None:
+        """Note that the run follows a proposal from now on."""
+        self._changes.append(self._windows)
+        recent = [rate for _, rate in list(self._history)[-WINDOWS:]]
+        self._trial = _Trial(self._present, statistics.median(recent), proposal.gain)
+        self._candidates.append(self._present)
+        self._restart(proposal.stages)
+
+    def take(
+        self, window: WorkWindow, present: Placing, hosts: frozenset[str], left_items: float | None
+    ) -> Proposal | None:
+        """Return a plan that is worth a change, or None.
+
+        Args:
+            window: what the present plan did.
+            present: stages of the plan that runs.
+            hosts: hosts that may have a part.
+            left_items: items that are still to be computed; None for a run without an end.
+        """
+        began = self._windows > 0
+        if present != self._present:  # not by a proposal: a rank was lost
+            self._trial = None
+            self._restart(present)
+            self._met = 0 if began else None
+        if hosts != self._hosts:
+            self._met = 0 if began else None
+            self._hosts = hosts
+        self._note(window)
+        waited = self._due()
+        if waited is None:
+            return self._taken_back()
+        self._look(self._expected())
+        if self._patience() > WINDOWS:
+            self._look(_mean(list(self._recent(self._patience()))))
+        return self._best(waited, left_items) or self._taken_back()
+
+    def gain(self) -> MeasuredGain | None:
+        """Return what the latest change has brought, once, when that is known."""
+        trial = self._trial
+        if trial is None or len(self._rates) < WINDOWS:
+            return None
+        found = MeasuredGain(trial.predicted, statistics.median(self._rates) / trial.items_per_s - 1)
+        if found.measured < _PAID and self._is_limit(_LIMITED / 2):
+            self._failed[self._present] = self._windows
+            self._back = trial.before
+            self._changes.append(self._windows)  # it counts twice
+        self._trial = None
+        return found
+
+    # -- details ----------------------------------------------------------------------------------
+
+    def _restart(self, present: Placing) -> None:
+        self._drift.expect(self._drift.settled())
+        self._present = present
+        self._back = None
+        self._rates = []
+        self._met = None
+
+    def _note(self, window: WorkWindow) -> None:
+        """Note one more window."""
+        self._windows += 1
+        seen = measured(self._problem, self._present, window.stages, varying=self._varying)
+        values: dict[_Key, float] = {(host,): slow / seen.common for host, slow in seen.hosts.items()}
+        values |= {pair: slow / seen.common for pair, slow in seen.links.items()}
+        self._drift.add(values)
+        self._seen_at |= dict.fromkeys(values, self._windows)
+        self._history.append((seen, window.items_per_s))
+        self._rates.append(window.items_per_s)
+        if self._met is not None:
+            self._met = self._met + 1 if self._met < _LOOKED else None
+        if (
+            self._windows - self._memory() in self._seen_at.values()
+        ):  # a host without a stage may have recovered
+            self._met = 0
+
+    def _due(self) -> int | None:
+        """Return for how many windows something has been other than planned, when it is time to look."""
+        for since in (self._drift.duration, self._met or 0):
+            times, rest = divmod(since, WINDOWS)
+            if times and not rest and not times & (times - 1):
+                return since
+        return None
+
+    def _look(self, conditions: Conditions) -> None:
+        """Search for one more candidate."""
+        found = self._search(conditions, self._hosts, self._present)
+        if found is not None and found not in self._candidates:
+            self._candidates.append(found)
+
+    def _known(self) -> dict[_Key, float]:
+        """Return what is known of hosts and links, without what was seen too long ago."""
+        oldest = self._windows - self._memory()
+        known = self._drift.settled()
+        return {key: value for key, value in known.items() if self._seen_at.get(key, oldest) > oldest}
+
+    def _expected(self) -> Conditions:
+        """Return the conditions to plan for."""
+        common = self._history[-1][0].common
+        known = {key: value * common for key, value in self._known().items()}
+        return _conditions(known, common)
+
+    def _recent(self, windows: int) -> Iterator[Conditions]:
+        """Yield the conditions of the latest windows; what a window did not measure is as known otherwise."""
+        known = self._known()
+        for seen, _ in list(self._history)[-windows:]:
+            rest = _conditions({key: value * seen.common for key, value in known.items()}, seen.common)
+            yield dataclasses.replace(
+                seen, hosts={**rest.hosts, **seen.hosts}, links={**rest.links, **seen.links}
+            )
+
+    def _recent_changes(self) -> int:
+        return sum(at > self._windows - _REMEMBERED for at in self._changes)
+
+    def _patience(self) -> int:
+        """Return for how many windows together a change has to pay."""
+        return min(_KEPT, WINDOWS << self._recent_changes())
+
+    def _memory(self) -> int:
+        """Return for how many windows it is believed that a host without a stage is as it was."""
+        return min(_KEPT, _LOOKED << self._recent_changes())
+
+    def _throughput(self, stages: Placing, windows: int) -> float:
+        """Return the mean microbatches per second that stages allow under the latest conditions."""
+        periods = [period_s(self._problem, stages, seen) for seen in self._recent(windows)]
+        return statistics.fmean(1 / period for period in periods)
+
+    def _is_limit(self, least: float = _LIMITED) -> bool:
+        """Return whether the stages and links limit the throughput, and not the input."""
+        allowed = self._throughput(self._present, WINDOWS) * self._problem.batch_size
+        rate = statistics.median(rate for _, rate in list(self._history)[-WINDOWS:])
+        return rate >= least * allowed
+
+    def _best(self, waited: int, left_items: float | None) -> Proposal | None:
+        # Where no number has moved, only many windows tell a gain from noise.
+        windows = max(waited if self._drift.duration else MANY_WINDOWS, self._patience())
+        now = self._throughput(self._present, windows)
+        best: Proposal | None = None
+        for stages in self._possible():
+            gain = self._throughput(stages, windows) / now - 1
+            if gain >= LEAST_GAIN and (best is None or gain > best.gain):
+                best = Proposal(stages, gain, self._why())
+        if best is None or not self._is_limit():
+            return None
+        return best if self._pays(best, now * self._problem.batch_size, left_items) else None
+
+    def _possible(self) -> Iterator[Placing]:
+        """Yield the candidates that could take over."""
+        for stages in self._candidates:
+            if stages == self._present or self._has_failed(stages):
+                continue
+            if self._can_follow(stages):
+                yield stages
+
+    def _can_follow(self, stages: Placing) -> bool:
+        """Return whether the hosts are there, and have memory for the plan beside the present one."""
+        here = {stage.host for stage in stages} <= self._hosts
+        return here and fits_beside(self._problem, self._present, stages)
+
+    def _has_failed(self, stages: Placing) -> bool:
+        return self._windows - self._failed.get(stages, -_KEPT) < _KEPT
+
+    def _taken_back(self) -> Proposal | None:
+        """Return the plan before the present one, if that has turned out to be slower."""
+        if self._back is None or not self._can_follow(self._back):
+            return None
+        return Proposal(self._back, 0.0, "the last change made the run slower")
+
+    def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:
+        """Return whether a proposal saves more than it costs."""
+        left = items_per_s * HORIZON_S if left_items is None else left_items
+        load_s = self._load_bytes(proposal.stages) / _LOAD_BYTES_PER_S
+        return left / items_per_s - left / (items_per_s * (1 + proposal.gain)) > load_s + _SPARE_S
+
+    def _load_bytes(self, stages: Placing) -> float:
+        """Return the bytes that the host with the most to load has to load."""
+        before = {stage.host: stage.layers for stage in self._present}
+        weights = {
+            stage.host: self._problem.kind_of(stage.host).weight_bytes or self._problem.layers.weight_bytes
+            for stage in stages
+        }
+        loads = (
+            sum(weights[stage.host][stage.layers.start : stage.layers.stop])
+            for stage in stages
+            if before.get(stage.host) != stage.layers
+        )
+        return max(loads, default=0.0)
+
+    def _why(self) -> str:
+        """Return what has changed, for the user."""
+        moved = self._drift.moved()
+        words = [_moved_words(key, ratio) for key, ratio in sorted(moved.items())]
+        return "; ".join(words) or "other hosts are there"
+
+
+def _conditions(known: Mapping[_Key, float], common: float) -> Conditions:
+    hosts = {key[0]: value for key, value in known.items() if len(key) == 1}
+    links: dict[HostPair, float] = {(key[0], key[1]): value for key, value in known.items() if len(key) == 2}
+    return Conditions(hosts, links, common)
+
+
+def _mean(seen: Sequence[Conditions]) -> Conditions:
+    """Return the mean conditions of several windows that know the same hosts and links."""
+    first = seen[-1]
+    return Conditions(
+        {host: statistics.fmean(one.of_host(host) for one in seen) for host in first.hosts},
+        {pair: statistics.fmean(one.links.get(pair, 1.0) for one in seen) for pair in first.links},
+        statistics.fmean(one.common for one in seen),
+    )
+
+
+def _moved_words(key: Sequence[str], ratio: float) -> str:
+    what = key[0] if len(key) == 1 else f"the link from {key[0]} to {key[1]}"
+    return f"{what} takes {figure(ratio)} times as long as planned"
