@@ -25,7 +25,7 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeedge.base.schedule import Schedule
     from pipeedge.control.liveness import StageWork
@@ -51,6 +51,13 @@ class GroupStream(Protocol):
     @property
     def fetching(self) -> ThreadState:
         """What the feeding thread does while it has no microbatch: it reads items, or waits for them."""
+
+    def wait_for_room(self) -> None:
+        """Wait as long as the source wants nothing more to be under way.
+
+        Raises:
+            Closed: The stream was closed.
+        """
 
     def start(self, crew: Crew) -> None:
         """Start the threads that read ahead, if there are any."""
@@ -150,6 +157,23 @@ class Watcher(Protocol):
     def heard(self, work: Mapping[int, StageWork]) -> None:
         """Hear how the stages have spent their time so far, by rank; any thread may tell."""
 
+    def prepares(self, epoch: int, cause: str, lost: Sequence[int]) -> None:
+        """Hear that an epoch is prepared, of a run that goes on after failures.
+
+        Args:
+            epoch: Number of the epoch.
+            cause: Why the epoch before failed; empty for the first.
+            lost: Ranks that were lost since.
+        """
+
+    def goes_on(self, seconds: float, repeated: int) -> None:
+        """Hear that the run goes on.
+
+        Args:
+            seconds: Seconds without a result.
+            repeated: Number of microbatches that are computed again.
+        """
+
 
 @dataclass(frozen=True)
 class DataEnds:
@@ -194,6 +218,9 @@ class DataSetStream:
         """Start to read ahead."""
         if self._reading is not None:
             self._reading.start(crew)
+
+    def wait_for_room(self) -> None:
+        """Return at once."""
 
     def wait(self) -> None:
         """Return at once."""

@@ -44,7 +44,7 @@ STAGE = (
     ThreadState.ENCODE,
     ThreadState.WAIT_LINK,
 )
-FEED = (ThreadState.READ, ThreadState.WAIT_INPUT, ThreadState.WAIT_LINK)
+FEED = (ThreadState.READ, ThreadState.WAIT_INPUT, ThreadState.IDLE, ThreadState.WAIT_LINK)
 READ_AHEAD = (ThreadState.WAIT_LINK, ThreadState.READ)
 COLLECT = (ThreadState.WAIT_INPUT, ThreadState.DECODE, ThreadState.WRITE)
 """Phases of a microbatch on each kind of lane, in order."""

@@ -40,6 +40,8 @@ class ThreadState(str, Enum):
     """The wait for the first microbatch."""
     DRAIN = "drain"
     """The wait after the last microbatch, while other ranks still work."""
+    IDLE = "idle"
+    """The wait for a request, while there is nothing to feed."""
     WAIT_INPUT = "wait input"
     WAIT_LINK = "wait link"
     """The wait for room on the outgoing link, or in the queue that takes the results of this thread."""
@@ -47,7 +49,18 @@ class ThreadState(str, Enum):
     @property
     def is_wait(self) -> bool:
         """Whether the thread waits during this activity."""
-        return self in (ThreadState.FILL, ThreadState.DRAIN, ThreadState.WAIT_INPUT, ThreadState.WAIT_LINK)
+        return self in _WAITS
+
+
+_WAITS = frozenset(
+    {
+        ThreadState.FILL,
+        ThreadState.DRAIN,
+        ThreadState.IDLE,
+        ThreadState.WAIT_INPUT,
+        ThreadState.WAIT_LINK,
+    }
+)
 
 
 class LaneKind(str, Enum):

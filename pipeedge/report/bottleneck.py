@@ -3,6 +3,7 @@
     before the bottleneck     stages wait for their outgoing link
     the bottleneck            a stage that is busy all the time, or a link, or the reading of the input
     behind it                 stages wait for input
+    none                      the pipeline waits for requests
 
 The bottleneck is where waiting for the link turns into waiting for input: a stage that hardly waits or, if no
 stage is busy throughout, the link between two stages. Filling and draining are not counted. Reading the input
@@ -36,6 +37,8 @@ class Part(str, Enum):
     """The link into the stage of that number; after the last stage, the link back to the data rank."""
     INPUT = "input"
     """Reading the input on the data rank; its number is 0."""
+    REQUESTS = "requests"
+    """None: there was nothing to do most of the time; its number is 0."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
     busiest = max(range(len(known)), key=lambda stage: known[stage].working_s)
     busy = known[busiest].working_s / paced_s
     link, occupied = _most_occupied_link(run, paced_s)
-    reading_s = _reading_s(run)
+    reading_s, idle_s = _reading_s(run), (run.feed_s or {}).get(ThreadState.IDLE.value, 0.0)
+    if idle_s > max(known[busiest].working_s, occupied * paced_s, reading_s):
+        return _idle(run, idle_s)
     if reading_s > max(known[busiest].working_s, occupied * paced_s) and reading_s >= FELT * (
         run.length_s or 0.0
     ):
@@ -93,6 +98,8 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
         return _link(run, link, f"it is occupied {occupied:.0%} of the time")
     turn, waiting = max(_turns(known), key=lambda found: found[1])
     if busy < BUSY and waiting >= FELT:
+        if turn == 0 and idle_s > (run.feed_s or {}).get(ThreadState.WAIT_LINK.value, 0.0):
+            return _idle(run, idle_s)
         if turn == 0 and reading_s > (run.feed_s or {}).get(ThreadState.WAIT_LINK.value, 0.0):
             return _input(run, reading_s)
         return _link(run, turn, _waiting_neighbors(run, turn, known))
@@ -143,6 +150,13 @@ def _stage(run: SavedRun, number: int, busy: float) -> Bottleneck:
             else f"it works {busy:.0%} of the time"
         )
     return Bottleneck(Part.STAGE, number, line)
+
+
+def _idle(run: SavedRun, idle_s: float) -> Bottleneck:
+    part = min(1.0, idle_s / run.length_s) if run.length_s else 1.0
+    return Bottleneck(
+        Part.REQUESTS, 0, f"None: the pipeline was idle {part:.0%} of the time, waiting for requests"
+    )
 
 
 def _input(run: SavedRun, reading_s: float) -> Bottleneck:

@@ -233,7 +233,7 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
-    if bottleneck is not None and bottleneck.part is Part.INPUT:
+    if bottleneck is not None and bottleneck.part in (Part.INPUT, Part.REQUESTS):
         yield f"bottleneck  {bottleneck.line}"
     if report.latency:
         yield (

@@ -71,7 +71,6 @@ class Feeder:
             under_way.feed(number, dataclasses.replace(batch, payload=()), now)
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
-            self.lane.enter(self._stream.fetching)
             number += 1
         under_way.input_ended()
         self._outgoing.finish()
@@ -95,6 +94,9 @@ class Feeder:
 
     def _read(self, number: int) -> Group | None:
         self._is_waiting = True
+        self.lane.enter(ThreadState.WAIT_LINK)
+        self._stream.wait_for_room()
+        self.lane.enter(self._stream.fetching)
         self._stream.wait()
         self._activity.finished()  # counts as progress, or the time without input would be a stall
         self._is_waiting = False

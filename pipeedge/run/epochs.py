@@ -35,6 +35,7 @@ from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, str
 from pipeedge.run.shelf import Shelf
 
 if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.data.ends import Watcher
     from pipeedge.report.run_report import RunReport
     from pipeedge.run.under_way import DataProgress
 
@@ -87,7 +88,8 @@ class _Rank:
         self._turns: Turns = session.member.turns
         self._log: _EpochLog | None = None
         if prepared.progress is not None:
-            self._log = _EpochLog(context, prepared.progress, self._turns, prepared.exporter)
+            watcher = None if prepared.data is None else prepared.data.watcher
+            self._log = _EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher)
         self._monitor: Monitor | None = None
         self._shelf = Shelf(prepared.device)
         self.kept = ExitStack()
@@ -180,11 +182,17 @@ class _EpochLog:
     """What the data rank notes of each epoch, and tells the user."""
 
     def __init__(
-        self, context: RankContext, progress: DataProgress, turns: Turns, exporter: Exporter | None
+        self,
+        context: RankContext,
+        progress: DataProgress,
+        turns: Turns,
+        exporter: Exporter | None,
+        watcher: Watcher | None,
     ) -> None:
         self._context = context
         self._progress = progress
         self._exporter = exporter
+        self._watcher = watcher
         self._turns = turns
         self._fed = 0  # of the last epoch, and not written
         self._silent_since: float | None = None
@@ -197,9 +205,15 @@ class _EpochLog:
         self._fed = self._progress.under_way.fed
         self._repeated += self._fed
         if self._silent_since is None:
-            last = self._progress.collected.last_at
-            self._silent_since = self._turns.stopped_at if last is None else last
+            self._silent_since = self._last_sign()
         return self._progress.under_way.written
+
+    def _last_sign(self) -> float:
+        """Return the time since which results are missing; while nothing is asked, none are."""
+        last, fed_at = self._progress.collected.last_at, self._progress.under_way.oldest_fed_at
+        if self._watcher is not None:  # an input without end: the last result may be hours ago
+            return self._turns.stopped_at if fed_at is None else max(fed_at, last or 0.0)
+        return self._turns.stopped_at if last is None else last
 
     def prepared(self, epoch: int, plan: Plan) -> None:
         """Note that an epoch is prepared."""
@@ -217,6 +231,8 @@ class _EpochLog:
         )
         window = _STAGES_AHEAD * len(plan.schedule.stages)
         self._progress.under_way.restart(epoch, window)
+        if self._watcher is not None:
+            self._watcher.prepares(epoch, plan.cause, plan.lost)
 
     def runs(self) -> None:
         """Note that the epoch runs."""
@@ -238,6 +254,10 @@ class _EpochLog:
             self._context.warn(
                 f"the run goes on after {seconds:.1f} s without a result; {again} computed again"
             )
+            if self._watcher is not None:
+                self._watcher.goes_on(seconds, self._repeated)
             self._silent_since, self._repeated = None, 0
 
         collected.restart(came)
+        if self._watcher is not None and not self._repeated:
+            collected.went_on(now)  # nobody waits for a result

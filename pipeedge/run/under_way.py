@@ -55,6 +55,12 @@ class UnderWay:
             return self._ledger.under_way
 
     @property
+    def oldest_fed_at(self) -> float | None:
+        """Time at which the oldest microbatch was fed that is not written, or None if there is none."""
+        with self._changed:
+            return min((at for _, at in self._fed.values()), default=None)
+
+    @property
     def complete(self) -> bool:
         """Whether the input has ended and all of it is written."""
         with self._changed:
@@ -165,6 +171,10 @@ class Collected:
             self._first_at = now
         else:
             self._items_after_first += items
+        self.went_on(now)
+
+    def went_on(self, now: float) -> None:
+        """Report the first result of an epoch, or that none is waited for."""
         on_first, self.on_first = self.on_first, None
         if on_first is not None:
             on_first(now)

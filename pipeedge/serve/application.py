@@ -153,6 +153,8 @@ class _Pages:
                 "stages": [dataclasses.asdict(state) for state in self._watch.stages()],
                 "bottleneck": self._watch.bottleneck(),
                 "queue": dataclasses.asdict(self._asker.service.queue.state()),
+                "epoch": dataclasses.asdict(self._watch.epoch),
+                "events": [dataclasses.asdict(event) for event in self._watch.events()],
             }
         )
 
@@ -164,7 +166,8 @@ class _Pages:
 
     async def metrics(self, request: Request) -> Response:
         """Answer ``GET /metrics``, for Prometheus."""
-        text = self._figures.text(self._asker.service.queue.state(), self._watch.work)
+        queue, watch = self._asker.service.queue.state(), self._watch
+        text = self._figures.text(queue, watch.work, watch.epoch)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> Response:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from pipeedge.control.liveness import StageWork
 from pipeedge.serve.flights import QueueState
+from pipeedge.serve.watching import EpochState
 
 __all__ = ["ServiceFigures"]
 
@@ -30,16 +32,18 @@ class ServiceFigures:
             self._buckets[bisect_left(_BOUNDS_S, seconds)] += 1
             self._seconds += seconds
 
-    def text(self, queue: QueueState, work: Mapping[int, StageWork]) -> str:
+    def text(self, queue: QueueState, work: Mapping[int, StageWork], epoch: EpochState) -> str:
         """Return all figures.
 
         Args:
             queue: State of the queue.
             work: How each stage has spent its time, by rank.
+            epoch: The epoch, and what the earlier ones have cost.
         """
-        return "".join(f"{line}\n" for line in self._lines(queue, work))
+        lines = (*self._of_requests(), *_of_queue(queue), *_of_stages(work), *_of_epochs(epoch))
+        return "".join(f"{line}\n" for line in lines)
 
-    def _lines(self, queue: QueueState, work: Mapping[int, StageWork]) -> Iterator[str]:
+    def _of_requests(self) -> Iterator[str]:
         yield from _head("pipeedge_requests_total", "counter", "Requests by route and status")
         for (route, status), number in sorted(self._requests.items()):
             yield f'pipeedge_requests_total{{route="{route}",status="{status}"}} {number}'
@@ -50,23 +54,48 @@ class ServiceFigures:
             yield f'pipeedge_request_seconds_bucket{{le="{bound}"}} {total}'
         yield f"pipeedge_request_seconds_sum {self._seconds:.6f}"
         yield f"pipeedge_request_seconds_count {total}"
-        for name, kind, text, value in (
-            ("items_waiting", "gauge", "Items that wait", queue.waiting),
-            ("items_under_way", "gauge", "Items in the pipeline", queue.under_way),
-            ("items_answered_total", "counter", "Items with an answer", queue.answered),
-            ("items_failed_total", "counter", "Items that were cancelled, late or failed", queue.failed),
-            ("items_refused_total", "counter", "Items that there was no room for", queue.refused),
-            ("microbatches_total", "counter", "Microbatches that were computed", queue.microbatches),
-            ("tokens_total", "counter", "Tokens of the items; an image counts as one", queue.tokens),
-            ("padded_tokens_total", "counter", "The same with padding", queue.padded_tokens),
-        ):
-            yield from _head(f"pipeedge_{name}", kind, text)
-            yield f"pipeedge_{name} {value}"
-        yield from _head("pipeedge_stage_seconds_total", "counter", "Seconds of each stage, by what it did")
-        for rank, each in sorted(work.items()):
-            spent = {"busy": each.busy_s, "wait_input": each.wait_input_s, "wait_link": each.wait_link_s}
-            for doing, seconds in spent.items():
-                yield f'pipeedge_stage_seconds_total{{rank="{rank}",doing="{doing}"}} {seconds:.6f}'
+
+
+_Figure: TypeAlias = tuple[str, str, str, float]
+"""Name, kind, description and value."""
+
+
+def _of_queue(queue: QueueState) -> Iterator[str]:
+    return _single(
+        ("items_waiting", "gauge", "Items that wait", queue.waiting),
+        ("items_under_way", "gauge", "Items in the pipeline", queue.under_way),
+        ("items_answered_total", "counter", "Items with an answer", queue.answered),
+        ("items_failed_total", "counter", "Items that were cancelled, late or failed", queue.failed),
+        ("items_refused_total", "counter", "Items that there was no room for", queue.refused),
+        ("microbatches_total", "counter", "Microbatches that were computed", queue.microbatches),
+        ("tokens_total", "counter", "Tokens of the items; an image counts as one", queue.tokens),
+        ("padded_tokens_total", "counter", "The same with padding", queue.padded_tokens),
+    )
+
+
+def _of_stages(work: Mapping[int, StageWork]) -> Iterator[str]:
+    yield from _head("pipeedge_stage_seconds_total", "counter", "Seconds of each stage, by what it did")
+    for rank, each in sorted(work.items()):
+        spent = {"busy": each.busy_s, "wait_input": each.wait_input_s, "wait_link": each.wait_link_s}
+        for doing, seconds in spent.items():
+            yield f'pipeedge_stage_seconds_total{{rank="{rank}",doing="{doing}"}} {seconds:.6f}'
+
+
+def _of_epochs(epoch: EpochState) -> Iterator[str]:
+    return _single(
+        ("epoch", "gauge", "Number of the epoch; 0 if a lost rank ends the run", epoch.number),
+        ("recovering", "gauge", "1 while no results come because of a failure", int(epoch.recovering)),
+        ("lost_ranks_total", "counter", "Ranks that were lost", epoch.lost_ranks),
+        ("recoveries_total", "counter", "Failures after which results came again", epoch.recoveries),
+        ("lost_seconds_total", "counter", "Seconds without a result because of failures", epoch.lost_s),
+        ("repeated_microbatches_total", "counter", "Microbatches computed again", epoch.repeated),
+    )
+
+
+def _single(*figures: _Figure) -> Iterator[str]:
+    for name, kind, text, value in figures:
+        yield from _head(f"pipeedge_{name}", kind, text)
+        yield f"pipeedge_{name} {round(value, 6)}"
 
 
 def _head(name: str, kind: str, text: str) -> tuple[str, str]:

@@ -252,6 +252,17 @@ class RequestQueue:
             self._replay = deque(again)
         return RequestStream(self, window=2 * stages + 1)
 
+    def wait_for_room(self, window: int, is_closed: Callable[[], bool]) -> None:
+        """Wait until fewer than ``window`` microbatches are under way, or some are to be fed again.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        with self._lock:
+            self._work.wait_for(lambda: is_closed() or bool(self._replay) or len(self._in_flight) < window)
+            if is_closed():
+                raise Closed
+
     def next_flight(self, window: int, is_closed: Callable[[], bool]) -> Group | None:
         """Wait for items and for room in the pipeline, and return the next microbatch; None after the last.
 
@@ -355,7 +366,7 @@ class RequestStream:
     """
 
     lanes: tuple[Lane, ...] = ()
-    fetching = ThreadState.WAIT_INPUT
+    fetching = ThreadState.IDLE
 
     def __init__(self, queue: RequestQueue, window: int) -> None:
         self._queue = queue
@@ -366,6 +377,14 @@ class RequestStream:
     def start(self, crew: Crew) -> None:
         """Have the stream closed when the crew stops."""
         crew.on_stop(self.close)
+
+    def wait_for_room(self) -> None:
+        """Wait for room in the pipeline.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        self._queue.wait_for_room(self._window, lambda: self._closed)
 
     def wait(self) -> None:
         """Wait for items and for room in the pipeline.

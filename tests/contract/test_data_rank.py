@@ -105,6 +105,9 @@ class QueuedStream:
     def start(self, crew: Crew) -> None:
         crew.on_stop(self.queue.close)
 
+    def wait_for_room(self) -> None:
+        pass
+
     def wait(self) -> None:
         self._waited = self.queue.get()
 

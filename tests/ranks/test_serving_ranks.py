@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import threading
 from pathlib import Path
@@ -64,8 +65,16 @@ def test_a_lost_stage_costs_no_answer_if_the_run_goes_on(tmp_path: Path) -> None
         enough.set()
         for thread in threads:
             thread.join(LIMIT_S)
+        status, metrics = ask(port, "GET", "/status").json, ask(port, "GET", "/metrics").body.decode()
         world.signal(0, signal.SIGTERM)
         ended = world.wait(0, 1)
+    assert {"pipeedge_epoch 2", "pipeedge_lost_ranks_total 1", "pipeedge_recoveries_total 1"} < set(
+        metrics.splitlines()
+    )
+    went_on, now, lost, before = (event["line"] for event in status["events"])
+    assert re.match(r"goes on after \S+ s without a result; \d+ microbatch(es)? computed again", went_on)
+    assert lost.startswith("rank 2 (stage 2, ")
+    assert (before.count("rank"), now.count("rank")) == (3, 2)
     assert {reply.status for reply in replies} == {200}
     assert {reply.json[0]["label"] for reply in replies} == {str(ITEM.label)}
     assert [each.status for each in ended.values()] == [0, 0]

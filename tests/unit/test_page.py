@@ -214,6 +214,18 @@ def test_reading_is_named_where_it_takes_longer_than_any_stage() -> None:
     assert "the pipeline waits for it 90% of the time" in page.sections[None]
 
 
+def test_time_without_requests_is_idle_and_not_reading() -> None:
+    quiet = reading_body(10, read=0.1, idle=9.0, wait_link=0.9)
+    assert bottleneck(quiet) == (
+        Part.REQUESTS,
+        0,
+        "None: the pipeline was idle 90% of the time, waiting for requests",
+    )
+    half = reading_body(10, idle=3.9, wait_link=3.0, drain=3.1)
+    assert bottleneck(half)[0] is Part.REQUESTS  # though a stage works as long
+    assert bottleneck(reading_body(10, idle=0.2, wait_link=9))[:2] == (Part.LINK, 0)
+
+
 def test_one_microbatch_that_was_read_longer_than_computed_waited_for_input() -> None:
     """The stages were filling; only the feeding thread shows the reason."""
     body = reading_body(4.01, wait_input=4, read=0.01)
