@@ -63,6 +63,9 @@ class ImageTransform(Protocol):
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32."""
 
+    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels]."""
+
 
 @dataclass(frozen=True)
 class ImageSizes:
@@ -92,6 +95,14 @@ class ImageSizes:
         return torch.from_numpy(
             np.array(pixels.transpose(2, 0, 1), order="C")
         )  # copied, because Pillow's memory is read-only
+
+    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels]."""
+        channels = pixels.shape[2] if pixels.ndim == 3 else 1
+        if not self.resize == self.crop == pixels.shape[:2] or channels != self.channels:
+            return self.encode(Image.fromarray(np.ascontiguousarray(pixels)))
+        planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return torch.from_numpy(np.array(planes, order="C"))
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,16 @@ class DirectoryTransform:
         if self.sizes is not None:
             return self.sizes.encode(image)
         return self._encode(image, **(_SIZES_ONLY if self.table is not None else {}))
+
+    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels].
+
+        Raises:
+            InputError: The result has another shape than the model takes.
+        """
+        if self.sizes is not None:
+            return self.sizes.encode_array(pixels)
+        return self.encode(Image.fromarray(np.ascontiguousarray(pixels)))
 
     def with_table(self) -> DirectoryTransform:
         """Return a copy that uses a table, and sizes, if they give the same bits; else self."""

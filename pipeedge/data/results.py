@@ -60,11 +60,11 @@ class Accuracy:
 
         A single output is no choice among classes, so it is not counted.
         """
-        if outputs.shape[1] == 1:
+        known = [row for row, label in enumerate(labels) if label is not None]
+        if outputs.shape[1] == 1 or not known:
             return self
         best = outputs.argmax(dim=1).tolist()
-        known = [(first, label) for first, label in zip(best, labels, strict=True) if label is not None]
-        correct = sum(first == label for first, label in known)
+        correct = sum(best[row] == labels[row] for row in known)
         return Accuracy(self.correct + correct, self.labelled + len(known))
 
 

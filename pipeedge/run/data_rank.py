@@ -150,7 +150,9 @@ class Collector:
             with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
                 sink.write(packet.number, outputs, batch)
                 self._under_way.wrote(packet.number)
-                collected.not_finite += int((~outputs.isfinite()).flatten(1).any(dim=1).sum())
+                finite = outputs.isfinite()
+                if not finite.all():
+                    collected.not_finite += int((~finite).flatten(1).any(dim=1).sum())
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
                     kept = without_padding(outputs, batch.tokens).clone()

@@ -24,7 +24,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.images import ImageTransform, image_transform, transformed
+from pipeedge.data.images import ImageTransform, image_transform
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
 from pipeedge.data.pictures import decode_image, eight_bit, open_image
@@ -160,8 +160,12 @@ class Preparation:
     def _picture(self, picture: Image.Image, source: str) -> Item:
         if self._transform is None:
             raise InputError(f"{source}: an image; {self._model.name} takes sentences")
-        encode = transformed if self.pixels is None else _encoded
-        return Item((encode(self._transform, picture),), None, source)
+        return self._encoded(self._transform, self._transform.encode(picture), source)
+
+    def _encoded(self, transform: ImageTransform, pixels: torch.Tensor, source: str) -> Item:
+        if self.pixels is None and transform.table is not None:
+            pixels = transform.table.look_up(pixels[None])[0]
+        return Item((pixels,), None, source)
 
     def _array(self, array: np.ndarray, source: str) -> Item:
         if array.dtype != np.uint8:
@@ -172,7 +176,9 @@ class Preparation:
             raise InputError(
                 f"{source}: uint8 {list(array.shape)}; an image is [height, width], or that with channels"
             )
-        return self._picture(Image.fromarray(np.ascontiguousarray(array)), source)
+        if self._transform is None:
+            raise InputError(f"{source}: an image; {self._model.name} takes sentences")
+        return self._encoded(self._transform, self._transform.encode_array(array), source)
 
     def _in_bytes(self, item: Item, table: PixelTable) -> Item:
         """Return an item of pixel values as the bytes that stand for them.
@@ -190,8 +196,3 @@ class Preparation:
                 "or start the pipeline for floating point images"
             )
         return Item((places.to(torch.uint8),), item.label, item.source)
-
-
-def _encoded(transform: ImageTransform, picture: Image.Image) -> torch.Tensor:
-    """Return ``picture`` as bytes."""
-    return transform.encode(picture)
