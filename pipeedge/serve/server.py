@@ -67,8 +67,9 @@ def open_listener(host: str, port: int) -> socket.socket:
     """
     listener = None
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With its protocol: asyncio sends small parts of a reply at once only on what it knows to be TCP.
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_MAX_CONNECTIONS)

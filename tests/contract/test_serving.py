@@ -21,6 +21,7 @@ import torch
 import transformers
 from http_client import ServedModel
 from PIL import Image
+from ports import free_port
 from served_models import CLASSES, MOST_TOKENS, save_bert, token_ids, token_types
 from waiting import LIMIT_S, until
 
@@ -516,6 +517,15 @@ def test_what_is_accepted_is_answered_before_the_end(going: threading.Event) -> 
         ending.join(LIMIT_S)
     assert [reply.status for reply in replies] == [200]
     assert served.failure is None
+
+
+def test_connections_are_known_to_be_tcp() -> None:
+    """Or asyncio leaves them with Nagle's algorithm, which holds back the end of a reply for 40 ms."""
+    with server.open_listener("127.0.0.1", free_port()) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        with client, accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts() -> None:
