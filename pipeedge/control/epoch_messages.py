@@ -1,7 +1,7 @@
 """Messages about epochs, between the hub and its members. Pure.
 
-    to the hub      epochready, stopped, linklost; from the data rank: complete
-    from the hub    prepare, run, abort; at the end: complete or verdict
+    to the hub      epochready, declined, passed, stopped, linklost; from the data rank: complete
+    from the hub    prepare, run, retire, abort; at the end: complete or verdict
 
 Each names its epoch. ``pipeedge.control.epochs`` and ``pipeedge.control.epoch_member`` have the rules.
 """
@@ -17,9 +17,12 @@ __all__ = [
     "EPOCH_FROM_HUB",
     "EPOCH_TO_HUB",
     "Abort",
-    "LinkLost",
-    "Prepare",
+    "Declined",
     "EpochReady",
+    "LinkLost",
+    "Passed",
+    "Prepare",
+    "Retire",
     "Run",
     "Stopped",
 ]
@@ -38,8 +41,14 @@ class Run(Message, frozen=True):
     epoch: Positive
 
 
+class Retire(Message, frozen=True):
+    """All that the epoch was fed has passed, and another one feeds what follows: its links can be closed."""
+
+    epoch: Positive
+
+
 class Abort(Message, frozen=True):
-    """The epoch has failed: the participants that are left stop it."""
+    """The epoch has failed, or is not wanted any longer: the participants that are left stop it."""
 
     epoch: Positive
     line: LongLine
@@ -50,6 +59,22 @@ class EpochReady(Message, frozen=True):
     """A rank has loaded its part, and its links are open."""
 
     epoch: Positive
+
+
+class Declined(Message, frozen=True):
+    """A rank cannot prepare an epoch beside the one that runs."""
+
+    epoch: Positive
+    line: LongLine
+    """The reason, for the user."""
+
+
+class Passed(Message, frozen=True):
+    """All that came to a rank in the epoch has passed, and nothing follows."""
+
+    epoch: Positive
+    first: Count | None = None
+    """Lowest number of a microbatch that the next epoch is fed; None from ranks that feed nothing."""
 
 
 class Stopped(Message, frozen=True):
@@ -69,5 +94,5 @@ class LinkLost(Message, frozen=True):
     line: LongLine
 
 
-EPOCH_TO_HUB = EpochReady | Stopped | LinkLost | Complete
-EPOCH_FROM_HUB = Prepare | Run | Abort | Complete | Verdict
+EPOCH_TO_HUB = EpochReady | Declined | Passed | Stopped | LinkLost | Complete
+EPOCH_FROM_HUB = Prepare | Run | Retire | Abort | Complete | Verdict

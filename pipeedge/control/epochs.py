@@ -6,12 +6,21 @@
        ^  │                │                               │
        │  │                └──────a member or a link is lost──────┐
        │  └─> ENDED  no plan fits                                 v
-       └───────────────all that are left have stopped──────── STOPPING e
+       └───────────────all that are left have stopped──────── STOPPING
                                                                   └─> ENDED  a rank is lost that is essential
 
-An *epoch* is one attempt to run one plan; each attempt has a number of its own, and e + 1 is never prepared
-before all members that are left have stopped e, so at most one epoch is active. A loss while an epoch is
-prepared is treated like one while it runs: there are no special cases for a second failure.
+    RUNNING e ──a better plan──> CHANGING ──all are prepared──> SWITCHING ──all has passed──> RUNNING e + 1
+        ^                        e runs,                        e drains,
+        │                        e + 1 is prepared              e + 1 runs
+        └──all have dropped it── DROPPING <─┘ a fault of e + 1 alone
+
+An *epoch* is one attempt to run one plan; each attempt has a number of its own. After a failure, e + 1 is not
+prepared before all members that are left have stopped e. A loss while an epoch is prepared is treated like
+one while it runs: there are no special cases for a second failure.
+
+A *change* is for a better plan, with nothing lost: e + 1 is prepared beside e, and gets what the data rank
+reads from the moment at which all are prepared. What e was fed before takes its way through e. A loss stops
+both, unless e + 1 alone is not ready yet and has it: then e runs on as if nothing had happened.
 
 The *membership* is a complete snapshot: the ranks that take part or may do so, each with its *incarnation*,
 the number of its connection. A rank that comes back has a new connection, and messages on an old one are
@@ -29,20 +38,32 @@ messages is ``pipeedge.control.epoch_member``.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
-from pipeedge.control.epoch_messages import Abort, EpochReady, LinkLost, Prepare, Run, Stopped
+from pipeedge.control.epoch_messages import (
+    Abort,
+    Declined,
+    EpochReady,
+    LinkLost,
+    Passed,
+    Prepare,
+    Retire,
+    Run,
+    Stopped,
+)
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import Complete, Message, Verdict
 
 __all__ = ["EpochPlan", "EpochStep", "Epochs", "Members"]
 
 _Outgoing: TypeAlias = list[tuple[int, Message]]
+_Part: TypeAlias = tuple[int, int]
+"""Number of an epoch, and rank of a participant."""
 _NO_LINK: frozenset[int] = frozenset()
 """Stands for a link in the record of faults, where nothing moved although no link was at fault."""
 
@@ -55,8 +76,14 @@ class EpochStep(enum.Enum):
     PREPARING = "preparing"
     """The participants load their parts and open their links."""
     RUNNING = "running"
+    CHANGING = "changing"
+    """An epoch runs, and another one is prepared beside it."""
+    DROPPING = "dropping"
+    """An epoch runs, and the participants stop to prepare another one."""
+    SWITCHING = "switching"
+    """What an epoch was fed passes, and another one gets what follows."""
     STOPPING = "stopping"
-    """The participants that are left stop a failed epoch."""
+    """The participants that are left stop all that is active."""
     COMPLETE = "complete"
     """The data rank has written all results; nothing that happens to a rank matters any longer."""
     ENDED = "ended"
@@ -71,6 +98,14 @@ class Members:
     """Number of this snapshot, which grows with each change."""
     incarnations: Mapping[int, int]
     """Incarnation of each member, by rank."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """An epoch beside the one that runs."""
+
+    number: int
+    participants: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -98,10 +133,13 @@ class Epochs:
         self._essential = frozenset({0, data_rank})
         self._data_rank = data_rank
         self._number = 1
+        self._latest = 0  # number of the latest attempt, which may have been dropped
         self._epoch = 0
-        self._step = EpochStep.PLANNING
         self._participants: frozenset[int] = frozenset()
-        self._awaited: set[int] = set()  # participants that have not prepared, or not stopped, the epoch
+        self._next: _Attempt | None = None  # what is prepared, dropped or run beside the epoch
+        self._step = EpochStep.PLANNING
+        self._awaited: set[_Part] = set()  # those that have not prepared, or not stopped
+        self._passed: set[_Part] = set()
         self._written = 0
         self._faults: dict[frozenset[int], int] = {}  # latest epoch that each pair of incarnations broke
         self.verdict: Failure | None = None
@@ -115,18 +153,28 @@ class Epochs:
 
     @property
     def epoch(self) -> int:
-        """Number of the latest epoch, from 1; 0 before the first plan."""
+        """Number of the latest epoch that ran or was to run, from 1; 0 before the first plan.
+
+        One beside it counts once it has taken its place.
+        """
         return self._epoch
 
     @property
     def participants(self) -> frozenset[int]:
-        """Ranks with a part in the latest epoch; some may have been lost."""
+        """Ranks with a part in that epoch, or in one beside it that runs; some may have been lost."""
+        if self._step is EpochStep.SWITCHING and self._next is not None:
+            return self._participants | self._next.participants
         return self._participants
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Participants that have not prepared, or not stopped, the latest epoch."""
-        return frozenset(self._awaited)
+        """Participants that have not prepared, or not stopped, what they are asked to."""
+        return frozenset(rank for _, rank in self._awaited)
+
+    @property
+    def can_change(self) -> bool:
+        """Whether another plan may be prepared beside the one that runs."""
+        return self._step is EpochStep.RUNNING
 
     @property
     def membership(self) -> Members:
@@ -170,18 +218,14 @@ class Epochs:
             return []
         del self._members[rank]
         self._number += 1
+        self._awaited = {part for part in self._awaited if part[1] != rank}
+        outgoing: _Outgoing = []
+        if self._step is not EpochStep.COMPLETE:
+            is_essential = rank in self._essential
+            outgoing = self._end(failure) if is_essential else self._go_on_without(rank, failure.line)
         if rank in self._claims:
             self._admit(rank, self._claims.pop(rank))
-        if self._step is EpochStep.COMPLETE:
-            return []
-        if rank in self._essential:
-            return self._end(failure)
-        if self._step is EpochStep.STOPPING:
-            self._awaited.discard(rank)
-            return self._plan_if_stopped()
-        if self._step in (EpochStep.PREPARING, EpochStep.RUNNING) and rank in self._participants:
-            return self._stop(failure.line, without=rank)
-        return []
+        return outgoing
 
     # -- plans ------------------------------------------------------------------------------------
 
@@ -194,14 +238,31 @@ class Epochs:
             return []
         if isinstance(decision, Failure):
             return self._end(decision) if membership.incarnations == self._members else []
-        chosen = {rank: membership.incarnations[rank] for rank in decision.participants}
-        if any(self._members.get(rank) != incarnation for rank, incarnation in chosen.items()):
+        if not self._has_all(membership, decision):
             return []
-        self._epoch += 1
+        self._latest += 1
+        self._epoch, self._participants = self._latest, decision.participants
         self._step = EpochStep.PREPARING
-        self._participants = decision.participants
-        self._awaited = set(decision.participants)
-        return self._to_participants(Prepare(self._epoch, decision.plan))
+        self._awaited, self._passed = self._parts(self._epoch, decision.participants), set()
+        return self._to(decision.participants, Prepare(self._epoch, decision.plan))
+
+    def changed(self, membership: Members, decision: EpochPlan) -> _Outgoing:
+        """Prepare another epoch beside the one that runs, with a better plan for ``membership``.
+
+        The plan is dropped if the membership has overtaken it, or if something else happens at present.
+        """
+        if not self.can_change or not self._has_all(membership, decision):
+            return []
+        self._latest += 1
+        self._next = _Attempt(self._latest, decision.participants)
+        self._step = EpochStep.CHANGING
+        self._awaited = self._parts(self._latest, decision.participants)
+        return self._to(decision.participants, Prepare(self._latest, decision.plan))
+
+    def _has_all(self, membership: Members, decision: EpochPlan) -> bool:
+        """Return whether all participants of a plan are members still."""
+        chosen = {rank: membership.incarnations[rank] for rank in decision.participants}
+        return all(self._members.get(rank) == incarnation for rank, incarnation in chosen.items())
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -226,8 +287,24 @@ class Epochs:
         self._strike_off(rank, prepared.epoch)
         if self._awaited:
             return []
+        if self._step is EpochStep.CHANGING and self._next is not None:
+            self._step = EpochStep.SWITCHING
+            return self._to(self._next.participants, Run(self._next.number)) + self._retire_if_passed()
         self._step = EpochStep.RUNNING
-        return self._to_participants(Run(self._epoch))
+        return self._to(self._participants, Run(self._epoch))
+
+    def _take_declined(self, rank: int, declined: Declined) -> _Outgoing:
+        self._check_has((declined.epoch, rank))
+        return self._drop(declined.line)
+
+    def _take_passed(self, rank: int, passed: Passed) -> _Outgoing:
+        self._check_has((passed.epoch, rank))
+        self._passed.add((passed.epoch, rank))
+        return self._retire_if_passed()
+
+    def _take_dropped(self, rank: int, stopped: Stopped) -> _Outgoing:
+        self._strike_off(rank, stopped.epoch)
+        return self._run_if_dropped()
 
     def _take_stopped(self, rank: int, stopped: Stopped) -> _Outgoing:
         self._strike_off(rank, stopped.epoch)
@@ -237,9 +314,12 @@ class Epochs:
         return self._plan_if_stopped()
 
     def _take_link_lost(self, rank: int, lost: LinkLost) -> _Outgoing:
-        if lost.epoch != self._epoch or rank == lost.peer or not {rank, lost.peer} <= self._participants:
+        self._check_has((lost.epoch, rank), (lost.epoch, lost.peer))
+        if rank == lost.peer:
             raise ValueError("a link that the epoch does not have")
-        return self.link_lost(rank, lost.peer, lost.line)
+        if lost.epoch == self._epoch or self._step is EpochStep.SWITCHING:
+            return self.link_lost(rank, lost.peer, lost.line)
+        return self._drop(lost.line)
 
     def _take_complete(self, rank: int, complete: Complete) -> _Outgoing:
         if rank != self._data_rank:
@@ -250,19 +330,22 @@ class Epochs:
     # A handler takes the type of message under which _STEPS lists it.
     _Handler: TypeAlias = Callable[["Epochs", int, Any], _Outgoing]
     _SPENT: ClassVar[Mapping[type[Message], _Handler]] = dict.fromkeys(
-        (EpochReady, Stopped, LinkLost, Complete), _ignore
+        (EpochReady, Declined, Passed, Stopped, LinkLost, Complete), _ignore
     )
+    _RUNNING: ClassVar[Mapping[type[Message], _Handler]] = {
+        LinkLost: _take_link_lost,
+        Passed: _take_passed,
+        Complete: _take_complete,
+    }
     _STEPS: ClassVar[Mapping[EpochStep, Mapping[type[Message], _Handler]]] = {
         EpochStep.PLANNING: {},
         EpochStep.PREPARING: {EpochReady: _take_prepared, LinkLost: _take_link_lost},
-        EpochStep.RUNNING: {LinkLost: _take_link_lost, Complete: _take_complete},
+        EpochStep.RUNNING: _RUNNING,
+        EpochStep.CHANGING: {**_RUNNING, EpochReady: _take_prepared, Declined: _take_declined},
         # What a member sent before it heard of the abort crosses it.
-        EpochStep.STOPPING: {
-            EpochReady: _ignore,
-            LinkLost: _ignore,
-            Stopped: _take_stopped,
-            Complete: _take_complete,
-        },
+        EpochStep.DROPPING: {**_RUNNING, EpochReady: _ignore, Declined: _ignore, Stopped: _take_dropped},
+        EpochStep.SWITCHING: _RUNNING,
+        EpochStep.STOPPING: {**_SPENT, Stopped: _take_stopped, Complete: _take_complete},
         EpochStep.COMPLETE: _SPENT,
         EpochStep.ENDED: _SPENT,
     }
@@ -314,21 +397,85 @@ class Epochs:
         line = f"rank {rank} has already joined: start each rank once"
         return [(incarnation, Verdict(Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)))]
 
-    def _strike_off(self, rank: int, epoch: int) -> None:
-        if epoch != self._epoch or rank not in self._awaited:
-            raise ValueError("an answer to a question of another epoch, or a second one")
-        self._awaited.discard(rank)
+    def _has_part(self, part: _Part) -> bool:
+        """Return whether a rank has a part in an active epoch."""
+        epoch, rank = part
+        if self._next is not None and epoch == self._next.number:
+            return rank in self._next.participants
+        return epoch == self._epoch and rank in self._participants
 
-    def _stop(self, line: str, without: int | None = None) -> _Outgoing:
-        self._step = EpochStep.STOPPING
-        self._awaited = set(self._participants) - {without}
-        abort = Abort(self._epoch, line)
-        return [(self._members[rank], abort) for rank in sorted(self._awaited)]
+    def _check_has(self, *parts: _Part) -> None:
+        if not all(self._has_part(part) for part in parts):
+            raise ValueError("a message about a part that the rank does not have")
+
+    def _strike_off(self, rank: int, epoch: int) -> None:
+        if (epoch, rank) not in self._awaited:
+            raise ValueError("an answer to a question of another epoch, or a second one")
+        self._awaited.discard((epoch, rank))
+
+    def _parts(self, epoch: int, ranks: Iterable[int]) -> set[_Part]:
+        """Return the parts of an epoch whose ranks are members still."""
+        return {(epoch, rank) for rank in ranks if rank in self._members}
+
+    def _go_on_without(self, rank: int, line: str) -> _Outgoing:
+        """Stop what a rank that is no member any longer had a part in."""
+        step = self._step
+        runs = self._has_part((self._epoch, rank))
+        is_next = self._next is not None and self._has_part((self._next.number, rank))
+        if step is EpochStep.STOPPING:
+            return self._plan_if_stopped()
+        if step is not EpochStep.PLANNING and (runs or (step is EpochStep.SWITCHING and is_next)):
+            return self._stop(line)
+        if step is EpochStep.CHANGING and is_next:
+            return self._drop(line)
+        return self._run_if_dropped() if step is EpochStep.DROPPING else []
+
+    def _stop(self, line: str) -> _Outgoing:
+        """Stop all that is active."""
+        parts = self._parts(self._epoch, self._participants)
+        told = self._awaited if self._step is EpochStep.DROPPING else set[_Part]()
+        if self._next is not None and self._step is not EpochStep.DROPPING:
+            parts |= self._parts(self._next.number, self._next.participants)
+        self._step, self._next = EpochStep.STOPPING, None
+        self._awaited = parts | told
+        return [(self._members[rank], Abort(epoch, line)) for epoch, rank in sorted(parts)]
 
     def _plan_if_stopped(self) -> _Outgoing:
         if not self._awaited:
             self._step = EpochStep.PLANNING
         return []
+
+    # -- a change ---------------------------------------------------------------------------------
+
+    def _drop(self, line: str) -> _Outgoing:
+        """Go on with the epoch that runs, without the one that is prepared beside it."""
+        attempt = self._next
+        if attempt is None or self._step is EpochStep.DROPPING:
+            return []
+        self._step = EpochStep.DROPPING
+        self._awaited = self._parts(attempt.number, attempt.participants)
+        aborts: _Outgoing = [
+            (self._members[rank], Abort(epoch, line)) for epoch, rank in sorted(self._awaited)
+        ]
+        return aborts + self._run_if_dropped()
+
+    def _run_if_dropped(self) -> _Outgoing:
+        if not self._awaited:
+            self._step, self._next = EpochStep.RUNNING, None
+        return []
+
+    def _retire_if_passed(self) -> _Outgoing:
+        """Let the next epoch take the place of the one before, if all of that has passed."""
+        attempt, parts = self._next, self._parts(self._epoch, self._participants)
+        if self._step is not EpochStep.SWITCHING or attempt is None or not parts <= self._passed:
+            return []
+        retiring = self._to(sorted(rank for _, rank in parts), Retire(self._epoch))
+        self._epoch, self._participants, self._next = attempt.number, attempt.participants, None
+        self._passed = {part for part in self._passed if part[0] == self._epoch}
+        self._step = EpochStep.RUNNING
+        return retiring
+
+    # -- the end ----------------------------------------------------------------------------------
 
     def _end(self, failure: Failure) -> _Outgoing:
         self._step = EpochStep.ENDED
@@ -339,5 +486,5 @@ class Epochs:
         everybody = (*self._members.values(), *self._claims.values())
         return [(incarnation, message) for incarnation in everybody]
 
-    def _to_participants(self, message: Message) -> _Outgoing:
-        return [(self._members[rank], message) for rank in sorted(self._participants)]
+    def _to(self, ranks: Iterable[int], message: Message) -> _Outgoing:
+        return [(self._members[rank], message) for rank in sorted(ranks)]

@@ -2,6 +2,7 @@
 
     a rank is lost ──> epochs ──abort──> all stopped ──> rank 0 plans ──prepare──> ready ──run──> ...
     a process comes, with a number that is free ──> spare, once its facts agree with those of the others
+    rank 0 has a better plan ──> prepare beside ──> ready ──> run ──> all has passed ──> retire
 
 ``Failover`` joins ``Epochs`` (who is a member, which epoch is active) to the roster (what each rank is called
 and doing), and decides three things that ``Epochs`` does not know:
@@ -20,7 +21,8 @@ from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
 from pipeedge.base.wording import figure
-from pipeedge.control.epoch_messages import LinkLost
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
+from pipeedge.control.epoch_messages import Abort, LinkLost, Passed, Prepare
 from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import Complete, Facts, Failed, Hello, Message, Notice, Planned, Verdict
@@ -29,6 +31,9 @@ from pipeedge.control.roster import Roster, Seat
 __all__ = ["Failover", "Newcomer", "Wanted"]
 
 _Outgoing = list[tuple[int, Message]]
+_STOPPING = (EpochStep.STOPPING, EpochStep.DROPPING)
+_CHANGING = (EpochStep.CHANGING, EpochStep.SWITCHING)
+_RUNS = (EpochStep.RUNNING, *_CHANGING, EpochStep.DROPPING, EpochStep.COMPLETE)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,16 @@ class Wanted:
     """Reason why the last epoch ended, for the user."""
     lost: tuple[int, ...]
     """Ranks that were lost since the last plan, those without a part in it too."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change of the plan that goes on."""
+
+    epoch: int
+    plan: Raw
+    names: Mapping[int, str]
+    asked_at: float
 
 
 class Failover:
@@ -76,6 +91,10 @@ class Failover:
         self._lost: list[int] = []
         self._raised: dict[int, str] = {}  # name of the rank on which a microbatch led to an exception
         self._stopping_since: float | None = None
+        self._change: _Change | None = None
+        self._first_of_next = 0
+        self.outcome: Switched | Dropped | None = None
+        """Outcome of the latest change; None before its end."""
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -101,12 +120,21 @@ class Failover:
         members = self.epochs.wanted_plan
         if members is None:
             return None
-        facts = {
+        return Wanted(members, self._facts(), "; ".join(self._losses or self._faults), tuple(self._lost))
+
+    def snapshot(self) -> RunSnapshot:
+        """Return what is known of the run at this moment."""
+        statuses = {rank: self._roster.seats[rank].status for rank in self._roster.running()}
+        epochs = self.epochs
+        return RunSnapshot(epochs.epoch, epochs.can_change, epochs.membership, self._facts(), statuses)
+
+    def _facts(self) -> dict[int, Raw]:
+        """Return the facts of the ranks that may have a part."""
+        return {
             rank: seat.facts
             for rank, seat in sorted(self._roster.seats.items())
             if seat.facts is not None and seat.connection in self._agreed
         }
-        return Wanted(members, facts, "; ".join(self._losses or self._faults), tuple(self._lost))
 
     # -- members ----------------------------------------------------------------------------------
 
@@ -203,6 +231,27 @@ class Failover:
         self._roster.names = names
         return self._followed(outgoing, now)
 
+    def change(
+        self,
+        since: RunSnapshot,
+        plan: Raw,
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        now: float,
+    ) -> _Outgoing:
+        """Prepare a better plan beside the one that runs, unless the run has changed; see ``outcome``."""
+        members, before = since.members, self.epochs.epoch
+        if members is None or since.epoch != before or not self.epochs.can_change:
+            self.outcome = Dropped("the run has another plan meanwhile")
+            return []
+        outgoing = self.epochs.changed(members, EpochPlan(plan, frozenset(participants)))
+        if not outgoing:
+            self.outcome = Dropped("a rank has left or come again meanwhile")
+            return []
+        (epoch,) = {message.epoch for _, message in outgoing if isinstance(message, Prepare)}
+        self.outcome, self._change = None, _Change(epoch, plan, names, now)
+        return self._followed(outgoing, now)
+
     def unplanned(self, members: Members, failure: Failure) -> _Outgoing:
         """End the run because no plan fits ``members``, unless they have changed."""
         return self.epochs.planned(members, failure)
@@ -214,8 +263,11 @@ class Failover:
             ValueError: the member breaks the protocol.
         """
         step, seat = self.epochs.step, self._roster.seats[rank]
+        if isinstance(message, Passed) and message.first is not None:
+            self._first_of_next = message.first
         outgoing = self.epochs.received(seat.connection, message)
-        if step in (EpochStep.PREPARING, EpochStep.RUNNING) and isinstance(message, LinkLost):
+        stops = step is not EpochStep.STOPPING and self.epochs.step is EpochStep.STOPPING
+        if stops and isinstance(message, LinkLost):
             self._faults.append(f"{self._roster.name(rank)}: {message.line}")
         return self._followed(outgoing, now)
 
@@ -230,13 +282,13 @@ class Failover:
         return self._followed(self.epochs.stalled(failure), now)
 
     def tick(self, now: float) -> _Outgoing:
-        """Do without the members that do not stop their part of a failed epoch."""
+        """Do without the members that do not stop their part of an epoch in time."""
         outgoing: _Outgoing = []
         if self._stopping_since is None or now - self._stopping_since <= self._patience_s:
             return outgoing
         for rank in sorted(self.epochs.awaited):
             cause = f"has not stopped within {figure(self._patience_s)} s what it computes for a failed plan"
-            if self.epochs.step is EpochStep.STOPPING:
+            if self.epochs.step in _STOPPING:
                 failure = Failure(FailureKind.STUCK, cause, rank, self._roster.name(rank))
                 outgoing += self.lost(rank, failure, now)
         return outgoing
@@ -246,15 +298,40 @@ class Failover:
     def _followed(self, outgoing: _Outgoing, now: float) -> _Outgoing:
         """Bring what is derived from the step of the run up to date."""
         step = self.epochs.step
-        if step is not EpochStep.STOPPING:
+        if step not in _STOPPING:
             self._stopping_since = None
         elif self._stopping_since is None:
             self._stopping_since = now
-        runs = step in (EpochStep.RUNNING, EpochStep.COMPLETE)
+        self._follow_change(outgoing, now)
         for rank in self._roster.running():
-            self._roster.seats[rank].ready = runs
+            self._roster.seats[rank].ready = step in _RUNS
         self._dismiss_links(outgoing, now)
         return self._settled(outgoing)
+
+    def _follow_change(self, outgoing: _Outgoing, now: float) -> None:
+        """Note how far the change of the plan is, if there is one."""
+        change, epochs = self._change, self.epochs
+        if change is None:
+            return
+        if epochs.step is EpochStep.CHANGING:
+            return
+        if epochs.step is EpochStep.SWITCHING or epochs.epoch == change.epoch:
+            # Those that retire keep their figures for the summary.
+            before = self._roster.participants or ()
+            self._plan = change.plan
+            self._roster.participants = tuple(sorted({*before, *epochs.participants}))
+            self._roster.names = {**self._roster.names, **change.names}
+            if epochs.step is EpochStep.SWITCHING:
+                return
+            self.outcome = Switched(change.epoch, self._first_of_next, now - change.asked_at)
+        elif epochs.step is EpochStep.COMPLETE:
+            self.outcome = Dropped("the results are complete")
+        elif epochs.verdict is not None:
+            self.outcome = Dropped(epochs.verdict.line)
+        else:
+            reasons = (message.line for _, message in outgoing if isinstance(message, Abort))
+            self.outcome = Dropped(next(reasons, "a rank was lost that it needs"))
+        self._change = None
 
     def _dismiss_links(self, outgoing: _Outgoing, now: float) -> None:
         """Free the seats of ranks that ``Epochs`` has dismissed for a link that broke again."""

@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.attendance import Terms
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.connection import Connection
 from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.failover import Newcomer, Wanted
@@ -243,6 +244,31 @@ class Hub:
             now = self._clock()
             self._queue(self._state.plan_again(wanted.members, plan, participants, names, now, line))
         self._wake()
+
+    def snapshot(self) -> RunSnapshot | None:
+        """Return what is known of a run that goes on after failures; None before its plan and at its end."""
+        with self._changed:
+            return None if self._ended or self._closing else self._state.snapshot()
+
+    def change_to(
+        self,
+        since: RunSnapshot,
+        plan: Raw,
+        *,
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        line: str,
+    ) -> Switched | Dropped:
+        """Announce a better plan, with a ``line`` for the user, and wait until it runs or is dropped."""
+        with self._changed:
+            now = self._clock()
+            self._queue(self._state.change(since, plan, participants, names, now, line))
+        self._wake()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or self._closing or self._state.change_outcome() is not None
+            )
+            return self._state.change_outcome() or Dropped("the run is over")
 
     def give_up(self, wanted: Wanted, line: str, exit_code: int) -> None:
         """End the run because there is no other plan, unless the members have changed meanwhile."""

@@ -9,6 +9,12 @@ Microbatches have numbers, and a stage holds nothing between two of them, so com
 A new epoch feeds again from the lowest number that is not written. Exactly once and in order is decided here
 alone, where results are written: those of an old epoch, or written already, are dropped.
 
+A change of plan cuts the line in two. What was fed comes by the epoch before; what follows is fed to the new
+one, whose results wait until all of the former is written:
+
+            written      first           next
+    ───────────┤── before ─┤── the new ────┤·······    at most ``window`` of the new are under way
+
 An entry is what it takes to read the microbatch again, and what the rows need besides the outputs: the
 places of its items in the input, their labels and sources.
 """
@@ -28,6 +34,8 @@ class Arrival(enum.Enum):
 
     WRITE = "write"
     """It is the next one: write it, then call ``wrote``."""
+    HOLD = "hold"
+    """It is early: ask again when all that the epoch before was fed is written."""
     DROP = "drop"
     """It belongs to an old epoch, or is written already."""
 
@@ -44,8 +52,9 @@ class Ledger(Generic[_Entry]):
         if window < 1:
             raise ValueError(f"a window of {window} microbatches lets none pass")
         self._window = window
-        self._epoch = 0
+        self._epoch = self._before = 0
         self._written = self._next = written
+        self._first = written  # lowest number that the epoch is fed
         self._entries: dict[int, _Entry] = {}
         self._count: int | None = None
 
@@ -56,7 +65,7 @@ class Ledger(Generic[_Entry]):
 
     @property
     def under_way(self) -> int:
-        """Number of microbatches that this epoch has fed and that are not written."""
+        """Number of microbatches that are fed and not written, by this epoch and by one that it follows."""
         return self._next - self._written
 
     @property
@@ -73,11 +82,26 @@ class Ledger(Generic[_Entry]):
         """
         if epoch <= self._epoch or window < 1:
             raise ValueError(f"epoch {epoch} with a window of {window} cannot follow epoch {self._epoch}")
-        self._epoch, self._window, self._next = epoch, window, self._written
+        self._epoch, self._window = epoch, window
+        self._before, self._first = 0, self._written
+        self._next = self._written
+
+    def change(self, epoch: int, window: int) -> int:
+        """Let ``epoch`` be fed what follows; return the lowest number of that.
+
+        Args:
+            epoch: number of the epoch, larger than the last.
+            window: largest number of its microbatches under way.
+        """
+        if epoch <= self._epoch or window < 1:
+            raise ValueError(f"epoch {epoch} with a window of {window} cannot follow epoch {self._epoch}")
+        self._before, self._epoch = self._epoch, epoch
+        self._window, self._first = window, self._next
+        return self._first
 
     def next_number(self) -> int | None:
         """Return the number to feed next, or None while the window is full and once the input has ended."""
-        if self.under_way >= self._window or self._next == self._count:
+        if self._next - max(self._written, self._first) >= self._window or self._next == self._count:
             return None
         return self._next
 
@@ -106,10 +130,14 @@ class Ledger(Generic[_Entry]):
         """Return what to do with a result.
 
         Raises:
-            ValueError: it was never fed, or one that comes before it is missing.
+            ValueError: it was never fed, or to another epoch, or one that comes before it is missing.
         """
-        if epoch != self._epoch or number < self._written:
+        if epoch not in (self._epoch, self._before) or number < self._written:
             return Arrival.DROP
+        if (epoch == self._epoch) != (number >= self._first):
+            raise ValueError(f"the result of microbatch {number} from an epoch that was not fed it")
+        if self._written < self._first <= number < self._next:
+            return Arrival.HOLD
         if number != self._written or number >= self._next:
             raise ValueError(f"the result of microbatch {number} instead of {self._written}")
         return Arrival.WRITE

@@ -24,7 +24,7 @@ from pipeedge.base.fields import encode
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.connection import Connection
 from pipeedge.control.dialling import HubAddress, explain_refusal
-from pipeedge.control.epoch_messages import Abort, Prepare, Run
+from pipeedge.control.epoch_messages import Abort, Prepare, Retire, Run
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import (
     Beat,
@@ -394,7 +394,7 @@ class Member:
             case Pace(slowest_s=slowest_s):
                 with self._changed:
                     self._slowest_s = slowest_s
-            case Prepare() | Run() | Abort():
+            case Prepare() | Run() | Retire() | Abort():
                 self._follow(message)
             case _:
                 with self._changed:
@@ -403,7 +403,7 @@ class Member:
                 if isinstance(message, Complete):
                     self._follow(message)
 
-    def _follow(self, message: Prepare | Run | Abort | Complete) -> None:
+    def _follow(self, message: Prepare | Run | Retire | Abort | Complete) -> None:
         """Take a step of the epochs of a run that goes on after failures."""
         try:
             self.turns.heard(message)

@@ -33,7 +33,8 @@ from msgspec import Raw, Struct
 
 from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
 from pipeedge.control.attendance import Attendance, Terms
-from pipeedge.control.epoch_messages import EpochReady, LinkLost, Stopped
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
+from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
 from pipeedge.control.epochs import Members
 from pipeedge.control.failover import Failover, Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
@@ -216,7 +217,7 @@ class HubState:
         Failed: _take_failed,
         Lost: _ignore,
         Facts: _take_facts,
-        **dict.fromkeys((EpochReady, Stopped, LinkLost, Complete), _take_epoch),
+        **dict.fromkeys((EpochReady, Declined, Passed, Stopped, LinkLost, Complete), _take_epoch),
         **dict.fromkeys((Record, Done), _take_result),
     }
     """The same for a run that goes on after failures; ``Epochs`` knows what it may say about epochs when."""
@@ -322,6 +323,30 @@ class HubState:
         outgoing = self._failover.planned(members, plan, participants, names, now)
         return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
 
+    def change(
+        self,
+        since: RunSnapshot,
+        plan: Raw,
+        participants: tuple[int, ...],
+        names: Mapping[int, str],
+        now: float,
+        line: str = "",
+    ) -> list[tuple[int, Message]]:
+        """Prepare a better plan beside the one that runs, unless the run is no longer as ``since`` says.
+
+        Args:
+            since: what the decision was based on.
+            plan: the plan.
+            participants: ranks with a part in it.
+            names: description of each rank.
+            now: present time.
+            line: notice for the user about what is done.
+        """
+        if self._failover is None or self.verdict is not None:
+            return []
+        outgoing = self._failover.change(since, plan, participants, names, now)
+        return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
+
     def give_up(self, members: Members, failure: Failure, now: float) -> list[tuple[int, Message]]:
         """End the run because no plan fits ``members``, unless these have changed meanwhile."""
         if self._failover is None or self.verdict is not None:
@@ -352,6 +377,18 @@ class HubState:
         if self._failover is None or self.verdict is not None or self._complete:
             return None
         return self._failover.newcomer() or self._failover.wanted()
+
+    def change_outcome(self) -> Switched | Dropped | None:
+        """Return the outcome of the latest change of the plan, or None before its end."""
+        if self._failover is None or self.verdict is not None:
+            return Dropped("the run is over")
+        return self._failover.outcome
+
+    def snapshot(self) -> RunSnapshot | None:
+        """Return what is known of a run that goes on after failures; None before its plan and at its end."""
+        if self._failover is None or self.verdict is not None or self._complete:
+            return None
+        return self._failover.snapshot()
 
     def expected_to_leave(self) -> tuple[int, ...]:
         """Return the connected ranks that will leave by themselves, without the one that failed."""

@@ -33,6 +33,7 @@ from pipeedge.base.errors import (
 )
 from pipeedge.base.fields import decoding, encode
 from pipeedge.control.attendance import Terms
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure
@@ -327,6 +328,32 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             return Refusal(f"{wanted.cause}; {one_line(error)}", error.exit_code)
         except Exception as error:  # the others must not wait for a plan forever
             return Refusal(f"{wanted.cause}; rank 0 failed to plan again: {one_line(error)}", EXIT_FAULT)
+
+    def snapshot(self) -> RunSnapshot | None:
+        """On rank 0, return what is known of a run that goes on after failures.
+
+        It is None before its plan and after its end.
+        """
+        return None if self._hub is None else self._hub.snapshot()
+
+    def change_to(self, announcement: Announcement[_Plan], since: RunSnapshot) -> Switched | Dropped:
+        """On rank 0, prepare another plan beside the one that runs, and wait until it has taken over or not.
+
+        Called in a thread of its own, one change at a time, in a session that goes on after failures.
+
+        Args:
+            announcement: the plan for the members of ``since``; its ``line`` is shown when it is prepared.
+            since: what the decision was based on.
+        """
+        if self._hub is None:
+            raise PipeEdgeError("only rank 0 decides")
+        return self._hub.change_to(
+            since,
+            Raw(encode(announcement.plan)),
+            participants=announcement.participants,
+            names=announcement.names,
+            line=announcement.line,
+        )
 
     def state(self, facts: _Facts) -> None:
         """Send the facts of this rank."""

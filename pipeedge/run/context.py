@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data.ends import Watcher
     from pipeedge.observe.live import Display
 
-__all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "aborted_on_failure"]
+__all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "Transports", "aborted_on_failure"]
 
 OpenEnds: TypeAlias = "Callable[[RunRequest, Model], DataEnds]"
 
@@ -54,6 +54,29 @@ class DisplayFeed:
             self._display = None
 
 
+class Transports:
+    """The transports of a rank: one for each plan in which it has a part at the same time.
+
+    Args:
+        make: Returns another one.
+    """
+
+    def __init__(self, make: Callable[[], Transport]) -> None:
+        self._make = make
+        self._made: list[Transport] = []
+
+    def new(self) -> Transport:
+        """Return a transport that is not open yet."""
+        transport = self._make()
+        self._made.append(transport)
+        return transport
+
+    def abort(self) -> None:
+        """Abort all that are open."""
+        for transport in tuple(self._made):
+            transport.abort()
+
+
 @dataclass(frozen=True)
 class RankContext:
     """One rank of one run: its request, and what its phases and threads share."""
@@ -64,7 +87,11 @@ class RankContext:
     """Opens the console where the data rank prints its table."""
     warn: Callable[[str], None]
     """Takes a line for the user that ends nothing; called from any thread."""
+    transports: Transports
     transport: Transport
+    """Transport of the plan that this is for."""
+    open_rendezvous: Callable[[], RendezvousService]
+    """Returns another rendezvous, not served yet."""
     rendezvous: RendezvousService
     """Rendezvous of the links, served by rank 0."""
     open_ends: OpenEnds | None = None
@@ -122,7 +149,7 @@ class RankContext:
 
 
 @contextmanager
-def aborted_on_failure(transport: Transport) -> Iterator[None]:
+def aborted_on_failure(transports: Transports) -> Iterator[None]:
     """Abort the links if the body fails.
 
     The body must have reported the failure: peers may take lost links for the loss of this rank.
@@ -130,5 +157,5 @@ def aborted_on_failure(transport: Transport) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        transport.abort()
+        transports.abort()
         raise

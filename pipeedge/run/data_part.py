@@ -17,7 +17,7 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.data import DataEnds, DataSetSource, GroupStream, open_run_input
+from pipeedge.data import DataEnds, DataSetSource, open_run_input
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -31,6 +31,7 @@ from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, out
 from pipeedge.request.config import RunRequest
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.reading import RunInput
 from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.under_way import DataProgress
@@ -93,7 +94,7 @@ class DataPart:
     ends: DataEnds
     progress: DataProgress
     """What of it is under way, and what is done."""
-    stream: GroupStream
+    stream: RunInput
     """Input as it is read."""
     feeder: Feeder
     outgoing: Outgoing
@@ -141,6 +142,9 @@ def make_data_part(
     ends: LinkEnds,
     activity: Activity,
     monitor: Monitor,
+    *,
+    epoch: int = 0,
+    before: DataPart | None = None,
 ) -> DataPart:
     """Join input and results to the first and the last link.
 
@@ -152,13 +156,20 @@ def make_data_part(
         ends: Links of this rank.
         activity: Activity of this rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
+        epoch: Number of the plan, in a run that has several.
+        before: The part in the plan before, while that still runs; its input goes on.
     """
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, activity, lane=link)
     position, stages = progress.under_way.position, len(plan.schedule.stages)
-    stream = data.source.stream(plan.microbatch_size, position=position, rows=plan.record_rows, stages=stages)
-    feed = Feed(stream, stream_dtype(find_dtype(plan.schedule.stages[0].dtype)), progress.under_way)
+    if before is not None:
+        stream = before.stream
+    else:
+        size, rows = plan.microbatch_size, plan.record_rows
+        stream = RunInput(data.source.stream(size, position=position, rows=rows, stages=stages))
+    dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
+    feed = Feed(stream, dtype, progress.under_way, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, activity, feed_lane)
     activity.feeder(lambda: feeder.is_idle)
@@ -172,6 +183,7 @@ def make_data_part(
             make_decoder(plan, -1),
             keep_items=0 if data.compared is None else len(data.compared),
             collected=progress.collected,
+            epoch=epoch,
         ),
         Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
     )

@@ -30,6 +30,8 @@ class Feed:
     """Number type in which the first stage computes."""
     under_way: UnderWay = field(default_factory=UnderWay)
     """Microbatches that are fed and not written; feeding begins with the lowest that is not written."""
+    takes_over: bool = False
+    """Whether feeding begins where the feeder of another plan hands over, which still runs."""
 
 
 class Feeder:
@@ -49,20 +51,27 @@ class Feeder:
         self._is_waiting = False
         self._outgoing = outgoing
         self._activity = activity
+        self._takes_over = feed.takes_over
         self.under_way = feed.under_way
         self.started_at: float | None = None
         """Time when this feeder began to read."""
 
     def run(self) -> None:
-        """Read and send until the input ends."""
+        """Read and send until the input ends, or another feeder is to go on."""
         under_way = self.under_way
-        number = under_way.written
         self.lane.begin()
         self.started_at = self.lane.enter(self._stream.fetching)
         under_way.begin(self.started_at)
-        while (group := self._read(number)) is not None:
+        if self._takes_over:
+            number, group = under_way.take_over()
+        else:
+            number = under_way.written
+            group = self._read(number)
+        while group is not None:
             self.lane.enter(ThreadState.WAIT_LINK)
-            under_way.wait_for_room()
+            if not under_way.wait_for_room():
+                under_way.hand_over(group)
+                break
             reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(ThreadState.READ)
             batch = group.collate(reserved.payload)
@@ -72,7 +81,9 @@ class Feeder:
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
             number += 1
-        under_way.input_ended()
+            group = self._read(number)
+        else:
+            under_way.input_ended()
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -117,6 +128,8 @@ class Collection:
     """Number of the first items whose outputs are kept in memory."""
     collected: Collected = field(default_factory=Collected)
     """What is found out about the results."""
+    epoch: int = 0
+    """Number of the plan, in a run that has several."""
 
 
 class Collector:
@@ -135,21 +148,21 @@ class Collector:
         """Collect until the last stage has finished."""
         self.lane.begin()
         decode, sink, collected = self._collection.decode, self._collection.sink, self.collected
+        epoch = self._collection.epoch
         while (packet := self._incoming.receive()) is not None:
+            taken = self._under_way.take(packet.number, epoch)
             now = self.lane.enter(ThreadState.WRITE if decode is None else ThreadState.DECODE)
-            taken = self._under_way.take(packet.number)
             if taken is None:
                 packet.lease.release()
                 continue
             batch, sent_at = taken
-            collected.came(now, self._under_way.began_at, sent_at, packet.items)
+            collected.came(now, self._under_way.began_at, sent_at, packet.items, epoch=epoch)
             if decode is not None:
                 packet = decode(packet)
                 self.lane.enter(ThreadState.WRITE)
             (outputs,) = packet.payload
             with self._incoming.activity.busy(f"writing the results of microbatch {packet.number}"):
                 sink.write(packet.number, outputs, batch)
-                self._under_way.wrote(packet.number)
                 finite = outputs.isfinite()
                 if not finite.all():
                     collected.not_finite += int((~finite).flatten(1).any(dim=1).sum())
@@ -157,6 +170,7 @@ class Collector:
                 if batch.numbers[0] < self._collection.keep_items:
                     kept = without_padding(outputs, batch.tokens).clone()
                     collected.kept.append((batch.numbers, kept))
+                self._under_way.wrote(packet.number)  # last, as another collector may go on from here
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 

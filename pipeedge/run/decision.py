@@ -2,6 +2,7 @@
 
 facts of all ranks ──disagreement?──> schedule ──> Plan ──(announced)──> every rank
 facts of who is left ───────────> schedule ──> the next plan, after a rank is lost
+a better schedule ──────────────────────────> the next plan, beside the one that runs
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pipeedge.base.errors import EXIT_INFEASIBLE, WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
+from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
 from pipeedge.control.session import Announcement, Forms, Refusal, Remaining, Session
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts
@@ -112,6 +114,47 @@ class Decider:
         )
         return dataclasses.replace(self._announced(plan), line=describe(before, plan))
 
+    def change(
+        self,
+        session: ChangesPlans[Announcement[Plan]],
+        planned: PlannedSchedule,
+        since: RunSnapshot,
+        cause: str,
+        line: str,
+    ) -> Switched | Dropped:
+        """Replace the plan that runs with a better one; wait for the outcome.
+
+        Args:
+            session: Session of the ranks.
+            planned: The better schedule, with microbatches of the same size.
+            since: What the decision was based on.
+            cause: Reason for the change, for the report.
+            line: What is done and why, for the user.
+        """
+        before = self._plan
+        if before is None:
+            return Dropped("there was no plan before")
+        plan = dataclasses.replace(
+            before,
+            schedule=planned.schedule,
+            prediction=planned.prediction,
+            store_port=None,
+            cause=cause,
+            lost=(),
+        )
+        # A rendezvous of its own: if a rank is lost meanwhile, the next plan has its own, too.
+        rendezvous = self._context.open_rendezvous()
+        try:
+            if len(plan.participants) > 1:
+                plan = dataclasses.replace(plan, store_port=rendezvous.serve(plan.participants))
+            outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
+        finally:
+            rendezvous.close()
+        if isinstance(outcome, Switched):
+            self._plan = plan
+            self._held.loads(plan.schedule)
+        return outcome
+
     def review(self, rank: int, facts: Options) -> str | None:
         """Return why a process that comes during the run cannot have a part, or None if it can."""
         known = {other: told for other, told in self._facts.items() if other != rank}
@@ -128,8 +171,12 @@ class Decider:
             plan = dataclasses.replace(plan, store_port=rendezvous.serve(plan.participants))
         self._plan = plan
         self._held.loads(plan.schedule)
-        names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
-        return Announcement(plan, plan.participants, names, plan.data_rank, goes_on=plan.goes_on)
+        return _announcement(plan)
+
+
+def _announcement(plan: Plan) -> Announcement[Plan]:
+    names = {rank: name for rank in plan.participants if (name := plan.name(rank)) is not None}
+    return Announcement(plan, plan.participants, names, plan.data_rank, goes_on=plan.goes_on)
 
 
 def _input_facts(facts: Mapping[int, Options], data_rank: int) -> InputFacts:

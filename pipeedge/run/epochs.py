@@ -1,8 +1,11 @@
 """The epochs of one rank, in a run that goes on after failures.
 
     [ next ] ──> connect, load, open links ──> ready ──> stream ──all passed──> wait for the end ──> finish
-       ^                          └──────────────────────┴──the hub stops the epoch──┐
+       ^                          └──────────────────────┴──the hub stops the epoch──┐   └──retired
        └──stopped: all threads have ended, all links are closed <────────────────────┘
+
+Each epoch has a thread of its own, links of its own, and a crew of its own. While the plan changes, there are
+two of them: the second prepares beside the first, and gets what follows once all ranks are ready.
 
 A rank without a part waits in ``next`` as a spare. What lasts for the whole run is the data rank's ledger,
 its open output, the metrics, and the layers that this rank has loaded last.
@@ -11,6 +14,7 @@ its open output, the metrics, and the layers that this rank has loaded last.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -18,10 +22,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from pipeedge.base.crew import Crew
-from pipeedge.base.errors import PeerError, one_line
+from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.base.wording import count
+from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.epoch_messages import Prepare
 from pipeedge.control.turns import EpochStoppedError, Turns
 from pipeedge.observe.monitoring import Exporter, Monitor
@@ -56,26 +61,33 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
     rank = _Rank(context, session, prepared)
     with rank.kept:
         while (order := session.member.turns.next()) is not None:
-            if rank.take(order):
-                break
-    if rank.turn is None or rank.turn.parts is None:
+            rank.begin(order)
+    turn = rank.end()
+    if turn is None or turn.parts is None:
         if session.serves_hub:
             session.summary()
         return None
-    # Not with the crew of the last epoch, which may have been stopped.
-    plan, parts = rank.turn.plan, rank.turn.parts
-    return finish(context, session, plan, parts, startup_s=rank.startup_s, device=prepared.device)
+    # Not with the crew of the epoch, which may have been stopped.
+    of_last = dataclasses.replace(context, transport=turn.context.transport)
+    return finish(of_last, session, turn.plan, turn.parts, startup_s=rank.startup_s, device=prepared.device)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Turn:
     """One epoch of this rank."""
 
     context: RankContext
-    """This rank, with a crew of its own for the epoch."""
+    """This rank, with a crew, links and counters of its own for the epoch."""
     epoch: int
     plan: Plan
+    before: _Turn | None
+    """The epoch that runs, if this one is to take its place, until it has ended."""
+    is_change: bool
+    """Whether it is prepared beside an epoch that runs."""
     parts: Parts | None = None
+    runs: bool = False
+    hidden: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set once its progress is not shown any longer."""
 
 
 class _Rank:
@@ -94,65 +106,102 @@ class _Rank:
         self._shelf = Shelf(prepared.device)
         self.kept = ExitStack()
         """Closes the output and the metrics."""
-        self.turn: _Turn | None = None
-        """The latest epoch in which this rank has a part."""
+        self._active: tuple[_Turn, ...] = ()
+        self._latest: _Turn | None = None  # the latest epoch in which this rank had a part and that ran
         self.startup_s = 0.0
         """Seconds from the start of the process to the first microbatch."""
+        session.member.on_end(self._stop_all)
 
-    def take(self, order: Prepare) -> bool:
-        """Go through one epoch. Return whether the results are complete; if not, another one may follow.
-
-        Raises:
-            PipeEdgeError: This rank failed, or the run did.
-        """
-        plan = self._session.read_plan(order.plan)
-        self._context.activity.restart()
-        crew = Crew()
-        turn = self.turn = _Turn(dataclasses.replace(self._context, crew=crew), order.epoch, plan)
-        member, transport = self._session.member, self._context.transport
+    def begin(self, order: Prepare) -> None:
+        """Begin an epoch, in a thread of its own."""
+        context = self._context
+        own = dataclasses.replace(
+            context, crew=Crew(), transport=context.transports.new(), activity=context.activity.part()
+        )
+        before = self._active[-1] if self._active else None
+        turn = _Turn(own, order.epoch, self._session.read_plan(order.plan), before, before is not None)
+        self._active = (*self._active, turn)
 
         def stop() -> None:
-            crew.stop(EpochStoppedError())
-            transport.abort()
+            turn.context.crew.stop(EpochStoppedError())
+            turn.context.transport.abort()
 
-        member.on_end(lambda: crew.stop(member.error))
-        self._turns.on_stop(stop)
+        self._turns.on_stop(turn.epoch, stop)
+        # A daemon: what it waits for need not come once the run has failed.
+        threading.Thread(
+            target=self._go_through, args=(turn,), name=f"epoch {turn.epoch}", daemon=True
+        ).start()
+
+    def end(self) -> _Turn | None:
+        """Stop what is left of the epochs; return the last one in which microbatches have passed here."""
+        here = [turn for turn in self._active if turn.parts is not None]
+        for turn in here:
+            if turn is here[0] or (turn.parts is not None and turn.parts.microbatches):
+                self._latest = turn
+        for turn in self._active:
+            # The data rank's links have carried all that there is, and their other ends close them, too.
+            if turn is not self._latest or not self._has_all:
+                self._stop(turn)
+        return self._latest
+
+    def _stop_all(self) -> None:
+        """Stop all epochs, as the run has failed."""
+        error = self._session.member.error
+        self._context.crew.stop(error)
+        for turn in self._active:
+            turn.context.crew.stop(error)
+
+    def _go_through(self, turn: _Turn) -> None:
+        """Go through one epoch, in its thread."""
         try:
-            self._work(turn)
-            if turn.parts is not None and turn.parts.data is not None:
-                return True  # it has all results, so it need not wait for word from others
-        except EpochStoppedError:
-            pass
-        except PeerError as error:
-            if error is member.error:
-                raise
-            self._report(turn, error)
-        if not self._has_all and not self._turns.wait_for_end():
-            self._stop(turn)
-            self._turns.stopped(None if self._log is None else self._log.stopped())
-            return False
-        self._stop(turn)
-        return True
+            try:
+                self._work(turn)
+            except EpochStoppedError:
+                pass
+            except PeerError as error:
+                if error is self._session.member.error:
+                    raise
+                self._report(turn, error)
+            except PipeEdgeError as error:
+                if turn.runs or not turn.is_change:
+                    raise
+                self._turns.declined(turn.epoch, one_line(error))
+            finally:
+                turn.hidden.set()
+            self._close(turn)
+        except BaseException as error:  # kept whole, to be raised in the main thread
+            self._turns.fail(error)
 
     def _work(self, turn: _Turn) -> None:
         """Prepare the part of this rank, and let microbatches flow until all have passed."""
-        context, plan, prepared = turn.context, turn.plan, self._prepared
-        if self._log is not None:
+        context, plan, prepared, before = turn.context, turn.plan, self._prepared, turn.before
+        if self._log is not None and before is None:
             self._log.prepared(turn.epoch, plan)
         connect(context, plan, prepared.interface, turn.epoch)
-        stage = self._shelf.take(context, plan)
+        stage = self._shelf.take(context, plan, beside=before is not None)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
-        turn.parts = open_parts(context, plan, self._session.member, prepared, stage, self._monitor)
+        parts_before = None if before is None else before.parts
+        turn.parts = open_parts(
+            context, plan, self._session.member, prepared, stage, self._monitor, turn.epoch, parts_before
+        )
         keep_freed_memory()
         self._turns.ready(turn.epoch)
+        turn.runs = True
         if not self.startup_s:
             self.startup_s = process_age_s()
             self.kept.enter_context(results_kept(context, prepared.data))
         if self._log is not None:
-            self._log.runs()
-        stream(context, plan, turn.parts)
+            if before is None:
+                self._log.runs()
+            else:
+                self._log.changes(turn.epoch, plan)
+        stream(context, plan, turn.parts, None if before is None else before.hidden)
+        if self._has_all:
+            self._turns.has_all()  # so it need not wait for word from others
+        else:
+            self._turns.passed(turn.epoch, None if self._log is None else self._log.first_of_next)
 
     @property
     def _has_all(self) -> bool:
@@ -165,6 +214,29 @@ class _Rank:
         peer = 0 if error.peer is None else error.peer
         if peer != self._context.rank:
             self._turns.link_lost(turn.epoch, peer, one_line(error))
+
+    def _close(self, turn: _Turn) -> None:
+        """Wait for the end of an epoch, and close what it has opened, unless the run has ended with it."""
+        step = self._turns.wait_for_end(turn.epoch)
+        if step is MemberStep.ENDED:
+            return
+        if step is MemberStep.SPARE:
+            turn.context.transport.close()
+            self._shelf.keep_last()
+        else:
+            self._stop(turn)
+            if turn.is_change and not turn.runs:
+                self._shelf.give_back()
+        self._context.activity.drop(turn.context.activity)
+        self._active = tuple(one for one in self._active if one is not turn)
+        follower = next((one for one in self._active if one.before is turn), None)
+        if follower is not None:
+            follower.before = None
+        if turn.runs and (step is not MemberStep.SPARE or follower is None):
+            self._latest = turn
+        if step is MemberStep.STOPPING:
+            dropped = turn.is_change and not turn.runs
+            self._turns.stopped(turn.epoch, None if self._log is None else self._log.stopped(dropped=dropped))
 
     def _stop(self, turn: _Turn) -> None:
         """End all threads and links of an epoch."""
@@ -195,13 +267,26 @@ class _EpochLog:
         self._watcher = watcher
         self._turns = turns
         self._fed = 0  # of the last epoch, and not written
+        self._has_stopped = False  # two epochs stop together if the plan was about to change
         self._silent_since: float | None = None
         self._repeated = 0  # since then
         self._record: EpochRecord | None = None
         self._prepared_at = 0.0
 
-    def stopped(self) -> int:
-        """Note that the epoch has stopped; return the lowest number of a microbatch that is not written."""
+    @property
+    def first_of_next(self) -> int | None:
+        """Lowest number of a microbatch that the next epoch is fed, while the plan changes."""
+        return self._progress.under_way.first_of_next
+
+    def stopped(self, *, dropped: bool) -> int:
+        """Note that an epoch has stopped; return the lowest number of a microbatch that is not written.
+
+        Args:
+            dropped: Whether it was fed nothing, because it was prepared beside another one.
+        """
+        if dropped or self._has_stopped:
+            return self._progress.under_way.written
+        self._has_stopped = True
         self._fed = self._progress.under_way.fed
         self._repeated += self._fed
         if self._silent_since is None:
@@ -217,6 +302,7 @@ class _EpochLog:
 
     def prepared(self, epoch: int, plan: Plan) -> None:
         """Note that an epoch is prepared."""
+        self._has_stopped = False
         now = time.perf_counter()
         self._prepared_at = now
         waiting_s = max(0.0, now - self._turns.stopped_at) if self._silent_since is not None else 0.0
@@ -229,10 +315,37 @@ class _EpochLog:
             waiting_s=waiting_s,
             repeated=self._fed,
         )
-        window = _STAGES_AHEAD * len(plan.schedule.stages)
-        self._progress.under_way.restart(epoch, window)
+        self._progress.under_way.restart(epoch, _window(plan))
         if self._watcher is not None:
             self._watcher.prepares(epoch, plan.cause, plan.lost)
+
+    def changes(self, epoch: int, plan: Plan) -> None:
+        """Note that an epoch gets what follows, beside one that goes on until the rest has passed."""
+        collected, under_way = self._progress.collected, self._progress.under_way
+
+        def came(at: float) -> None:
+            began = under_way.began_at
+            since = at if collected.last_at is None else collected.last_at
+            record = EpochRecord(
+                epoch,
+                plan.schedule,
+                0.0 if began is None else at - began,
+                cause=plan.cause,
+                filling_s=max(0.0, at - since),
+            )
+            collected.epochs.append(record)
+            if self._exporter is not None:
+                self._exporter.add_epoch(record)
+            if self._watcher is not None:
+                self._watcher.prepares(epoch, plan.cause, ())
+                self._watcher.goes_on(record.filling_s, 0)
+            self._context.warn(
+                f"the plan has changed at microbatch {under_way.first_of_next}, "
+                f"whose result came {at - since:.2f} s after the one before"
+            )
+
+        collected.change(epoch, came)
+        under_way.change(epoch, _window(plan))
 
     def runs(self) -> None:
         """Note that the epoch runs."""
@@ -261,3 +374,8 @@ class _EpochLog:
         collected.restart(came)
         if self._watcher is not None and not self._repeated:
             collected.went_on(now)  # nobody waits for a result
+
+
+def _window(plan: Plan) -> int:
+    """Return the largest number of microbatches under way."""
+    return _STAGES_AHEAD * len(plan.schedule.stages)

@@ -44,6 +44,13 @@ class Parts:
         """The parts that there are."""
         return tuple(part for part in (self.data, self.stage) if part is not None)
 
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches that have passed here."""
+        lanes = [self.data.collector.lane] if self.data is not None else []
+        lanes += [self.stage.loop.lane] if self.stage is not None else []
+        return max((lane.microbatches for lane in lanes), default=0)
+
 
 def assemble(
     context: RankContext,
@@ -54,6 +61,8 @@ def assemble(
     data_ends: DataEnds | None,
     progress: DataProgress | None,
     monitor: Monitor,
+    epoch: int = 0,
+    before: Parts | None = None,
 ) -> Parts:
     """Join the stage, and the input and results, of this rank to its links.
 
@@ -65,6 +74,8 @@ def assemble(
         data_ends: Input and results of the run, on the data rank.
         progress: What of it is under way, and what is done, on the data rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
+        epoch: Number of the plan, in a run that has several.
+        before: The parts of this rank in the plan before, while that still runs.
     """
     model, activity = context.model, context.activity
     ends = LinkEnds(context.rank, plan.links(model), context.transport, activity, context.crew)
@@ -76,11 +87,15 @@ def assemble(
             context.warn(f"stage {number}: {line}")
 
         bits = make_stage_bits(plan, model, number, lambda: member.slowest_stage_s, tell)
-        stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor)
+        stage_before = None if before is None else before.stage
+        stage_part = make_stage_part(stage, plan, ends, bits, activity, monitor, stage_before)
     if data_ends is not None and progress is not None:
         from pipeedge.run.data_part import make_data_part
 
-        data_part = make_data_part(data_ends, progress, plan, model, ends, activity, monitor)
+        data_before = None if before is None else before.data
+        data_part = make_data_part(
+            data_ends, progress, plan, model, ends, activity, monitor, epoch=epoch, before=data_before
+        )
     return Parts(ends, monitor, stage_part, data_part)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -243,6 +244,8 @@ def open_parts(
     prepared: Prepared,
     stage: LoadedStage | None,
     monitor: Monitor,
+    epoch: int = 0,
+    before: Parts | None = None,
 ) -> Parts:
     """Make the parts of this rank and connect their links.
 
@@ -253,6 +256,8 @@ def open_parts(
         prepared: What this rank has opened.
         stage: Stage of this rank, or None.
         monitor: Takes the samples of the metrics.
+        epoch: Number of the plan, in a run that has several.
+        before: The parts of this rank in the plan before, while that still runs.
 
     Raises:
         PeerError: The links do not open.
@@ -269,6 +274,8 @@ def open_parts(
                 data_ends=prepared.data,
                 progress=prepared.progress,
                 monitor=monitor,
+                epoch=epoch,
+                before=before,
             )
         )
 
@@ -291,16 +298,25 @@ def results_kept(context: RankContext, data: DataEnds | None) -> Iterator[None]:
         raise
 
 
-def stream(context: RankContext, plan: Plan, parts: Parts) -> None:
+def stream(context: RankContext, plan: Plan, parts: Parts, shown: threading.Event | None = None) -> None:
     """Let microbatches flow until all have passed.
+
+    Args:
+        context: This rank.
+        plan: The plan.
+        parts: The parts of this rank.
+        shown: Set once the progress of the plan before is no longer shown; None without one.
 
     Raises:
         PipeEdgeError: This rank or another failed.
     """
+    parts.ends.start()
+    for part in reversed(parts.all):
+        part.start(context.crew)
+    if shown is not None:
+        context.crew.on_stop(shown.set)
+        shown.wait()
     with _progress_shown(context, plan, parts.data):
-        parts.ends.start()
-        for part in reversed(parts.all):
-            part.start(context.crew)
         context.crew.wait()
 
 

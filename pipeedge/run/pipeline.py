@@ -29,7 +29,7 @@ from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import RunRequest
-from pipeedge.run.context import OpenEnds, RankContext, aborted_on_failure
+from pipeedge.run.context import OpenEnds, RankContext, Transports, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.epochs import take_turns
 from pipeedge.run.outcome import finish
@@ -44,6 +44,7 @@ from pipeedge.run.phases import (
     results_kept,
     stream,
 )
+from pipeedge.transport.base import RendezvousService
 from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.interfaces import is_loopback
 from pipeedge.transport.membership import load_membership, open_to_all
@@ -85,9 +86,23 @@ def run(
     speaks_openly = membership is None and request.transport.comm != "rpc" and world.size > 1
     if speaks_openly and world.rank == 0 and not is_loopback(world.addr):
         warn(open_to_all())
-    transport = make_transport(request.transport, world.rank, membership)
-    rendezvous = make_rendezvous(request.transport, world.addr, membership)
-    context = RankContext(request, model, open_console, warn, transport, rendezvous, open_ends, begins)
+    transports = Transports(lambda: make_transport(request.transport, world.rank, membership))
+
+    def open_rendezvous() -> RendezvousService:
+        return make_rendezvous(request.transport, world.addr, membership)
+
+    context = RankContext(
+        request,
+        model,
+        open_console,
+        warn,
+        transports,
+        transports.new(),
+        open_rendezvous,
+        open_rendezvous(),
+        open_ends,
+        begins,
+    )
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,
@@ -95,7 +110,7 @@ def run(
         record_stage_work=context.display_feed,
     )
     with (
-        aborted_on_failure(transport),
+        aborted_on_failure(transports),
         Session(world, FORMS, callbacks, membership=membership) as session,
     ):
         session.open()

@@ -1,12 +1,17 @@
-"""The layers that a rank has loaded last, which the next epoch may need again.
+"""The layers that a rank has loaded, which the next epoch may need again.
 
 Loading cannot be interrupted, and may take minutes from a slow disk. It therefore has a thread of its own,
 so that a rank stops at once when its epoch fails while it loads. The next epoch waits for the thread first:
 memory may not suffice for both, and what it loads may be what is needed then.
+
+For a change of the plan, both have to fit: what is needed then is loaded beside what computes, by a thread
+that takes the processor only while nobody else wants it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Shelf"]
 
+_LOWEST_PRIORITY = 19
+
 
 class Shelf:
     """What a rank has loaded.
@@ -32,16 +39,19 @@ class Shelf:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._changed = threading.Condition()
-        self._held: LoadedStage | None = None
+        self._held: tuple[LoadedStage, ...] = ()
+        self._taken: LoadedStage | None = None
+        self._taken_before: LoadedStage | None = None
         self._loading = False
         self._error: BaseException | None = None
 
-    def take(self, context: RankContext, plan: Plan) -> LoadedStage | None:
+    def take(self, context: RankContext, plan: Plan, *, beside: bool = False) -> LoadedStage | None:
         """Return the stage that a plan gives this rank, loaded; None if it gives none.
 
         Args:
             context: This rank, whose crew stops the wait.
             plan: The plan.
+            beside: Whether what was taken last computes, and goes on.
 
         Raises:
             WeightsError: The weights cannot be read, or do not fit the model.
@@ -49,22 +59,43 @@ class Shelf:
         number = plan.schedule.stage_of(context.rank)
         if number is None:
             return None
+        stage = plan.schedule.stages[number]
         context.crew.on_stop(self._wake)
         self._wait(context)
-        if self._held is None or not self._held.serves(plan.schedule.stages[number]):
-            self._held, self._loading = None, True
-            threading.Thread(target=self._load, args=(context, plan), name="load", daemon=True).start()
+        found = next((held for held in self._held if held.serves(stage)), None)
+        kept: tuple[LoadedStage, ...] = (self._taken,) if beside and self._taken is not None else ()
+        if found is None:
+            self._held, self._loading = kept, True
+            threading.Thread(
+                target=self._load, args=(context, plan, beside), name="load", daemon=True
+            ).start()
             self._wait(context)
-        return load_stage(context, plan, self._device, self._held)
+            found = self._held[-1]
+        self._held = (*(held for held in kept if held is not found), found)
+        self._taken_before, self._taken = self._taken if beside else None, found
+        return load_stage(context, plan, self._device, found)
 
-    def _load(self, context: RankContext, plan: Plan) -> None:
+    def keep_last(self) -> None:
+        """Free all but what was taken last."""
+        if self._taken is not None:
+            self._held, self._taken_before = (self._taken,), None
+
+    def give_back(self) -> None:
+        """Free what was taken last beside something else, which is in use still."""
+        if self._taken_before is not None:
+            self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
+
+    def _load(self, context: RankContext, plan: Plan, beside: bool) -> None:
         loaded, error = None, None
+        if beside and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             loaded = load_stage(context, plan, self._device)
         except BaseException as failure:  # kept whole, to be raised in the thread that waits
             error = failure
         with self._changed:
-            self._held, self._error, self._loading = loaded, error, False
+            self._held += () if loaded is None else (loaded,)
+            self._error, self._loading = error, False
             self._changed.notify_all()
 
     def _wait(self, context: RankContext) -> None:

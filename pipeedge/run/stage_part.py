@@ -101,6 +101,8 @@ class StagePart:
     bits: StageBits
     encode: Encode | None
     """Encoder of its output, if the outgoing link is compressed."""
+    before: StagePart | None = None
+    """The part that this rank has in the plan before, while that still runs."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -110,7 +112,10 @@ class StagePart:
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
         crew.on_stop(self.outgoing.close)
-        crew.start("compute", self.loop.run)
+        after = None if self.before is None else self.before.loop.ended
+        if after is not None:
+            crew.on_stop(after.set)
+        crew.start("compute", lambda: self.loop.run(after))
         crew.start("watch", self.outgoing.run)
 
     def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
@@ -146,7 +151,13 @@ class StagePart:
 
 
 def make_stage_part(
-    stage: LoadedStage, plan: Plan, ends: LinkEnds, bits: StageBits, activity: Activity, monitor: Monitor
+    stage: LoadedStage,
+    plan: Plan,
+    ends: LinkEnds,
+    bits: StageBits,
+    activity: Activity,
+    monitor: Monitor,
+    before: StagePart | None = None,
 ) -> StagePart:
     """Join a loaded stage to its links.
 
@@ -157,6 +168,7 @@ def make_stage_part(
         bits: Bit width policy of its output.
         activity: Activity of this rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
+        before: The part that this rank has in the plan before, while that still runs.
     """
     number = stage.number
     decode = make_decoder(plan, number - 1) if number else None
@@ -187,7 +199,7 @@ def make_stage_part(
     )
     loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
     activity.stage(loop.work)
-    return StagePart(stage, loop, outgoing, link, bits, encode)
+    return StagePart(stage, loop, outgoing, link, bits, encode, before)
 
 
 def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:

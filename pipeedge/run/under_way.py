@@ -2,6 +2,9 @@
 
 [feed] ──fed──> UnderWay ──entry──> [collect] ──wrote──> UnderWay       at most ``window`` under way
                                         └──came──> Collected
+
+While the plan changes, two feeders and two collectors share it: the feeder of the plan before hands over what
+it has read but not fed, and the collector of the new one waits until all that comes before is written.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import torch
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.control.ledger import Arrival, Ledger
-from pipeedge.data import Microbatch
+from pipeedge.data import Group, Microbatch
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.records import EpochRecord
 
@@ -35,7 +38,9 @@ class UnderWay:
         self._changed = threading.Condition()
         self._ledger: Ledger[int] = Ledger(_ANY)
         self._fed: dict[int, tuple[Microbatch, float]] = {}
-        self._epoch = 0
+        self._successor: tuple[int, int] | None = None
+        self._handed: tuple[int, Group | None] | None = None
+        self._input_ended = False
         self._closed = False
         self.position: int | None = None
         """Position in the input of what follows the last item that is written; None before the first."""
@@ -75,24 +80,70 @@ class UnderWay:
         """
         with self._changed:
             self._ledger.restart(epoch, window)
-            self._epoch = epoch
+            self._successor = self._handed = None
+            self._input_ended = False
             self._closed = False
+
+    def change(self, epoch: int, window: int) -> None:
+        """Have the present feeder hand over to that of ``epoch``, which waits in ``take_over``.
+
+        Args:
+            epoch: number of the epoch.
+            window: largest number of its microbatches under way.
+        """
+        with self._changed:
+            self._successor, self._handed = (epoch, window), None
+            if self._input_ended:
+                self._hand_over(None)
+            self._changed.notify_all()
+
+    def hand_over(self, group: Group) -> None:
+        """Let the next feeder feed ``group``, which is read already, and all that follows."""
+        with self._changed:
+            self._hand_over(group)
+
+    def take_over(self) -> tuple[int, Group | None]:
+        """Wait for the feeder before to hand over; return what is to be fed first, with its number.
+
+        Raises:
+            Closed: the epoch was stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._handed is not None)
+            if self._handed is None:
+                raise Closed
+            return self._handed
+
+    @property
+    def first_of_next(self) -> int | None:
+        """Lowest number that the latest feeder which took over has fed; None if none has."""
+        with self._changed:
+            return None if self._handed is None else self._handed[0]
+
+    def _hand_over(self, group: Group | None) -> None:
+        if self._successor is not None:
+            self._handed = self._ledger.change(*self._successor), group
+            self._successor = None
+            self._changed.notify_all()
 
     def begin(self, now: float) -> None:
         """Note that reading begins, unless it did in an earlier epoch."""
         if self.began_at is None:
             self.began_at = now
 
-    def wait_for_room(self) -> None:
-        """Wait until another microbatch may be fed.
+    def wait_for_room(self) -> bool:
+        """Wait until another microbatch may be fed; return whether the same feeder is to feed it.
 
         Raises:
             Closed: the epoch was stopped.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._ledger.next_number() is not None)
+            self._changed.wait_for(
+                lambda: self._closed or self._successor is not None or self._ledger.next_number() is not None
+            )
             if self._closed:
                 raise Closed
+            return self._successor is None
 
     def feed(self, number: int, batch: Microbatch, now: float) -> None:
         """Note that a microbatch is fed; its values need not be kept."""
@@ -107,15 +158,23 @@ class UnderWay:
                 self._ledger.input_ended()
             except ValueError as error:
                 raise PipeEdgeError(f"the input has changed since it was read first: {error}") from error
+            self._input_ended = True
+            self._hand_over(None)
 
-    def take(self, number: int) -> tuple[Microbatch, float] | None:
+    def take(self, number: int, epoch: int = 0) -> tuple[Microbatch, float] | None:
         """Return what is known of a microbatch whose result has come, and when it was fed.
 
-        Returns None if its result is written already.
+        It waits until all that the epoch before was fed is written. Returns None if its result is, already.
+
+        Raises:
+            Closed: the epoch was stopped.
         """
         with self._changed:
             try:
-                arrival = self._ledger.judge(self._epoch, number)
+                while (arrival := self._ledger.judge(epoch, number)) is Arrival.HOLD:
+                    self._changed.wait()
+                    if self._closed:
+                        raise Closed
             except ValueError as error:
                 raise PipeEdgeError(f"received {error}") from error
             return None if arrival is Arrival.DROP else self._fed[number]
@@ -151,27 +210,35 @@ class Collected:
     elapsed_s: float = 0.0
     """Seconds from the beginning of reading to the last result."""
     on_first: Callable[[float], None] | None = None
-    """Called once with the time of the next result."""
+    """Called once with the time of the next result, while ``last_at`` is that of the one before."""
     last_at: float | None = None
     """Time of the latest result, or None before the first."""
     _first_at: float | None = None
     _items_after_first: int = 0
+    _next: tuple[int, Callable[[float], None]] | None = None
 
     def restart(self, on_first: Callable[[float], None]) -> None:
         """Prepare for another epoch, and have its first result reported."""
         self.on_first, self._first_at, self._items_after_first = on_first, None, 0
+        self._next = None
 
-    def came(self, now: float, began_at: float | None, sent_at: float, items: int) -> None:
+    def change(self, epoch: int, on_first: Callable[[float], None]) -> None:
+        """Prepare for an epoch beside the present one, and have its first result reported."""
+        self._next = (epoch, on_first)
+
+    def came(self, now: float, began_at: float | None, sent_at: float, items: int, *, epoch: int = 0) -> None:
         """Note that a result has come."""
+        if self._next is not None and self._next[0] == epoch:
+            self.restart(self._next[1])
         self.latencies.append(now - sent_at)
         if began_at is not None:
             self.elapsed_s = now - began_at
+        self.went_on(now)
         self.last_at = now
         if self._first_at is None:
             self._first_at = now
         else:
             self._items_after_first += items
-        self.went_on(now)
 
     def went_on(self, now: float) -> None:
         """Report the first result of an epoch, or that none is waited for."""

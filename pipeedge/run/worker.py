@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -67,6 +67,8 @@ class Activity:
 
     What a thread does changes several times a microbatch, so that it is kept in tables that need no lock: an
     entry is added, removed, or copied with all others in one step.
+
+    What a rank does for one plan is a part of it: while the plan changes, there are two.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,14 +82,19 @@ class Activity:
         self._computed: deque[float] = deque(maxlen=_RECENT)
         self._work: Callable[[], StageWork] | None = None
         self._is_idle: Callable[[], bool] = lambda: False
+        self._parts: tuple[Activity, ...] = ()
 
-    def restart(self) -> None:
-        """Forget what was counted. The threads that counted must have ended."""
+    def part(self) -> Activity:
+        """Return an activity that is a part of this one until it is dropped."""
+        part = Activity(self._clock)
         with self._lock:
-            self._sent, self._received, self._finished = {}, {}, 0
-            self._computed.clear()
-            self._work = None
-        self._is_idle = lambda: False
+            self._parts = (*self._parts, part)
+        return part
+
+    def drop(self, part: Activity) -> None:
+        """Forget a part, whose threads must have ended."""
+        with self._lock:
+            self._parts = tuple(each for each in self._parts if each is not part)
 
     def busy(self, what: str) -> AbstractContextManager[None]:
         """Mark this thread as busy with ``what``, not waiting for a peer, while the body runs."""
@@ -127,7 +134,11 @@ class Activity:
         self._is_idle = is_idle
 
     def status(self) -> RankStatus:
-        """Return the activity of this moment."""
+        """Return the activity of this moment, with that of all parts."""
+        parts = self._parts
+        return _together(self._status(), *(part.status() for part in parts)) if parts else self._status()
+
+    def _status(self) -> RankStatus:
         # Asked first: an item that ends the idle time is counted as progress before it is over.
         idle = self._is_idle()
         busy = min(tuple(self._busy.values()), key=lambda entry: entry[1], default=None)
@@ -142,6 +153,24 @@ class Activity:
                 finished=self._finished,
                 idle=idle,
             )
+
+
+def _together(*statuses: RankStatus) -> RankStatus:
+    """Return one status for several; where there can be but one value, the last that has one counts."""
+    sent, received = Counter[int](), Counter[int]()
+    for status in statuses:
+        sent.update(status.sent)
+        received.update(status.received)
+    return RankStatus(
+        busy=max((one.busy for one in statuses if one.busy), key=lambda busy: busy[1], default=None),
+        sent=dict(sent),
+        received=dict(received),
+        awaiting=frozenset().union(*(one.awaiting for one in statuses)),
+        stage_s=next((one.stage_s for one in reversed(statuses) if one.stage_s is not None), None),
+        work=next((one.work for one in reversed(statuses) if one.work is not None), None),
+        finished=sum(one.finished for one in statuses),
+        idle=any(one.idle for one in statuses),
+    )
 
 
 @dataclass(frozen=True)
@@ -334,7 +363,11 @@ class StageSteps:
 
 
 class StageLoop:
-    """Receives microbatches, computes and sends them, one after the other."""
+    """Receives microbatches, computes and sends them, one after the other.
+
+    A loop that follows another on the same rank begins when that has ended: what was fed first is computed
+    first, and the two do not slow each other down.
+    """
 
     def __init__(
         self,
@@ -353,9 +386,17 @@ class StageLoop:
         self._outgoing = outgoing
         self._activity = activity
         self._cpu_clock = cpu_clock
+        self.ended = threading.Event()
+        """Set once the last microbatch is computed, and when nobody is to wait for that any longer."""
 
-    def run(self) -> None:
-        """Compute until the link ends."""
+    def run(self, after: threading.Event | None = None) -> None:
+        """Compute until the link ends.
+
+        Args:
+            after: Set when the loop before it has ended; None without one.
+        """
+        if after is not None:
+            after.wait()
         self.lane.begin()
         first = ThreadState.COMPUTE if self._steps.decode is None else ThreadState.DECODE
         while (packet := self._incoming.receive()) is not None:
@@ -376,6 +417,7 @@ class StageLoop:
             self._activity.computed(self.lane.enter(ThreadState.WAIT_LINK) - started)
             size = self._outgoing.send(packet)
             self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came)
+        self.ended.set()
         self._outgoing.finish()
 
     def _bytes(self, packet: Packet) -> int:

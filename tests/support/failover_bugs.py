@@ -12,7 +12,7 @@ from typing import Any
 from failover_processes import Rules
 
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
-from pipeedge.control.epoch_messages import Abort, EpochReady, Prepare, Stopped
+from pipeedge.control.epoch_messages import Abort, EpochReady, Passed, Prepare, Stopped
 from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
 from pipeedge.control.failures import Failure
 from pipeedge.control.ledger import Arrival, Ledger
@@ -22,28 +22,29 @@ Outgoing = list[tuple[int, Message]]
 
 
 class ForgetsToAbort(Epochs):
-    def _stop(self, line: str, without: int | None = None) -> Outgoing:
+    def _stop(self, line: str) -> Outgoing:
         self._step = EpochStep.PLANNING
         return []
 
 
 class AbortsOnlyOne(Epochs):
-    def _stop(self, line: str, without: int | None = None) -> Outgoing:
-        outgoing = super()._stop(line, without)
+    def _stop(self, line: str) -> Outgoing:
+        outgoing = super()._stop(line)
         self._awaited = set(sorted(self._awaited)[:1])
         return outgoing[:1]
 
 
 class DoesNotWaitForStops(Epochs):
-    def _stop(self, line: str, without: int | None = None) -> Outgoing:
-        outgoing = super()._stop(line, without)
+    def _stop(self, line: str) -> Outgoing:
+        outgoing = super()._stop(line)
         self._step = EpochStep.PLANNING
         return outgoing
 
 
 class StartsBeforeAllArePrepared(Epochs):
     def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
-        self._awaited = {rank}
+        if self._step is EpochStep.PREPARING:
+            self._awaited = {(self._epoch, rank)}
         return super()._take_prepared(rank, prepared)
 
     _STEPS = MappingProxyType(
@@ -92,8 +93,9 @@ class UsesOvertakenPlan(Epochs):
         outgoing = super().planned(membership, decision)
         if self._step is not EpochStep.PLANNING or isinstance(decision, Failure):
             return outgoing
-        self._epoch, self._step = self._epoch + 1, EpochStep.PREPARING
-        self._participants, self._awaited = decision.participants, set(decision.participants)
+        self._epoch = self._latest = self._latest + 1
+        self._step, self._participants = EpochStep.PREPARING, decision.participants
+        self._awaited = {(self._epoch, rank) for rank in decision.participants}
         here = [self._members[rank] for rank in decision.participants if rank in self._members]
         return [(incarnation, Prepare(self._epoch, decision.plan)) for incarnation in here]
 
@@ -160,14 +162,14 @@ class LosesAfterTheEnd(Epochs):
 
 class ReusesEpochThatNeverRan(Epochs):
     def planned(self, membership: Members, decision: EpochPlan | Failure) -> Outgoing:
-        self._epoch -= self._has_failed_before_run
+        self._latest -= self._has_failed_before_run
         return super().planned(membership, decision)
 
     _has_failed_before_run = False
 
-    def _stop(self, line: str, without: int | None = None) -> Outgoing:
+    def _stop(self, line: str) -> Outgoing:
         self._has_failed_before_run = self._step is EpochStep.PREPARING
-        return super()._stop(line, without)
+        return super()._stop(line)
 
 
 class TriesBrokenLinkForEver(Epochs):
@@ -185,28 +187,107 @@ class TellsVerdictToParticipantsOnly(Epochs):
         ]
 
 
+class SwitchesBeforeAllArePrepared(Epochs):
+    def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
+        if self._step is EpochStep.CHANGING:
+            self._awaited = {(self._latest, rank)}
+        return super()._take_prepared(rank, prepared)
+
+    _STEPS = MappingProxyType(
+        {
+            **Epochs._STEPS,
+            EpochStep.CHANGING: {**Epochs._STEPS[EpochStep.CHANGING], EpochReady: _take_prepared},
+            EpochStep.SWITCHING: {**Epochs._STEPS[EpochStep.SWITCHING], EpochReady: Epochs._ignore},
+        }
+    )
+
+
+class RetiresWhenOneHasPassed(Epochs):
+    def _take_passed(self, rank: int, passed: Any) -> Outgoing:
+        if self._step is EpochStep.SWITCHING:
+            self._passed = {(self._epoch, other) for other in self._participants}
+        return super()._take_passed(rank, passed)
+
+    _STEPS = MappingProxyType(
+        {
+            **Epochs._STEPS,
+            EpochStep.SWITCHING: {**Epochs._STEPS[EpochStep.SWITCHING], Passed: _take_passed},
+        }
+    )
+
+
+class ForgetsToDrop(Epochs):
+    def _drop(self, line: str) -> Outgoing:
+        self._step, self._next, self._awaited = EpochStep.RUNNING, None, set()
+        return []
+
+
+class DoesNotWaitForDrops(Epochs):
+    def _drop(self, line: str) -> Outgoing:
+        outgoing = super()._drop(line)
+        self._step, self._next, self._awaited = EpochStep.RUNNING, None, set()
+        return outgoing
+
+
+class StopsOnlyWhatRan(Epochs):
+    def _stop(self, line: str) -> Outgoing:
+        self._next = None
+        return super()._stop(line)
+
+
+class StopsWhatRunsForWhatIsPrepared(Epochs):
+    def _drop(self, line: str) -> Outgoing:
+        return self._stop(line)
+
+
+class RunsOnWithoutAParticipantOfTheNext(Epochs):
+    def _go_on_without(self, rank: int, line: str) -> Outgoing:
+        if self._step is EpochStep.SWITCHING and rank not in self._participants:
+            return []
+        return super()._go_on_without(rank, line)
+
+
+class ReusesNumberOfDroppedEpoch(Epochs):
+    def _run_if_dropped(self) -> Outgoing:
+        outgoing = super()._run_if_dropped()
+        if self._step is EpochStep.RUNNING:
+            self._latest = self._epoch
+        return outgoing
+
+
 class TakesFramesOfAnyEpoch(EpochMember):
     def judge(self, epoch: int) -> Admission:
         working = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
-        return Admission.TAKE if self._step in working else super().judge(epoch)
+        is_working = any(step in working for step in self._parts.values())
+        return Admission.TAKE if is_working else super().judge(epoch)
 
 
 class DoesNotReportStopBeforeRun(EpochMember):
     def heard(self, message: Any) -> None:
-        step = self._step
+        step = self.step(message.epoch) if isinstance(message, Abort) else None
         super().heard(message)
         if isinstance(message, Abort) and step is not MemberStep.RUNNING:
-            self._step = MemberStep.SPARE
+            self._enter(message.epoch, MemberStep.SPARE)
 
 
 class ReportsStopAtOnce(EpochMember):
     """Seems to have stopped while it still takes frames."""
 
-    def stopped(self, written: int | None = None) -> Stopped | None:
-        stopped = super().stopped(written)
+    def stopped(self, epoch: int, written: int | None = None) -> Stopped | None:
+        stopped = super().stopped(epoch, written)
         if stopped is not None:
-            self._step = MemberStep.STOPPING
+            self._enter(epoch, MemberStep.STOPPING)
         return stopped
+
+
+class TakesPassedForRunning(EpochMember):
+    """Reports the loss of links to ranks that have left an epoch, and does not retire."""
+
+    def passed(self, epoch: int, first: int | None = None) -> Passed | None:
+        passed = super().passed(epoch, first)
+        if passed is not None:
+            self._enter(epoch, MemberStep.RUNNING)
+        return passed
 
 
 class RefusesEarlyLinks(EpochMember):
@@ -252,6 +333,46 @@ class WritesOldResults(Ledger[int]):
         return Arrival.WRITE
 
 
+class FeedsAgainWhenChanged(Ledger[int]):
+    """Feeds the new epoch what the one before will write."""
+
+    def change(self, epoch: int, window: int) -> int:
+        first = super().change(epoch, window)
+        self._next = self._first = self._written
+        return first
+
+
+class SkipsOneWhenChanged(Ledger[int]):
+    def change(self, epoch: int, window: int) -> int:
+        self._next += 1
+        return super().change(epoch, window)
+
+
+class DropsWhatTheFormerEpochHas(Ledger[int]):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        return Arrival.DROP if epoch < self._epoch else super().judge(epoch, number)
+
+
+class DropsWhatTheNewEpochHas(Ledger[int]):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        arrival = super().judge(epoch, number)
+        return Arrival.DROP if arrival is Arrival.HOLD else arrival
+
+
+class WritesTheNewBeforeTheFormer(Ledger[int]):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        arrival = super().judge(epoch, number)
+        return Arrival.WRITE if arrival is Arrival.HOLD else arrival
+
+
+class RemembersTheChangeAfterAFailure(Ledger[int]):
+    def restart(self, epoch: int, window: int) -> None:
+        first, before = self._first, self._before
+        super().restart(epoch, window)
+        if before:
+            self._first = first
+
+
 class HasNoWindow(Ledger[int]):
     def next_number(self) -> int | None:
         return None if self._next == self._count else self._next
@@ -263,9 +384,16 @@ class IsCompleteWhenAllIsFed(Ledger[int]):
         return self._count is not None and self._next >= self._count
 
 
+_RARE: Mapping[type[Epochs], int] = {
+    HearsFormerMembers: 1500,
+    GoesOnWithoutDataRank: 670,
+    IgnoresCompleteWhileStopping: 1010,
+}
+"""Seeds from which to look for bugs that need several disturbances at the right moment."""
+
 BUGS: tuple[Rules, ...] = (
     *(
-        Rules(epochs=epochs)
+        Rules(epochs=epochs, from_seed=_RARE.get(epochs, 0))
         for epochs in (
             ForgetsToAbort,
             AbortsOnlyOne,
@@ -286,6 +414,14 @@ BUGS: tuple[Rules, ...] = (
             ReusesEpochThatNeverRan,
             TriesBrokenLinkForEver,
             TellsVerdictToParticipantsOnly,
+            SwitchesBeforeAllArePrepared,
+            RetiresWhenOneHasPassed,
+            ForgetsToDrop,
+            DoesNotWaitForDrops,
+            StopsOnlyWhatRan,
+            StopsWhatRunsForWhatIsPrepared,
+            RunsOnWithoutAParticipantOfTheNext,
+            ReusesNumberOfDroppedEpoch,
         )
     ),
     *(
@@ -296,6 +432,7 @@ BUGS: tuple[Rules, ...] = (
             ReportsStopAtOnce,
             RefusesEarlyLinks,
             ReportsNoLink,
+            TakesPassedForRunning,
         )
     ),
     *(
@@ -306,6 +443,12 @@ BUGS: tuple[Rules, ...] = (
             FeedsFromTheBeginning,
             ForgetsWhatWasRead,
             WritesOldResults,
+            FeedsAgainWhenChanged,
+            SkipsOneWhenChanged,
+            DropsWhatTheFormerEpochHas,
+            DropsWhatTheNewEpochHas,
+            WritesTheNewBeforeTheFormer,
+            RemembersTheChangeAfterAFailure,
             HasNoWindow,
             IsCompleteWhenAllIsFed,
         )

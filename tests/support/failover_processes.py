@@ -1,8 +1,8 @@
 """Shells around the rules of failover, in a simulated world: the hub, and a process of each rank.
 
     HubShell    Epochs            connections, heartbeats, diagnosis, a planner that takes its time
-    RankShell   EpochMember       links, a stage that computes; on the data rank a feeder and a collector
-                Ledger
+    RankShell   EpochMember       links, a stage that computes; on the data rank a feeder and a collector,
+                Ledger            all of that twice while the plan changes
 
 What a microbatch carries is the list of what was done to it, so a row shows which stages computed it.
 """
@@ -20,7 +20,7 @@ from msgspec import Raw
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
-from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, EPOCH_TO_HUB, Abort, Prepare, Run
+from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, EPOCH_TO_HUB, Abort, Prepare, Retire, Run
 from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.ledger import Arrival, Ledger
@@ -40,6 +40,9 @@ _BUFFERS = 2
 _READ_FROM_HUB, _READ_TO_HUB = reader(EPOCH_FROM_HUB), reader(EPOCH_TO_HUB)
 _WORKING = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
 _ACTIVE = (*_WORKING, MemberStep.STOPPING)
+_RUNS = (EpochStep.RUNNING, EpochStep.CHANGING, EpochStep.DROPPING, EpochStep.SWITCHING)
+_END = (-1, None)
+"""Frame that nothing follows."""
 
 
 class ViolationError(AssertionError):
@@ -53,6 +56,8 @@ class Rules:
     epochs: Callable[..., Epochs] = Epochs
     member: Callable[[], EpochMember] = EpochMember
     ledger: Callable[..., Ledger[int]] = Ledger
+    from_seed: int = 0
+    """Seed from which to look for one that shows a bug which only few do."""
 
     @property
     def name(self) -> str:
@@ -137,10 +142,10 @@ class HubShell:
         self._heard_at.pop(number, None)
         before = self.epochs.step
         is_member = self.epochs.membership.incarnations.get(process.rank) == number
-        spare = before is EpochStep.RUNNING and process.rank not in self.epochs.participants
-        spare |= not is_member
+        spare = before in _RUNS and process.rank not in self.epochs.participants
         self._follow(self.epochs.lost(number, failure))
-        if spare and self.epochs.step is not before:
+        stops = self.epochs.step not in _RUNS if spare else self.epochs.step is not before
+        if (spare or not is_member) and stops:
             raise ViolationError("the loss of a spare, or of a former member, stops the run")
         if before is EpochStep.COMPLETE and self.epochs.step is not before:
             raise ViolationError("a loss after the end changes it")
@@ -155,7 +160,7 @@ class HubShell:
         members = self.epochs.membership.incarnations
         watched = {rank: number for rank, number in members.items() if number in self._heard_at}
         silence = {rank: world.now - self._heard_at[number] for rank, number in watched.items()}
-        running = self.epochs.step is EpochStep.RUNNING
+        running = self.epochs.step in _RUNS
         statuses = {
             rank: self._statuses.get(number, RankStatus())
             for rank, number in members.items()
@@ -165,6 +170,9 @@ class HubShell:
         if progress != self._progress or not running:
             self._progress, self._progress_at = progress, world.now
         finding = diagnose(statuses, silence, world.now - self._progress_at, _LIMITS)
+        undisturbed = not any(process.disturbed for process in world.processes.values())
+        if isinstance(finding, Stuck | Stalled) and undisturbed:
+            raise ViolationError(f"a run with a sound network is taken for {finding}")
         if isinstance(finding, Silent):
             self._lose(members[finding.rank], Failure(FailureKind.SILENT, "silent", finding.rank))
         elif isinstance(finding, Stuck):
@@ -188,8 +196,10 @@ class HubShell:
                 world.processes[number].dismissed = True
         if epochs.step is not self._seen:
             world.note("hub is", epochs.step.value, epochs.epoch)
-            if epochs.step is EpochStep.RUNNING and epochs.epoch > 1:
-                world.failovers += 1
+            if epochs.step is EpochStep.RUNNING:
+                world.failovers += self._seen is EpochStep.PREPARING and epochs.epoch > 1
+                world.switches += self._seen is EpochStep.SWITCHING
+                world.drops += self._seen in (EpochStep.CHANGING, EpochStep.DROPPING)
             self._seen = epochs.step
             world.ambush()
         wanted = epochs.wanted_plan
@@ -206,9 +216,23 @@ class HubShell:
             self.world.note("plan", self.epochs.epoch, _read_plan(decision.plan))
         self._follow(outgoing)
 
+    def change(self) -> None:
+        """Ask for another plan, though nothing is lost."""
+        members = self.epochs.membership
+        decision = self._decide(members)
+        if isinstance(decision, EpochPlan):
+            self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, members, decision)
+
+    def _changed(self, membership: Members, decision: EpochPlan) -> None:
+        if self.epochs.can_change:
+            self.world.note("change", _read_plan(decision.plan))
+        self._follow(self.epochs.changed(membership, decision))
+
     def _decide(self, members: Members) -> EpochPlan | Failure:
         """Return stages that cover all layers."""
         limits, here = self.world.limits, members.incarnations
+        if limits.data_rank not in here:
+            return Failure(FailureKind.GONE, "the data rank is lost", limits.data_rank)
         if limits.changes_little and self._schedule is not None:
             found = self._change_little(self._schedule, sorted(here))
         else:
@@ -275,6 +299,7 @@ def _read_plan(plan: Raw) -> Part:
 class Links:
     """State of one process in one epoch."""
 
+    epoch: int
     plan: Part
     loaded: bool = False
     closed: set[int] = field(default_factory=set)
@@ -282,10 +307,20 @@ class Links:
     room: dict[int, int] = field(default_factory=dict)
     """Number of frames that each outgoing link still takes."""
     inbox: dict[int, deque[tuple[int, Any]]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Incoming links on which nothing follows."""
+    ends: int = 0
+    """Number of things whose end is still to come: a stage, feeding and collecting."""
     stage: int | None = None
+    stage_ended: bool = False
     busy: bool = False
     result: tuple[int, Any] | None = None
     reading: bool = False
+    fed_all: bool = False
+    """Whether the data rank feeds nothing more."""
+    first_of_next: int | None = None
+    held: deque[tuple[int, Any]] = field(default_factory=deque)
+    """Results that wait until those of the epoch before are written."""
     sent: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
 
@@ -308,23 +343,25 @@ class RankShell:
         """Whether something happened to it or to its network that may make it look dead."""
         self.dismissed = False
         """Whether the hub has sent it a verdict."""
-        self._links: Links | None = None
+        self._parts: dict[int, Links] = {}
+        """Its links by epoch, oldest first."""
         self._early: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._hub_heard_at = self.began_at = world.now
         self._has_completed = False
 
     @property
-    def is_active(self) -> bool:
-        return self.member.step in _ACTIVE
+    def active(self) -> set[int]:
+        """Epochs in which it computes, or may do so at once."""
+        return {epoch for epoch in self._parts if self.member.step(epoch) in _ACTIVE}
 
     @property
     def ended(self) -> bool:
-        return self.member.step is MemberStep.ENDED
+        return self.member.ended
 
     def check(self) -> None:
-        if self._links is not None:
-            for link, frames in self._links.inbox.items():
+        for links in self._parts.values():
+            for link, frames in links.inbox.items():
                 if len(frames) > _BUFFERS:
                     raise ViolationError(f"{len(frames)} frames wait on link {link} of {self.name}")
 
@@ -347,13 +384,12 @@ class RankShell:
         self.left = True
         world = self.world
         world.network.carry((self.rank, 0), ("to hub", self.number), world.hub.closed, self)
-        if self._links is None or not self.is_active:
-            return
-        for rank, number in {*self._links.plan.ends} - {(self.rank, self.number)}:
-            peer = world.processes[number]
-            world.network.carry(
-                (self.rank, rank), ("reset", self.number, number), peer.lose, self.member.epoch, self.rank
-            )
+        for epoch in sorted(self.active):
+            for rank, number in sorted({*self._parts[epoch].plan.ends} - {(self.rank, self.number)}):
+                peer = world.processes[number]
+                world.network.carry(
+                    (self.rank, rank), ("reset", self.number, number), peer.lose, epoch, self.rank
+                )
 
     def pause(self) -> None:
         self.paused = self.disturbed = True
@@ -389,17 +425,17 @@ class RankShell:
             world.note(self.name, "does not hear the hub")
             self.die()
             return
-        links = self._links
-        status = RankStatus()
-        if links is not None and self.is_active:
-            awaited = {
+        sent, received, awaited = dict[int, int](), dict[int, int](), set[int]()
+        for links in self._parts.values():
+            for total, counted in ((sent, links.sent), (received, links.received)):
+                for peer, count in counted.items():
+                    total[peer] = total.get(peer, 0) + count
+            awaited |= {
                 links.plan.ends[link][0]
                 for link, frames in links.inbox.items()
                 if not frames and not links.busy and links.plan.ends[link][0] != self.rank
             }
-            status = RankStatus(
-                sent=dict(links.sent), received=dict(links.received), awaiting=frozenset(awaited)
-            )
+        status = RankStatus(sent=sent, received=received, awaiting=frozenset(awaited))
         world.network.carry((self.rank, 0), ("to hub", self.number), world.hub.beat, self, status)
 
     # -- the hub ----------------------------------------------------------------------------------
@@ -432,17 +468,20 @@ class RankShell:
         if isinstance(message, Prepare):
             self._prepare(message)
         elif isinstance(message, Run):
-            self._feed()
+            self._run(self._parts[message.epoch])
+        elif isinstance(message, Retire):
+            del self._parts[message.epoch]
         elif isinstance(message, Abort):
-            self._stop()
+            self._stop(self._parts[message.epoch])
         elif isinstance(message, Verdict):
             self.die()
 
     def _prepare(self, prepare: Prepare) -> None:
         plan = _read_plan(prepare.plan)
-        me, ends = (self.rank, self.number), plan.ends
-        links = Links(plan)
+        me, ends, epoch = (self.rank, self.number), plan.ends, prepare.epoch
+        links = Links(epoch, plan)
         links.stage = next((at for at, stage in enumerate(plan.stages) if stage[:2] == me), None)
+        links.ends = (links.stage is not None) + 2 * (plan.data == me)
         for link in range(len(ends) - 1):
             if ends[link] == me:
                 links.room[link] = _BUFFERS
@@ -450,36 +489,61 @@ class RankShell:
                 links.inbox[link] = deque()
             if me in ends[link : link + 2] and ends[link] != ends[link + 1]:
                 links.closed.add(link)
-        self._links = links
-        epoch = prepare.epoch
-        if plan.data == me:
+        is_first = not self._parts
+        self._parts[epoch] = links
+        if plan.data == me and is_first:
             self.world.window = plan.window
             self.world.ledger.restart(epoch, plan.window)
-        self._later(self.world.chance.uniform(0.0, 0.5), self._loaded, epoch)
-        self._later(_LINK_PATIENCE_S, self._lose_closed, epoch)
+        prepared = self._loaded if is_first or self.world.chance.random() < 0.95 else self._decline
+        self._later(self.world.chance.uniform(0.0, 0.5), prepared, links)
+        self._later(_LINK_PATIENCE_S, self._lose_closed, links)
         for link in sorted(links.closed):
             if ends[link] == me:
-                self._carry(link, "open", self.number, epoch, link)
+                self._carry(links, link, "open", self.number, epoch, link)
         early, self._early = self._early, []
         for of, event, args in early:
             self._admit(of, event, *args)
 
-    def _loaded(self, epoch: int) -> None:
-        if epoch == self.member.epoch and self._links is not None:
-            self._links.loaded = True
-            self._report_prepared()
+    def _has(self, links: Links) -> bool:
+        """Return whether a part is one still."""
+        return self._parts.get(links.epoch) is links
 
-    def _report_prepared(self) -> None:
-        if self._links is not None and self._links.loaded and not self._links.closed:
-            self._tell(self.member.prepared(self.member.epoch))
+    def _loaded(self, links: Links) -> None:
+        if self._has(links):
+            links.loaded = True
+            self._report_prepared(links)
 
-    def _lose_closed(self, epoch: int) -> None:
-        links = self._links
-        if epoch == self.member.epoch and links is not None and links.closed:
+    def _decline(self, links: Links) -> None:
+        self._tell(self.member.declined(links.epoch, "no memory"))
+
+    def _report_prepared(self, links: Links) -> None:
+        if links.loaded and not links.closed:
+            self._tell(self.member.prepared(links.epoch))
+
+    def _run(self, links: Links) -> None:
+        if links.plan.data != (self.rank, self.number):
+            return
+        before = next(iter(self._parts.values()))
+        if before is links:
+            self._feed(links)
+        elif not before.reading:
+            self._switch(before, links)
+
+    def _switch(self, before: Links, links: Links) -> None:
+        """Feed the new epoch from now on."""
+        ledger = self.world.ledger
+        before.first_of_next = ledger.change(links.epoch, links.plan.window)
+        self.world.note("switch", links.epoch, before.first_of_next)
+        self.world.window += links.plan.window
+        self._end_feeding(before)
+        self._feed(links)
+
+    def _lose_closed(self, links: Links) -> None:
+        if self._has(links) and links.closed:
             ends = links.plan.ends
             link = min(links.closed)
             peer = ends[link][0] if ends[link][0] != self.rank else ends[link + 1][0]
-            self._tell(self.member.link_lost(epoch, peer, "does not open"))
+            self._tell(self.member.link_lost(links.epoch, peer, "does not open"))
 
     def lose(self, epoch: int, peer: int) -> None:
         """Notice that a peer has closed its links."""
@@ -487,42 +551,44 @@ class RankShell:
 
     def notice_reset(self, peer: int) -> None:
         """Notice that the network has reset a link, if there is one."""
-        links = self._links
-        if links is None or not self.is_active:
-            return
-        for link in links.inbox:
-            if links.plan.ends[link][0] == peer != self.rank:
-                self.lose(self.member.epoch, peer)
+        for epoch in sorted(self.active):
+            links = self._parts[epoch]
+            if any(links.plan.ends[link][0] == peer != self.rank for link in links.inbox):
+                self.lose(epoch, peer)
                 return
 
-    def _stop(self) -> None:
-        links = self._links
-        if links is not None:
-            links.inbox = {link: deque() for link in links.inbox}
-            for link in range(len(links.plan.ends) - 1):
-                if links.plan.ends[link] == (self.rank, self.number):
-                    rank, number = links.plan.ends[link + 1]
-                    peer = self.world.processes[number]
-                    self._send_to(rank, ("reset", self.number, number), peer.lose, self.member.epoch)
-        if links is None or not links.busy:
-            self._later(self.world.chance.uniform(0.0, 0.05), self._report_stopped)
+    def _stop(self, links: Links) -> None:
+        links.inbox = {link: deque() for link in links.inbox}
+        for link in range(len(links.plan.ends) - 1):
+            if links.plan.ends[link] == (self.rank, self.number):
+                rank, number = links.plan.ends[link + 1]
+                peer = self.world.processes[number]
+                self._send_to(rank, ("reset", self.number, number), peer.lose, links.epoch)
+        if not links.busy:
+            self._later(self.world.chance.uniform(0.0, 0.05), self._report_stopped, links)
 
     def _send_to(self, rank: int, lane: object, deliver: Callable[..., None], epoch: int) -> None:
         if rank != self.rank:
             self.world.network.carry((self.rank, rank), lane, deliver, epoch, self.rank)
 
-    def _report_stopped(self) -> None:
-        is_data = self._links is not None and self._links.plan.data == (self.rank, self.number)
-        self._tell(self.member.stopped(self.world.ledger.written if is_data else None))
+    def _report_stopped(self, links: Links) -> None:
+        is_data = links.plan.data == (self.rank, self.number)
+        self._parts.pop(links.epoch, None)
+        self._tell(self.member.stopped(links.epoch, self.world.ledger.written if is_data else None))
+
+    def _has_seen_end(self, links: Links) -> None:
+        """Note that the stage, the feeding or the collecting of an epoch has ended."""
+        links.ends -= 1
+        if not links.ends:
+            self._tell(self.member.passed(links.epoch, links.first_of_next))
 
     # -- links ------------------------------------------------------------------------------------
 
-    def _carry(self, link: int, what: str, *args: Any, back: bool = False) -> None:
+    def _carry(self, links: Links, link: int, what: str, *args: Any, back: bool = False) -> None:
         """Send something along ``link``, or ``back`` from its end to its beginning."""
-        assert self._links is not None
-        rank, number = self._links.plan.ends[link if back else link + 1]
+        rank, number = links.plan.ends[link if back else link + 1]
         peer = self.world.processes[number]
-        lane = (what == "room", self.number, number, link)
+        lane = (what == "room", self.number, number, link, links.epoch)
         self.world.network.carry((self.rank, rank), lane, peer.get, what, *args)
         if what == "take" and self.world.chance.random() < 0.03:
             self.world.after(self.world.chance.uniform(0.2, 3.0), self._haunt, rank, args)
@@ -544,13 +610,14 @@ class RankShell:
             self._admit(epoch, self._accept, number, epoch, link)
         elif what == "take":
             epoch, link, frame = args
-            if self._links is not None and link == len(self._links.plan.stages):
-                self._collect(epoch, link, frame)  # the ledger knows which results are old
+            links = self._parts.get(epoch) or next(reversed(self._parts.values()), None)
+            if links is not None and link == len(links.plan.stages) and frame != _END:
+                self._collect(links, epoch, link, frame)  # the ledger knows which results are old
             else:
-                self._admit(epoch, self._take, link, frame)
+                self._admit(epoch, self._take, epoch, link, frame)
         else:
             epoch, link = args
-            self._admit(epoch, self._opened if what == "opened" else self._make_room, link)
+            self._admit(epoch, self._opened if what == "opened" else self._make_room, epoch, link)
 
     def _admit(self, epoch: int, event: Callable[..., None], *args: Any) -> None:
         admission = self.member.judge(epoch)
@@ -560,95 +627,121 @@ class RankShell:
             self._early.append((epoch, event, args))
 
     def _accept(self, number: int, epoch: int, link: int) -> None:
-        links = self._links
+        links = self._parts.get(epoch)
         if links is not None and link in links.closed and links.plan.ends[link][1] == number:
             links.closed.discard(link)
-            self._carry(link, "opened", epoch, link, back=True)
-            self._report_prepared()
+            self._carry(links, link, "opened", epoch, link, back=True)
+            self._report_prepared(links)
 
-    def _opened(self, link: int) -> None:
-        if self._links is not None:
-            self._links.closed.discard(link)
-            self._report_prepared()
+    def _opened(self, epoch: int, link: int) -> None:
+        links = self._parts.get(epoch)
+        if links is not None:
+            links.closed.discard(link)
+            self._report_prepared(links)
 
-    def _make_room(self, link: int) -> None:
-        if self._links is not None and link in self._links.room:
-            self._links.room[link] += 1
-            self._move()
-            self._feed()
+    def _make_room(self, epoch: int, link: int) -> None:
+        links = self._parts.get(epoch)
+        if links is not None and link in links.room:
+            links.room[link] += 1
+            self._move(links)
+            self._feed(links)
 
-    def _take(self, link: int, frame: tuple[int, Any]) -> None:
-        links = self._links
-        if links is not None and link in links.inbox:
-            self._count(link)
+    def _take(self, epoch: int, link: int, frame: tuple[int, Any]) -> None:
+        # A rule that takes frames of any epoch gets them for the part that it has.
+        links = self._parts.get(epoch) or next(reversed(self._parts.values()), None)
+        if links is None or link not in links.inbox:
+            return
+        self._count(links, link)
+        if frame == _END:
+            links.ended.add(link)
+            if link == len(links.plan.stages):
+                self._has_seen_end(links)
+        else:
             links.inbox[link].append(frame)
-            self._move()
+        self._move(links)
 
-    def _count(self, link: int) -> None:
-        assert self._links is not None
-        source = self._links.plan.ends[link][0]
+    def _count(self, links: Links, link: int) -> None:
+        source = links.plan.ends[link][0]
         if source != self.rank:
-            self._links.received[source] = self._links.received.get(source, 0) + 1
+            links.received[source] = links.received.get(source, 0) + 1
 
-    def _post(self, link: int, frame: tuple[int, Any]) -> None:
-        assert self._links is not None
-        self._links.room[link] -= 1
-        peer = self._links.plan.ends[link + 1][0]
+    def _post(self, links: Links, link: int, frame: tuple[int, Any]) -> None:
+        links.room[link] -= frame != _END
+        peer = links.plan.ends[link + 1][0]
         if peer != self.rank:
-            self._links.sent[peer] = self._links.sent.get(peer, 0) + 1
-        self._carry(link, "take", self.member.epoch, link, frame)
+            links.sent[peer] = links.sent.get(peer, 0) + 1
+        self._carry(links, link, "take", links.epoch, link, frame)
 
     # -- a stage ----------------------------------------------------------------------------------
 
-    def _move(self) -> None:
+    def _is_working(self, links: Links) -> bool:
+        return self._has(links) and self.member.step(links.epoch) in _WORKING
+
+    def _move(self, links: Links) -> None:
         """Send a result if there is room for it; compute the next frame if there is one."""
-        links = self._links
-        if (
-            links is None
-            or links.stage is None
-            or not self.is_active
-            or self.member.step is MemberStep.STOPPING
-        ):
-            return
         at = links.stage
+        if at is None or not self._is_working(links):
+            return
         if links.result is not None and links.room[at + 1] > 0:
             result, links.result = links.result, None
-            self._post(at + 1, result)
+            self._post(links, at + 1, result)
+        before = next(iter(self._parts.values()))
+        if before is not links and before.stage is not None and not before.stage_ended:
+            return  # what comes first is computed first
         if links.result is None and not links.busy and links.inbox[at]:
             frame = links.inbox[at].popleft()
-            self._carry(at, "room", self.member.epoch, at, back=True)
+            self._carry(links, at, "room", links.epoch, at, back=True)
             links.busy = True
-            self._later(self.world.chance.uniform(0.02, 0.3), self._computed, self.member.epoch, frame)
+            self._later(self.world.chance.uniform(0.02, 0.3), self._computed, links, frame)
+        elif links.result is None and not links.busy and at in links.ended and not links.stage_ended:
+            links.stage_ended = True
+            self._post(links, at + 1, _END)
+            self._has_seen_end(links)
+            for other in list(self._parts.values()):
+                self._move(other)
 
-    def _computed(self, epoch: int, frame: tuple[int, Any]) -> None:
-        links = self._links
-        if links is None or epoch != self.member.epoch or links.stage is None:
+    def _computed(self, links: Links, frame: tuple[int, Any]) -> None:
+        if not self._has(links) or links.stage is None:
             return
         links.busy = False
-        if self.member.step is MemberStep.STOPPING:
-            self._report_stopped()
+        if self.member.step(links.epoch) is MemberStep.STOPPING:
+            self._report_stopped(links)
             return
         number, done = frame
         _, _, first, stop = links.plan.stages[links.stage]
         links.result = (number, [*done, (first, stop)])
-        self._move()
+        self._move(links)
 
     # -- the data rank ----------------------------------------------------------------------------
 
-    def _feed(self) -> None:
-        links, ledger = self._links, self.world.ledger
-        if links is None or links.plan.data != (self.rank, self.number) or links.reading:
+    def _feed(self, links: Links) -> None:
+        ledger = self.world.ledger
+        if links.plan.data != (self.rank, self.number) or links.reading or links.fed_all:
             return
-        if self.member.step is not MemberStep.RUNNING or not links.room[0]:
+        if self.member.step(links.epoch) is not MemberStep.RUNNING or not links.room[0]:
             return
+        if next(iter(self._parts.values())) is not links and not self._is_fed(links):
+            return  # the epoch before has the input still
         number = ledger.next_number()
         if number is not None:
             links.reading = True
-            self._later(self.world.chance.uniform(0.0, 0.05), self._read, self.member.epoch, number)
+            self._later(self.world.chance.uniform(0.0, 0.05), self._read, links, number)
+        elif self.world.input_ended and ledger.written + ledger.under_way == self.world.limits.microbatches:
+            self._end_feeding(links)
 
-    def _read(self, epoch: int, number: int) -> None:
-        links, ledger, limits = self._links, self.world.ledger, self.world.limits
-        if links is None or epoch != self.member.epoch or self.member.step is not MemberStep.RUNNING:
+    def _is_fed(self, links: Links) -> bool:
+        """Return whether the input goes to the second of two epochs."""
+        return next(iter(self._parts.values())).first_of_next is not None
+
+    def _end_feeding(self, links: Links) -> None:
+        if not links.fed_all:
+            links.fed_all = True
+            self._post(links, 0, _END)
+            self._has_seen_end(links)
+
+    def _read(self, links: Links, number: int) -> None:
+        ledger, limits = self.world.ledger, self.world.limits
+        if not self._has(links) or self.member.step(links.epoch) is not MemberStep.RUNNING:
             return
         links.reading = False
         if number < limits.microbatches:
@@ -660,31 +753,54 @@ class RankShell:
                     raise ViolationError(f"nobody knows any longer which items microbatch {number} has")
                 entry = self.world.read[number] = self.world.chance.getrandbits(30)
             ledger.fed(number, entry)
-            self.world.note("feed", epoch, number)
-            self._post(0, (number, []))
-            self._feed()
+            self.world.note("feed", links.epoch, number)
+            self._post(links, 0, (number, []))
         else:
             ledger.input_ended()
+            self.world.input_ended = True
             self._complete()
+            self._end_feeding(links)
+        after = next(reversed(self._parts.values()))
+        if after is not links and self.member.step(after.epoch) is MemberStep.RUNNING:
+            self._switch(links, after)
+        else:
+            self._feed(links)
 
-    def _collect(self, epoch: int, link: int, frame: tuple[int, Any]) -> None:
-        links, world = self._links, self.world
-        if links is None or links.plan.data != (self.rank, self.number) or self.member.step not in _WORKING:
+    def _collect(self, links: Links, epoch: int, link: int, frame: tuple[int, Any]) -> None:
+        if links.plan.data != (self.rank, self.number) or not self._is_working(links):
             return
-        number, done = frame
-        self._count(link)
-        self._carry(link, "room", epoch, link, back=True)
-        if world.ledger.judge(epoch, number) is Arrival.WRITE:
-            world.note("write", epoch, number)
-            if number != len(world.rows):
-                raise ViolationError(f"row {number} is written after {len(world.rows)} rows")
-            if done != [(first, stop) for _, _, first, stop in links.plan.stages]:
-                raise ViolationError(f"row {number} was computed by {done}")
-            if world.ledger.wrote(number) != world.read[number]:
-                raise ViolationError(f"row {number} has the labels of others")
-            world.rows.append(number)
-            self._feed()
-            self._complete()
+        arrival = self.world.ledger.judge(epoch, frame[0])
+        self._count(links, link)
+        if arrival is Arrival.HOLD:
+            links.held.append(frame)
+            if len(links.held) > _BUFFERS:
+                raise ViolationError(f"{len(links.held)} results are held")
+            return
+        self._carry(links, link, "room", epoch, link, back=True)
+        if arrival is Arrival.WRITE:
+            self._write(links, epoch, frame)
+
+    def _write(self, links: Links, epoch: int, frame: tuple[int, Any]) -> None:
+        world, (number, done) = self.world, frame
+        world.note("write", epoch, number)
+        if number != len(world.rows):
+            raise ViolationError(f"row {number} is written after {len(world.rows)} rows")
+        if done != [(first, stop) for _, _, first, stop in links.plan.stages]:
+            raise ViolationError(f"row {number} was computed by {done}")
+        if world.ledger.wrote(number) != world.read[number]:
+            raise ViolationError(f"row {number} has the labels of others")
+        world.rows.append(number)
+        self._feed(next(reversed(self._parts.values())))
+        self._feed(links)
+        self._complete()
+        for other in list(self._parts.values()):
+            self._write_held(other)
+
+    def _write_held(self, links: Links) -> None:
+        if links.held and self.world.ledger.judge(links.epoch, links.held[0][0]) is Arrival.WRITE:
+            frame, link = links.held.popleft(), len(links.plan.stages)
+            self._carry(links, link, "room", links.epoch, link, back=True)
+            self._write(links, links.epoch, frame)
 
     def _complete(self) -> None:
         if self.world.ledger.complete and not self._has_completed:

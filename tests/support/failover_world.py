@@ -22,6 +22,8 @@ from pipeedge.control.epochs import EpochStep
 from pipeedge.control.ledger import Ledger
 
 _MOST_DISTURBANCES = 7
+_BESIDE = (EpochStep.CHANGING, EpochStep.DROPPING, EpochStep.SWITCHING, EpochStep.STOPPING)
+"""Steps in which two epochs may be active beside each other."""
 _FOR_EVER_S = 1e6
 _GIVES_UP_AFTER_S = 150.0
 """Virtual seconds without an end that count as no end."""
@@ -33,7 +35,11 @@ class Outcome:
 
     complete: bool
     failovers: int
-    """Epochs that ran after the first."""
+    """Epochs that ran after one that failed."""
+    switches: int
+    """Changes of the plan that took place."""
+    drops: int
+    """Changes of the plan that did not, while the epoch before ran on."""
     trace: tuple[str, ...]
 
 
@@ -51,6 +57,8 @@ class Limits:
     capacity: Mapping[int, int]
     """Number of layers that each rank can hold."""
     disturbances: int
+    changes: int
+    """Number of times that another plan is asked for though nothing is lost."""
     ambushes: bool
     """Whether disturbances follow at once when a recovery begins."""
 
@@ -121,9 +129,10 @@ class World:
         """Largest number of microbatches under way in the epoch that the data rank runs."""
         self.rows: list[int] = []
         """Numbers of the microbatches in the output."""
+        self.input_ended = False
         self.read: dict[int, int] = {}
         """What each microbatch holds, drawn when it is read for the first time."""
-        self.failovers = 0
+        self.failovers = self.switches = self.drops = 0
         self._disturbances = 0
         self._opened = 0
         self.processes: dict[int, RankShell] = {}
@@ -145,6 +154,7 @@ class World:
             order=tuple(chance.sample(range(ranks), ranks)) if chance.random() < 0.5 else None,
             capacity={rank: chance.choice((2, 3, 4, LAYERS)) for rank in range(ranks)},
             disturbances=chance.randint(1, 4),
+            changes=chance.choice((0, 1, 3, 6)),
             ambushes=chance.random() < 0.5,
         )
 
@@ -169,6 +179,8 @@ class World:
         """
         for _ in range(self.limits.disturbances):
             self.after(self.chance.uniform(0.0, 4.0), self.disturb)
+        for _ in range(self.limits.changes):
+            self.after(self.chance.uniform(0.3, 4.0), self.hub.change)
         for process in list(self.processes.values()):
             process.begin()
         self.hub.begin()
@@ -182,7 +194,13 @@ class World:
                 raise ViolationError(f"{type(error).__name__}: {error}") from error
             self._check()
         self._check_end()
-        return Outcome(self.hub.epochs.step is EpochStep.COMPLETE, self.failovers, tuple(self.trace))
+        return Outcome(
+            self.hub.epochs.step is EpochStep.COMPLETE,
+            self.failovers,
+            self.switches,
+            self.drops,
+            tuple(self.trace),
+        )
 
     # -- disturbances -----------------------------------------------------------------------------
 
@@ -272,8 +290,8 @@ class World:
             self._ended_at = self.now
         members = epochs.membership.incarnations
         here = [self.processes[number] for number in members.values()]
-        active = {process.member.epoch for process in here if process.alive and process.is_active}
-        if len(active) > 1:
+        active = set[int]().union(*(process.active for process in here if process.alive))
+        if len(active) > (2 if epochs.step in _BESIDE else 1) and self._ended_at is None:
             raise ViolationError(f"epochs {sorted(active)} are active together")
         for process in here:
             process.check()

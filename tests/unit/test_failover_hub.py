@@ -8,7 +8,8 @@ import pytest
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_INFEASIBLE
-from pipeedge.control.epoch_messages import EpochReady, LinkLost, Stopped
+from pipeedge.control.changing import Dropped, Switched
+from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import RankStatus
@@ -275,3 +276,73 @@ def test_member_that_breaks_the_protocol_is_lost(message: Message) -> None:
     assert "sent a malformed" in run.heard(11, "verdict")[0].failure.line
     assert run.heard(10, "abort")
     assert run.state.verdict is None
+
+
+def changing() -> Run:
+    """A run of epoch 1 on ranks 0 and 1, which prepares epoch 2 on ranks 0 and 2."""
+    run = running(3, 0, 1)
+    since = run.state.snapshot()
+    assert since is not None
+    assert (since.epoch, since.running, sorted(since.facts), sorted(since.statuses)) == (
+        1,
+        True,
+        [0, 1, 2],
+        [0, 1],
+    )
+    names = {0: "stage 1", 2: "stage 0"}
+    run.note(run.state.change(since, Raw(b'{"epoch":2}'), (0, 2), names, run.now, "rank 2 is faster"))
+    assert [message.line for message in run.heard(11, "notice")] == ["rank 2 is faster"]
+    assert run.state.change_outcome() is None
+    return run
+
+
+def test_better_plan_takes_over_and_the_summary_has_the_figures_of_both() -> None:
+    run = changing()
+    run.pass_time(1.0)
+    run.start(2, 10, 12)
+    run.pass_time(TIMEOUT_S, status=RankStatus(busy=("computing", 0.1), finished=1))
+    run.say(11, Passed(1))
+    run.say(10, Passed(1, 7))
+    outcome = run.state.change_outcome()
+    assert outcome == Switched(2, 7, 11.0)
+    run.close(11)
+    assert run.heard(10, "notice")[-1].line.endswith("; it had no part in the pipeline")
+    run.say(10, Complete())
+    run.say(10, Done(Raw(b"null")))
+    run.say(12, Done(Raw(b"{}")))
+    assert [sorted(message.stats) for message in run.heard(12, "summary")] == [[0, 2]]
+
+
+def test_plan_that_a_rank_cannot_prepare_is_dropped() -> None:
+    run = changing()
+    run.say(12, Declined(2, "no memory"))
+    assert run.state.change_outcome() == Dropped("no memory")
+    run.stop(2, 10, 12)
+    since = run.state.snapshot()
+    assert since is not None
+    assert since.running
+    run.close(12)
+    assert run.state.task() is None
+    # The rank has left since the decision was made.
+    run.note(run.state.change(since, Raw(b"{}"), (0, 2), {}, run.now))
+    assert run.state.change_outcome() == Dropped("a rank has left or come again meanwhile")
+
+
+def test_loss_during_a_change_is_one_as_any_other() -> None:
+    run = changing()
+    run.close(11)
+    assert run.state.change_outcome() == Dropped(f"rank 1 (stage 1, on pi1) is gone: {KILLED}")
+    run.stop(1, 10)
+    run.stop(2, 10, 12)
+    assert sorted(run.plan(0, 2).facts) == [0, 2]
+
+
+def test_rank_that_does_not_drop_a_plan_in_time_is_lost() -> None:
+    run = changing()
+    run.say(10, Declined(2, "no memory"))
+    run.stop(2, 10)
+    run.pass_time(TIMEOUT_S)
+    assert "has not stopped within" in run.heard(12, "verdict")[0].failure.line
+    since = run.state.snapshot()
+    assert since is not None
+    assert since.running
