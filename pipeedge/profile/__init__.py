@@ -6,8 +6,9 @@ result_files     profiler_results.yml          <-> results
 measuring        a shard, a payload             -> seconds and bytes of each layer
 handling         a payload                      -> seconds to receive and send it
 data_work        a data rank                    -> seconds to feed and collect a microbatch
+forecast         a pass of a model            -> how long measuring will take
 network          this machine and another       -> the bandwidth between them
-job              a request                      -> the layers to measure, and the form of their results
+job              a request                      -> the profiles to measure, and the form of their results
 layer_work       a job                          -> the measurements of its layers
 dtype_agreement  a job                          -> how often its number type agrees with float32
 emitting         results                        -> models.yml, device_types.yml

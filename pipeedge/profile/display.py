@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pipeedge.base.wording import count, figure
-from pipeedge.plan.specs import BYTES_PER_MB
+from pipeedge.plan.specs import BYTES_PER_MB, short_dtype
 from pipeedge.profile.results import ProfileResults
 
-__all__ = ["progress_bar", "spread_warning", "summary"]
+__all__ = ["conditions_summary", "progress_bar", "spread_warning", "summary"]
 
 UNSTEADY = 0.1
 """Spread of the times, as a fraction of their total, above which to warn."""
@@ -63,6 +63,15 @@ def summary(results: ProfileResults) -> Iterator[str]:
             f"data rank    feeds a microbatch in {figure(1e3 * results.feed_s)} ms, collects one in "
             f"{figure(1e3 * results.collect_s)} ms"
         )
+
+
+def conditions_summary(results: ProfileResults) -> Iterator[str]:
+    """Yield the line that summarizes one of several profiles for the user."""
+    total, size = sum(layer.measured.time_s for layer in results.profile_data), results.batch_size
+    yield (
+        f"time         microbatches of {size} in {short_dtype(results.dtype)}: {figure(total)} s each "
+        f"({figure(size / total)} items/s)"
+    )
 
 
 def _other_lengths(results: ProfileResults) -> str:

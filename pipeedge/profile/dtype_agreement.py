@@ -1,9 +1,9 @@
-"""Measure how often a number type gives the class of float32 (``--agreement``)."""
+"""Measure how often number types give the class of float32 (``--agreement``)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from pipeedge.data import InputSource, open_input
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.profile.display import progress_bar
 from pipeedge.profile.job import Job
-from pipeedge.report.agreement import agreement, outputs_by_block
+from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
 from pipeedge.request.files import InputRequest
 
 __all__ = ["measure_agreement", "open_compared"]
@@ -37,27 +37,36 @@ def open_compared(job: Job) -> InputSource:
     return source
 
 
-def measure_agreement(job: Job, tell: Callable[[str], None]) -> float | None:
-    """Return the fraction of items with the class of float32, or None if not requested."""
-    request = job.request
-    if not request.agreement_items:
-        return None
-    source = open_compared(job)
-    with progress_bar() as advance:
-        ours, exact = (
-            outputs_by_block(
-                job.model,
+def measure_agreement(jobs: Sequence[Job], tell: Callable[[str], None]) -> Mapping[str, float]:
+    """Return the fraction of items with the class of float32 for each other number type of ``jobs``.
+
+    It is measured with the largest microbatches, and empty if not requested.
+    """
+    last = jobs[-1]
+    if not last.request.agreement_items:
+        return {}
+    source = open_compared(last)
+    size = max(job.batch_size for job in jobs)
+
+    def outputs(dtype: torch.dtype) -> Outputs:
+        with progress_bar() as advance:
+            what = f"computing {count(len(source), 'item')} in {dtype_name(dtype)}"
+            return outputs_by_block(
+                last.model,
                 source,
-                request.batch_size,
-                weights=request.model.weights,
-                device=job.device,
+                size,
+                weights=last.request.model.weights,
+                device=last.device,
                 dtype=dtype,
-                progress=functools.partial(
-                    advance, f"computing {count(len(source), 'item')} in {dtype_name(dtype)}"
-                ),
+                progress=functools.partial(advance, what),
             )
-            for dtype in (job.dtype, torch.float32)
-        )
-    found = agreement(ours, exact, classes=job.model.output_kind != "vector")
-    tell(f"agreement    {found}")
-    return found.part
+
+    exact = outputs(torch.float32)
+    found = {}
+    for dtype in dict.fromkeys(job.dtype for job in jobs):
+        if dtype is torch.float32:
+            continue
+        compared = agreement(outputs(dtype), exact, classes=last.model.output_kind != "vector")
+        tell(f"agreement    {dtype_name(dtype)}: {compared}")
+        found[dtype_name(dtype)] = compared.part
+    return found

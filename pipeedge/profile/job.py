@@ -17,7 +17,7 @@ from pipeedge.models.shard import Shard
 from pipeedge.models.words import touched_bytes
 from pipeedge.profile.handling import Handling
 from pipeedge.profile.measuring import shard_bytes
-from pipeedge.profile.request import MeasureRequest
+from pipeedge.profile.request import MeasureRequest, ProfileConditions
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
 from pipeedge.run.stage import resolve_device
 
@@ -41,9 +41,10 @@ class Readings:
 
 @dataclass(frozen=True)
 class Job:
-    """A request that has passed its checks."""
+    """A profile to measure, of a request that has passed its checks."""
 
     request: MeasureRequest
+    conditions: ProfileConditions
     model: Model
     device: torch.device
     layers: LayerRange
@@ -55,11 +56,16 @@ class Job:
     @property
     def dtype(self) -> torch.dtype:
         """Number type of weights and computation."""
-        return find_dtype(self.request.dtype)
+        return find_dtype(self.conditions.dtype)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of items in a microbatch."""
+        return self.conditions.batch_size
 
     @classmethod
-    def of(cls, request: MeasureRequest) -> Job:
-        """Check a request against its model.
+    def each(cls, request: MeasureRequest) -> tuple[Job, ...]:
+        """Check a request against its model, and return a job for each of its profiles.
 
         Raises:
             PipeEdgeError: the model is unknown, layers or sentence lengths are beyond it, or the device is
@@ -73,12 +79,23 @@ class Job:
                 f"layers {request.first}-{last} go beyond {model.name}: its layers are 1 to {model.n_layers}"
             )
         layers = LayerRange.inclusive(request.first, last)
-        kernels = choose(request.model.kernels, find_dtype(request.dtype), device)
-        return cls(request, model, device, layers, _tokens(request, model, layers.start), kernels)
+        tokens = _tokens(request, model, layers.start)
+        return tuple(
+            cls(
+                request,
+                conditions,
+                model,
+                device,
+                layers,
+                tokens,
+                choose(request.model.kernels, find_dtype(conditions.dtype), device),
+            )
+            for conditions in request.conditions
+        )
 
     def specs(self, after_layer: int, tokens: int | None) -> tuple[TensorSpec, ...]:
         """Return the tensors at the cut after ``after_layer`` layers, with sentences of ``tokens``."""
-        return self.model.payload_specs(after_layer, self.request.batch_size, tokens, self.dtype)
+        return self.model.payload_specs(after_layer, self.batch_size, tokens, self.dtype)
 
     def load(self, layers: LayerRange) -> Shard:
         """Load ``layers`` on the device, with random weights if the request asks for them.
@@ -113,7 +130,7 @@ class Job:
         table, tokens = shard.word_table, self.tokens[0]
         maps = self.device.type == "cpu" and self.model.maps_words(self.request.model.weights, self.dtype)
         if table is not None and tokens is not None and maps:
-            touched = touched_bytes(table, self.request.batch_size * tokens)
+            touched = touched_bytes(table, self.batch_size * tokens)
             sizes[0] += touched - table.numel() * table.element_size()
         return sizes
 
@@ -130,7 +147,7 @@ class Job:
         return ProfileResults(
             model_name=self.model.name,
             dtype=str(self.dtype),
-            batch_size=self.request.batch_size,
+            batch_size=self.batch_size,
             layers=self.model.n_layers,
             profile_data=tuple(
                 LayerResult(

@@ -22,12 +22,13 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
 from pipeedge.profile.data_work import DataWork, measure_data_work
+from pipeedge.profile.forecast import OnePass
 from pipeedge.profile.handling import Handling, Wire, distinct, measure_handling, measure_wire
 from pipeedge.profile.job import SEED, Job, Readings
 from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload, summaries, time_layers
 from pipeedge.profile.results import ProfileResults
 
-__all__ = ["Advance", "measure_data_rank", "measure_layers"]
+__all__ = ["Advance", "measure_data_rank", "measure_layers", "time_one_pass"]
 
 FILLED = 0.9
 """Fraction of the free memory that a model may take to be loaded as a whole."""
@@ -63,12 +64,7 @@ def measure_layers(job: Job, advance: Advance) -> ProfileResults:
     """Return the measurements of all layers of ``job``."""
     quota = _Quota.of_this_process()
     readings = {tokens: Readings(handling=_handling(job, quota, tokens, advance)) for tokens in job.tokens}
-    payloads = {
-        tokens: made_up_payload(
-            job.specs(job.layers.start, tokens), job.device, torch.Generator().manual_seed(SEED)
-        )
-        for tokens in job.tokens
-    }
+    payloads = {tokens: _first_payload(job, tokens) for tokens in job.tokens}
     groups = _groups(job)
     turns = len(groups) * len(job.tokens)
     sizes: list[int] = []
@@ -84,6 +80,24 @@ def measure_layers(job: Job, advance: Advance) -> ProfileResults:
             payloads[tokens] = _read_shard(job, shard, payloads[tokens], readings[tokens], quota, progress)
         del shard  # before the next group is loaded
     return job.results(sizes, readings)
+
+
+def time_one_pass(job: Job) -> OnePass:
+    """Return the time of one microbatch of ``job``, as the first layers that fit into memory have it."""
+    group = _groups(job)[0]
+    began = time.perf_counter()
+    shard = job.load(group)
+    loaded = time.perf_counter()
+    # The first pass warms up the shard.
+    timed, _ = time_layers(shard, _first_payload(job, job.tokens[0]), Pacing(1))
+    whole = len(job.layers) / len(group)
+    return OnePass(whole * (loaded - began), whole * sum(map(sum, timed)), job.batch_size)
+
+
+def _first_payload(job: Job, tokens: int | None) -> Payload:
+    """Return an input of the first layer, with sentences of ``tokens``."""
+    generator = torch.Generator().manual_seed(SEED)
+    return made_up_payload(job.specs(job.layers.start, tokens), job.device, generator)
 
 
 def _read_shard(
@@ -118,7 +132,7 @@ def measure_data_rank(job: Job) -> DataWork | None:
     measure = functools.partial(
         measure_data_work,
         job.model,
-        job.request.batch_size,
+        job.batch_size,
         tokens=job.tokens[0],
         dtype=job.dtype,
         wire=_wire(job, quota),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pipeedge.base.files import OutputFile, check_writable, named_output
 from pipeedge.base.machine import MemoryBudget
 from pipeedge.base.program import program_name
 from pipeedge.plan.spec_files import load_device_types
+from pipeedge.plan.specs import ModelProfile, ModelSpec
 from pipeedge.profile import emitting
 from pipeedge.profile.converting import given_figures
 from pipeedge.profile.network import measure_link, parse_place
@@ -40,8 +41,6 @@ class Products:
     """Files to make from results."""
 
     emit: EmitRequest
-    source: Path
-    """Results file, for messages."""
     tell: Tell
     """Called with each line for the user."""
     warn: Tell
@@ -56,16 +55,16 @@ class Products:
             yield OutputFile("-sm/--sched-models-file", emit.models_file)
             yield OutputFile("-sdt/--sched-dev-types-file", emit.dev_types_file)
 
-    def check(self, results: ProfileResults) -> str | None:
+    def check(self, results: Mapping[Path, ProfileResults]) -> str | None:
         """Check that the files can be made; return a line about an entry that will be kept, if any.
 
         Args:
-            results: the results to come, whose times do not matter.
+            results: the results to come, whose times do not matter, by their files.
 
         Raises:
             PipeEdgeError: a file cannot be made.
         """
-        emit, source = self.emit, str(self.source)
+        emit = self.emit
         if emit.plot is not None:
             check_plot(emit.plot)
             check_writable(emit.plot, "--plot")
@@ -73,13 +72,12 @@ class Products:
             return None
         check_writable(emit.models_file, "-sm/--sched-models-file")
         check_writable(emit.dev_types_file, "-sdt/--sched-dev-types-file")
-        spec = emitting.model_spec(results, source)
-        name = results.model_name
+        name, spec = _model(results)
         kept = emitting.check_model(emit.models_file, name, spec, overwrite=emit.overwrite, lenient=True)
         old = emitting.check_profile(
             emit.dev_types_file,
             emit.type_name,
-            [(name, emitting.model_profile(results, source))],
+            _profiles(results),
             given_figures(emit),
             overwrite=emit.overwrite,
         )
@@ -91,12 +89,16 @@ class Products:
         return kept
 
     def write(
-        self, results: ProfileResults, figures: emitting.Figures, free_bytes: int, replaced: frozenset[Path]
+        self,
+        results: Mapping[Path, ProfileResults],
+        figures: emitting.Figures,
+        free_bytes: int,
+        replaced: frozenset[Path],
     ) -> None:
         """Write the files, after checking again that they may be written.
 
         Args:
-            results: complete results.
+            results: complete results, by their files.
             figures: figures of the device type.
             free_bytes: free memory of this machine.
             replaced: outputs that exist and are replaced.
@@ -109,23 +111,27 @@ class Products:
             self._add_model(results)
             self._add_device_type(emit.type_name, results, figures, free_bytes)
         if emit.plot is not None:
-            save_plot(emit.plot, results)
+            save_plot(emit.plot, next(iter(results.values())))
             self.tell(f"plot         {named_output(emit.plot, replaced)}")
 
-    def _add_model(self, results: ProfileResults) -> None:
-        path, name = self.emit.models_file, results.model_name
-        spec = emitting.model_spec(results, str(self.source))
+    def _add_model(self, results: Mapping[Path, ProfileResults]) -> None:
+        path = self.emit.models_file
+        name, spec = _model(results)
         written = emitting.add_model(path, name, spec, overwrite=self.emit.overwrite, lenient=True)
         self.tell(f"model        {path}: {name} {'added' if written else 'unchanged'}")
 
     def _add_device_type(
-        self, type_name: str, results: ProfileResults, figures: emitting.Figures, free_bytes: int
+        self,
+        type_name: str,
+        results: Mapping[Path, ProfileResults],
+        figures: emitting.Figures,
+        free_bytes: int,
     ) -> None:
         path = self.emit.dev_types_file
         if figures.mem_bytes is None and type_name not in (load_device_types(path) if path.exists() else ()):
-            figures = replace(figures, mem_bytes=self._usable_bytes(results, free_bytes))
-        profiles = [(results.model_name, emitting.model_profile(results, str(self.source)))]
-        emitting.add_profiles(path, type_name, profiles, figures, overwrite=self.emit.overwrite)
+            one = next(iter(results.values()))
+            figures = replace(figures, mem_bytes=self._usable_bytes(one, free_bytes))
+        emitting.add_profiles(path, type_name, _profiles(results), figures, overwrite=self.emit.overwrite)
         self.tell(f"device type  {path}: {type_name}")
         options = [
             f"{option} {file}"
@@ -155,6 +161,17 @@ class Products:
             )
         self.tell(f"mem_MB       {budget}")
         return float(budget.usable_bytes)
+
+
+def _model(results: Mapping[Path, ProfileResults]) -> tuple[str, ModelSpec]:
+    """Return the name and the entry of the model; the largest microbatch looks up most words of a table."""
+    path, largest = max(results.items(), key=lambda item: item[1].batch_size)
+    return largest.model_name, emitting.model_spec(largest, str(path))
+
+
+def _profiles(results: Mapping[Path, ProfileResults]) -> list[tuple[str, ModelProfile]]:
+    """Return the profile of each results file, with the name of its model."""
+    return [(each.model_name, emitting.model_profile(each, str(path))) for path, each in results.items()]
 
 
 def _free_bytes(device: str | None, host_bytes: int) -> int:

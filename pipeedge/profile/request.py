@@ -13,13 +13,14 @@ from pipeedge.base.schedule import DTYPES
 from pipeedge.request.config import ModelRequest
 from pipeedge.request.declared import Check, at_least, check_options, option, option_like
 from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS, InputRequest
-from pipeedge.request.parsing import integers, path
+from pipeedge.request.parsing import dtype_names, integers, path
 from pipeedge.request.scheduling import ScheduleRequest
 
 __all__ = [
     "DEFAULT_DEVICE_TYPES",
     "DEFAULT_MODELS",
     "Command",
+    "ProfileConditions",
     "DeviceTypeCommand",
     "EmitRequest",
     "LinkCommand",
@@ -44,6 +45,19 @@ def _shape(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape like 197,768")
     return shape
+
+
+@dataclass(frozen=True)
+class ProfileConditions:
+    """The microbatch size and the number type of one profile."""
+
+    batch_size: int
+    """Number of items in a microbatch."""
+    dtype: str
+    """Number type of weights and computation."""
+
+    def __str__(self) -> str:
+        return f"microbatches of {self.batch_size} in {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -79,8 +93,15 @@ class MeasureRequest:
         help="sentence lengths to measure, for text models; the times of other lengths follow from them "
         "(the longest, a quarter and a sixteenth of it: 512,128,32)",
     )
-    batch_size: int = option(
-        8, "-b/--batch-size", type=int, check=at_least(1), help="items in a microbatch ({default})"
+    batch_sizes: tuple[int, ...] = option(
+        (8,),
+        "-b/--batch-size",
+        type=integers,
+        check=Check(
+            lambda sizes: min(sizes) >= 1 and len(set(sizes)) == len(sizes),
+            "give each size once, and at least 1",
+        ),
+        help="items in a microbatch; several, such as 1,4,16, make a profile of each (8)",
     )
     warmup: bool = option(
         True, "-w/--warmup", action="store_true", help="run one pass first that does not count (the default)"
@@ -92,15 +113,23 @@ class MeasureRequest:
         check=at_least(1),
         help="passes that count; the median is kept (5, or up to 50 within 5 s)",
     )
-    dtype: str = option(
-        "float32", "--dtype", choices=DTYPES, help="number type of weights and computation ({default})"
+    dtypes: tuple[str, ...] = option(
+        ("float32",),
+        "--dtype",
+        type=dtype_names,
+        check=Check(
+            lambda found: set(found) <= set(DTYPES) and len(set(found)) == len(found),
+            f"give each type once: {', '.join(DTYPES)}",
+        ),
+        help=f"number type of weights and computation: {', '.join(DTYPES)}; several, such as float32,int8, "
+        "make a profile of each, with each size of -b (float32)",
     )
     agreement_items: int = option(
         0,
         "--agreement",
         type=int,
         check=Check(lambda items: items >= 0, "must not be negative"),
-        help="compute N items in both types, a block at a time, for {runtime.py} --dtype auto "
+        help="compute N items in float32 and in each other type, a block at a time, for {runtime.py} "
         "--min-agreement",
     )
     input: tuple[Path, ...] = option_like(
@@ -124,6 +153,11 @@ class MeasureRequest:
         if self.random_weights and self.model.weights is not None:
             raise RequestError("give either -M/--model-file or --random-weights, not both")
 
+    @property
+    def conditions(self) -> tuple[ProfileConditions, ...]:
+        """Microbatch size and number type of each profile, those of one type together."""
+        return tuple(ProfileConditions(size, dtype) for dtype in self.dtypes for size in self.batch_sizes)
+
     def _check_tokens(self) -> None:
         if self.tokens and self.shapes:
             raise RequestError("give either -s/--shape-input or --tokens, not both")
@@ -135,7 +169,7 @@ class MeasureRequest:
             raise RequestError("--input has an effect only with --agreement N; give that too")
         if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
             raise RequestError("--max-image-pixels has an effect only with --input; give that too")
-        if self.agreement_items and self.dtype == "float32":
+        if self.agreement_items and self.dtypes == ("float32",):
             raise RequestError("--agreement compares another number type with float32: give one with --dtype")
         if self.agreement_items and self.random_weights:
             raise RequestError(
@@ -218,8 +252,20 @@ class ProfileCommand:
         DEFAULT_RESULTS,
         "-o/--results-yml",
         type=path,
-        help="results file; new layers are added to those in it ({default})",
+        help="results file; new layers are added to those in it ({default}); several profiles have a file "
+        "each, with size and type in its name",
     )
+
+    def results_of(self, conditions: ProfileConditions) -> Path:
+        """Return the results file of one profile: that of the request if there is only one."""
+        if self.measure is None or len(self.measure.conditions) == 1:
+            return self.results
+        name = f"{self.results.stem}-{conditions.batch_size}-{conditions.dtype}{self.results.suffix}"
+        return self.results.with_name(name)
+
+    def __post_init__(self) -> None:
+        if self.emit.plot is not None and self.measure is not None and len(self.measure.conditions) > 1:
+            raise RequestError("--plot draws one profile: give one -b and one --dtype, or --from-results")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ any moment leaves the files as they were.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,12 +19,15 @@ from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import available_bytes, resident_bytes
+from pipeedge.base.wording import count
 from pipeedge.data.protected_files import input_paths, model_paths
 from pipeedge.models.dtypes import slow_here
-from pipeedge.profile.display import progress_bar, spread_warning, summary
+from pipeedge.profile.display import conditions_summary, progress_bar, spread_warning, summary
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
+from pipeedge.profile.forecast import duration_text, profile_seconds
 from pipeedge.profile.job import Job
-from pipeedge.profile.layer_work import measure_data_rank, measure_layers
+from pipeedge.profile.layer_work import Advance, measure_data_rank, measure_layers, time_one_pass
+from pipeedge.profile.measuring import Pacing
 from pipeedge.profile.products import Products, chosen_figures
 from pipeedge.profile.request import ProfileCommand
 from pipeedge.profile.result_files import load_results, save_results
@@ -40,8 +43,8 @@ Tell = Callable[[str], None]
 class _Checked:
     """What the check of the files found."""
 
-    old: ProfileResults | None
-    """Contents of the results file, or None if it does not exist."""
+    old: Mapping[Path, ProfileResults]
+    """Contents of the results files that exist."""
     replaced: frozenset[Path]
     """Outputs that exist and are replaced."""
 
@@ -59,33 +62,30 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     """
     if command.measure is None:
         raise ValueError("nothing to measure")
-    job = Job.of(command.measure)
-    products = Products(command.emit, command.results, tell, warn)
-    checked = _check(command, job, products)
+    jobs = {command.results_of(job.conditions): job for job in Job.each(command.measure)}
+    products = Products(command.emit, tell, warn)
+    checked = _check(jobs, products)
     figures = chosen_figures(command.emit, tell)
 
-    slow = slow_here(job.dtype, job.device)
-    if slow is not None:
-        warn(slow)
+    for slow in dict.fromkeys(slow_here(job.dtype, job.device) for job in jobs.values()):
+        if slow is not None:
+            warn(slow)
     free_bytes = available_bytes() + resident_bytes()
-    measured = _measure(job, tell)
-    old = checked.old
-    results = measured if old is None else measured.joined(old, str(command.results))
-    save_results(command.results, results)
-    for line in summary(measured):
-        tell(line)
-    unsteady = spread_warning(measured)
-    if unsteady is not None:
-        warn(unsteady)
-    tell(f"results      {command.results}, layers {job.layers} of {job.model.n_layers}")
+    measured = dict(zip(jobs, _measure(tuple(jobs.values()), tell), strict=True))
+    results = _joined(measured, checked.old)
+    for path, whole in results.items():
+        save_results(path, whole)
+    _report(jobs, measured, tell, warn)
     products.write(results, figures, free_bytes, checked.replaced)
 
 
-def _check(command: ProfileCommand, job: Job, products: Products) -> _Checked:
+def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:
     """Raise now what would otherwise fail after minutes of measuring."""
-    check_writable(command.results, "-o/--results-yml")
+    job = next(iter(jobs.values()))
+    for path in jobs:
+        check_writable(path, "-o/--results-yml")
     replaced = check_outputs(
-        [OutputFile("-o/--results-yml", command.results), *products.outputs()],
+        [*(OutputFile("-o/--results-yml", path) for path in jobs), *products.outputs()],
         [
             *model_paths(job.model, job.request.model.weights),
             *input_paths(InputRequest(paths=job.request.input)),
@@ -93,26 +93,75 @@ def _check(command: ProfileCommand, job: Job, products: Products) -> _Checked:
     )
     if job.request.agreement_items:
         open_compared(job)
-    old = load_results(command.results) if command.results.exists() else None
-    expected = job.expected()
-    products.check(expected if old is None else expected.joined(old, str(command.results)))
+    old = {path: load_results(path) for path in jobs if path.exists()}
+    products.check(_joined({path: each.expected() for path, each in jobs.items()}, old))
     return _Checked(old, replaced)
 
 
-def _measure(job: Job, tell: Tell) -> ProfileResults:
-    """Return everything that is measured of the job."""
+def _joined(
+    new: Mapping[Path, ProfileResults], old: Mapping[Path, ProfileResults]
+) -> dict[Path, ProfileResults]:
+    """Return the results of each file together with what it has already."""
+    return {
+        path: results.joined(old[path], str(path)) if path in old else results
+        for path, results in new.items()
+    }
+
+
+def _measure(jobs: Sequence[Job], tell: Tell) -> list[ProfileResults]:
+    """Return everything that is measured of the jobs."""
     process_bytes = _process_bytes()  # before any layer is loaded
     keep_freed_memory()  # as a rank does
+    shares = [1.0]
+    if len(jobs) > 1:
+        seconds = _expected_seconds(jobs)
+        shares = [each / sum(seconds) for each in seconds]
+        tell(f"measuring    {count(len(jobs), 'profile')}, {duration_text(sum(seconds))}")
+    found = []
     with progress_bar() as advance:
-        measured = measure_layers(job, advance)
-    data_work = measure_data_rank(job)
-    return replace(
-        measured,
-        process_bytes=process_bytes,
-        agreement=measure_agreement(job, tell),
-        feed_s=None if data_work is None else data_work.feed_s,
-        collect_s=None if data_work is None else data_work.collect_s,
-    )
+        for number, job in enumerate(jobs):
+            what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
+            part = _part_of(advance, what, sum(shares[:number]), shares[number])
+            found.append((measure_layers(job, part), measure_data_rank(job)))
+    agreement = measure_agreement(jobs, tell)
+    return [
+        replace(
+            measured,
+            process_bytes=process_bytes,
+            agreement=agreement.get(job.conditions.dtype),
+            feed_s=None if data_work is None else data_work.feed_s,
+            collect_s=None if data_work is None else data_work.collect_s,
+        )
+        for job, (measured, data_work) in zip(jobs, found, strict=True)
+    ]
+
+
+def _expected_seconds(jobs: Sequence[Job]) -> list[float]:
+    """Return the seconds that each job is expected to take, from a pass of the smallest one."""
+    smallest = min(jobs, key=lambda job: job.batch_size)
+    one = time_one_pass(smallest)
+    pacing = Pacing(smallest.request.iterations, smallest.request.warmup)
+    return [profile_seconds(one, job.batch_size, job.tokens, pacing) for job in jobs]
+
+
+def _part_of(advance: Advance, before: str, start: float, share: float) -> Advance:
+    """Return what shows the progress of a part of the work, which begins at ``start`` of it."""
+    return lambda what, done: advance(before + what, start + share * done)
+
+
+def _report(
+    jobs: Mapping[Path, Job], measured: Mapping[Path, ProfileResults], tell: Tell, warn: Tell
+) -> None:
+    """Summarize what was measured, and name the results files."""
+    several = len(jobs) > 1
+    for path, job in jobs.items():
+        results = measured[path]
+        for line in conditions_summary(results) if several else summary(results):
+            tell(line)
+        unsteady = spread_warning(results)
+        if unsteady is not None:
+            warn(f"{job.conditions}: {unsteady}" if several else unsteady)
+        tell(f"results      {path}, layers {job.layers} of {job.model.n_layers}")
 
 
 def _process_bytes() -> int:
@@ -133,11 +182,11 @@ def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     if not command.results.exists():
         raise SpecError(f"{command.results}: no such file; profile first, without --from-results")
     emit = command.emit
-    products = Products(emit, command.results, tell, warn)
+    products = Products(emit, tell, warn)
     replaced = check_outputs(products.outputs(), [InputPath("--from-results", command.results)])
     results = load_results(command.results)
     if emit.plot is None and emit.type_name is None:
         raise RequestError("--from-results has nothing to make: give -dt/--dev-type or --plot")
-    products.check(results)
+    products.check({command.results: results})
     figures = chosen_figures(emit, tell)
-    products.write(results, figures, available_bytes() + resident_bytes(), replaced)
+    products.write({command.results: results}, figures, available_bytes() + resident_bytes(), replaced)

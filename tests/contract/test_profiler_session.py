@@ -111,6 +111,22 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
         assert stage["compute_s"] == pytest.approx(sum(profile.time_s[first - 1 : last]) + beside)
 
 
+def test_one_command_makes_all_profiles_of_a_joint_plan(here: Path) -> None:
+    several = ("-b", "1,4", "--dtype", "float32,int8", "--agreement", 40)
+    told = profiled(*DIGITS, *several, "-dt", "board", "--bw-Mbps", 100)
+    assert told[0].startswith("measuring    4 profiles, ")
+    files = [f"profiler_results-{size}-{dtype}.yml" for dtype in ("float32", "int8") for size in (1, 4)]
+    assert sorted(path.name for path in here.glob("profiler_results*")) == sorted(files)
+    profiles = spec_files.load_device_types("device_types.yml")["board"].profiles["vit-digits"]
+    for file, profile in zip(files, profiles, strict=True):
+        results = load_results(here / file)
+        assert (profile.batch_size, profile.dtype) == (results.batch_size, results.dtype)
+        assert profile.time_s == tuple(layer.measured.time_s for layer in results.profile_data)
+    assert [profile.agreement is None for profile in profiles] == [True, True, False, False]
+    assert profiles[2].agreement == profiles[3].agreement
+    assert refused(here, *DIGITS, *several).startswith("profiler_results-1-float32.yml has layers 1-16")
+
+
 def test_only_new_layers_are_added_to_the_file(here: Path) -> None:
     profiled(*DIGITS, "-l", 6, "-L", 9)
     first = load_results(here / "profiler_results.yml")
@@ -245,6 +261,10 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
         ((*DIGITS, "--tokens", "0,16"), "--tokens 0,16: a sentence has at least 1 token"),
         ((*DIGITS, "--tokens", "16,16"), "--tokens 16,16: give each length once"),
         ((*DIGITS, "-s", "8", "--tokens", "16"), "either -s/--shape-input or --tokens"),
+        ((*DIGITS, "-b", "4,0"), "-b/--batch-size 4,0: give each size once, and at least 1"),
+        ((*DIGITS, "--dtype", "int8,int8"), "--dtype int8,int8: give each type once: float32, "),
+        ((*DIGITS, "--dtype", "int4"), "--dtype int4: give each type once: float32, "),
+        ((*DIGITS, "-b", "1,2", "--plot", "p.html"), "--plot draws one profile"),
         ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),
         ((*DIGITS, "-d", "tpu"), "-d/--device tpu"),
         ((*DIGITS, "-o", "no/where.yml"), "does not exist"),

@@ -67,7 +67,7 @@ def test_bids_become_a_schedule_that_runs(tmp_path: Path) -> None:
 def test_a_silent_bidder_is_left_out_and_named(tmp_path: Path) -> None:
     with Auction(tmp_path, 4) as auction, contextlib.ExitStack() as stack:
         for rank in range(2):
-            auction.bid(rank, "--deadline", "6", "-dt", "quick", "-H", f"h{rank}")
+            auction.bid(rank, "--deadline", "10", "-dt", "quick", "-H", f"h{rank}")
 
         def connected() -> bool:
             with contextlib.suppress(ConnectionRefusedError):
@@ -79,8 +79,8 @@ def test_a_silent_bidder_is_left_out_and_named(tmp_path: Path) -> None:
         auction.until(connected, "the auctioneer listens")
         ended = auction.wait()
     assert [end.status for end in ended.values()] == [0, 0], ended
-    assert "rank 2 (on h2) made no bid within 6 s, and is left out" in ended[0].err
-    assert "rank 3 never appeared within 6 s, and is left out" in ended[0].err
+    assert "rank 2 (on h2) made no bid within 10 s, and is left out" in ended[0].err
+    assert "rank 3 never appeared within 10 s, and is left out" in ended[0].err
     assert [*yaml.safe_load(ended[0].out)] == [{"h0": [1, 8]}, {"h1": [9, 16]}]
     assert "h1 gets layers 9-16 (stage 1)" in ended[1].err
 

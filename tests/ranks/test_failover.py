@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import World, run_world
+from processes import SIGNALS_ITSELF, World, run_world
 from waiting import until
 
 ITEMS = 300
-OPTIONS = ("-m", "vit-digits", "-u", 2, "-pt", "1,8,9,12,13,16", "--timeout", 6)
+OPTIONS = ("-m", "vit-digits", "-u", 2, "-pt", "1,8,9,12,13,16", "--timeout", 10)
 GOES_ON = ("-c", "tcp", "--on-failure", "continue")
 
 
@@ -33,19 +33,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, pixels: Path) -> bytes
     return (folder / "out.npz").read_bytes()
 
 
-def world(folder: Path, size: int, pixels: Path, *options: object) -> World:
+def world(folder: Path, size: int, pixels: Path, *options: object, signals: str) -> World:
     own = {0: ("--input", pixels, "--output", "out.npz", "--report", "report.json")}
-    return World(folder, size, *OPTIONS, *GOES_ON, *options, own=own)
+    return World(folder, size, *OPTIONS, *GOES_ON, *options, own=own, env={SIGNALS_ITSELF: signals})
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=lambda one: one.name)
 def test_neighbours_take_the_layers_of_a_lost_rank(
     tmp_path: Path, pixels: Path, undisturbed: bytes, number: signal.Signals
 ) -> None:
-    with world(tmp_path, 3, pixels) as ranks:
-        ranks.start().until_rows()
-        ranks.signal(1, number)
-        ended = ranks.wait(0, 2)
+    with world(tmp_path, 3, pixels, signals=f"1:60:{number:d}") as ranks:
+        ended = ranks.start().wait(0, 2)
     assert [end.status for end in ended.values()] == [0, 0], ended
     assert (tmp_path / "out.npz").read_bytes() == undisturbed
     why = {
@@ -63,12 +61,11 @@ def test_neighbours_take_the_layers_of_a_lost_rank(
 def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lost(
     tmp_path: Path, pixels: Path, undisturbed: bytes
 ) -> None:
-    with world(tmp_path, 4, pixels, "--timeout", 60) as ranks:
-        ranks.start().until_rows()
-        ranks.signal(1, signal.SIGKILL)
-        ranks.wait(1)
+    # Rank 2 stops after rank 1 was lost, so that the run does not end before rank 1 is back.
+    signals = f"1:60:{signal.SIGKILL:d},2:100:{signal.SIGSTOP:d}"
+    with world(tmp_path, 4, pixels, "--timeout", 60, signals=signals) as ranks:
+        ranks.start().wait(1)
         until(lambda: "without a result" in ranks.text(0, "err"), "the run goes on")
-        ranks.signal(2, signal.SIGSTOP)  # so that the run does not end before rank 1 is back
         ranks.start(1)
         ranks.until(lambda: "rank 1 (on " in ranks.text(0, "err"), "rank 1 joins")
         ranks.signal(2, signal.SIGKILL)

@@ -14,16 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from networks import enter, make_network
 from places import ROOT
 from processes import World, environment, run_world
 from test_bidders import Auction, write_files
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.files import write_secret
 from pipeedge.transport.new_key import make_key
 
 ETH_P_ALL = 3
 """Constant of Linux's if_ether.h."""
+SO_RCVBUFFORCE = 33
+"""Constant of Linux's socket.h: a buffer beyond the limit, for root."""
 
 
 @pytest.fixture
@@ -34,30 +37,32 @@ def key(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def capture() -> Iterator[bytearray]:
-    """Record everything that crosses the loopback interface; skip the test without the right to."""
-    try:
-        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-    except PermissionError:
-        pytest.skip("a capture needs root")
-    sock.bind(("lo", 0))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
-    sock.settimeout(0.1)
-    seen, over = bytearray(), threading.Event()
+def capture(space: str) -> Iterator[bytearray]:
+    """Record everything that crosses the loopback interface of a network namespace."""
+    seen, ready, over = bytearray(), threading.Event(), threading.Event()
 
     def record() -> None:
-        while not over.is_set():
-            with contextlib.suppress(TimeoutError):
-                seen.extend(sock.recv(1 << 17))
+        enter(space)  # this thread alone
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
+            sock.bind(("lo", 0))
+            sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
+            sock.settimeout(0.1)
+            ready.set()
+            while True:
+                try:
+                    seen.extend(sock.recv(1 << 17))
+                except TimeoutError:
+                    if over.is_set():  # and all that came before is recorded
+                        return
 
     thread = threading.Thread(target=record)
-    with sock:
-        thread.start()
-        try:
-            yield seen
-        finally:
-            over.set()
-            thread.join(10)
+    thread.start()
+    assert ready.wait(LIMIT_S)
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join(LIMIT_S)
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["key", "clear"])
@@ -67,14 +72,18 @@ def test_a_capture_shows_input_activations_results_and_plan_only_without_a_key(
     chance = np.random.default_rng()
     pixels = chance.normal(size=(16, 1, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "in.npz", pixel_values=pixels)
-    hosts = [f"{chance.bytes(8).hex()}-{rank}" for rank in range(3)]  # other runs share this interface
+    hosts = [f"{chance.bytes(8).hex()}-{rank}" for rank in range(3)]
     own = ("--key", key) if keyed else ("-c", "tcp")
-    with capture() as seen:
+    with contextlib.ExitStack() as stack:
+        # Apart from the traffic of other tests, which would be too much to record.
+        space = make_network("pk", 1, stack).space(0)
+        seen = stack.enter_context(capture(space))
         ended = run_world(
             tmp_path,
             3,
             *("-m", "vit-digits", "-pt", "1,8,9,16", "-r", "1,2", "-H", ",".join(hosts), *own),
             own={0: ("--input", "in.npz", "--output", "out.npz")},
+            space=lambda rank: space,
         )
     assert [end.status for end in ended.values()] == [0, 0, 0], ended
     results = np.load(tmp_path / "out.npz")["outputs"]

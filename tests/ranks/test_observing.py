@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run_world
+from processes import IS_SLOW, run_world
 
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
 
@@ -45,8 +45,8 @@ def check_timeline(body: dict[str, Any], ranks: list[int]) -> None:
         computed = {span.microbatch: span for span in spans if span.doing is ThreadState.COMPUTE}
         assert sorted(computed, key=str) == sorted(range(MICROBATCHES), key=str)
         for number, span in computed.items():
-            # One clock for all ranks, to half a round trip, which takes milliseconds on a busy machine.
-            assert span.start_s >= done.get(number or 0, 0.0) - 0.05
+            # One clock for all ranks, to half a round trip, which takes long if a rank gets no processor.
+            assert span.start_s >= done.get(number or 0, 0.0) - 0.5
         done = {number or 0: span.end_s for number, span in computed.items()}
 
 
@@ -103,8 +103,9 @@ def test_trace_metrics_and_report_are_of_the_same_run(
 
 
 def test_a_slow_stage_stands_out(tmp_path: Path) -> None:
-    """A stage with 15 of 16 layers hardly waits, and the other waits for the link to it."""
-    ended = run_world(tmp_path, 2, *DIGITS, "-b", 3200, "-pt", "1,1,2,16", "--report", "r.json")
+    """A stage that takes long hardly waits, and the other waits for the link to it."""
+    slow = {IS_SLOW: "1:0.04"}
+    ended = run_world(tmp_path, 2, *DIGITS, "-pt", "1,8,9,16", "--report", "r.json", env=slow)
     assert ended[0].status == 0, ended[0].err
     lanes = stage_lanes(Timeline.from_body(json.loads((tmp_path / "r.json").read_text())["timeline"]))
     parts = {}

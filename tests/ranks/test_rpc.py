@@ -22,7 +22,7 @@ LIMIT_S = 40.0
 
 DIGITS = ("-m", "vit-digits")
 RPC = ("-c", "rpc")
-ENDLESS = (*DIGITS, *RPC, "-b", 10_000_000, "-u", 1, "--output", "rows.csv", "--timeout", 6)
+ENDLESS = (*DIGITS, *RPC, "-b", 10_000_000, "-u", 1, "--output", "rows.csv")
 
 
 def outputs(directory: Path) -> np.ndarray[Any, Any]:
@@ -72,8 +72,8 @@ def more_ranks_than_stages(root: Path) -> None:
     assert [stage["rank"] for stage in report["stages"]] == [0, 1]
 
 
-def fails(root: Path, victim: int, number: int, *, fresh: bool = False) -> None:
-    with World(root, 3, *ENDLESS, fresh=fresh) as world:
+def fails(root: Path, victim: int, number: int, timeout_s: int = 30, *, fresh: bool = False) -> None:
+    with World(root, 3, *ENDLESS, "--timeout", timeout_s, fresh=fresh) as world:
         world.start().until_rows()
         world.signal(victim, number)
         others = [rank for rank in range(3) if rank != victim]
@@ -98,7 +98,7 @@ def killed_hub(root: Path) -> None:
 
 
 def stopped_stage(root: Path) -> None:
-    fails(root, 1, signal.SIGSTOP)
+    fails(root, 1, signal.SIGSTOP, timeout_s=10)
 
 
 def stage_that_cannot_be_created(root: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 import torch
 from networks import Network, make_network
 from ports import free_port
-from processes import DIES_WHEN_COMPLETE, NO_KEY, Ended, World, run_world, torchrun
+from processes import DIES_WHEN_COMPLETE, NO_KEY, SIGNALS_ITSELF, Ended, World, run_world, torchrun
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
 from small_models import VOCABULARY
 
@@ -202,6 +202,8 @@ def the_scheduler_decides(directory: Path, inputs: Inputs, variant: Sequence[str
 
 KILL_S = 50.0
 """How soon after a death the others must have ended; silence alone takes 60 s."""
+SILENT_S = 10
+"""Timeout of ranks of which one falls silent, within which all must come on a busy machine too."""
 
 
 def others_name(ended: dict[int, Ended], culprit: int, *, says: str) -> None:
@@ -265,12 +267,12 @@ def the_data_rank_is_killed(directory: Path, inputs: Inputs) -> None:
 
 @scenarios(the_data_rank=0, a_stage=1)
 def a_killed_run_goes_on_with_resume(directory: Path, inputs: Inputs, variant: int) -> None:
-    options = (*DIGITS, "-pt", "1,8,9,16", "-u", 1, "-b", 2000, "--output")
+    options = (*DIGITS, "-pt", "1,8,9,16", "-u", 1, "-b", 300, "--output")
     succeeded(run_world(directory, 2, *options, "whole.jsonl"))
-    with World(directory, 2, *options, "rows.jsonl") as world:
-        world.start().until_rows()
-        world.signal(variant, signal.SIGKILL)
-        world.wait(within=KILL_S)
+    killed = {SIGNALS_ITSELF: f"{variant}:200:{signal.SIGKILL:d}"}
+    with World(directory, 2, *options, "rows.jsonl", env=killed) as world:
+        ended = world.start().wait(within=KILL_S)
+    assert ended[variant].status == -signal.SIGKILL
     assert not (directory / "rows.jsonl").exists()
     ended = run_world(directory, 2, *options, "rows.jsonl", "--resume")
     assert [end.status for end in ended.values()] == [0, 0]
@@ -302,8 +304,7 @@ def a_rank_is_killed_after_the_results_are_complete(
 
 @scenarios(hub=0, member=1)
 def a_rank_is_killed_before_all_are_there(directory: Path, inputs: Inputs, variant: int) -> None:
-    timeout = 10
-    with World(directory, 3, *ENDLESS, "--timeout", timeout) as world:
+    with World(directory, 3, *ENDLESS, "--timeout", 30) as world:
         world.start(0, 1).until_connected(2)
         world.signal(variant, signal.SIGKILL)
         ended = world.wait(within=KILL_S)
@@ -313,11 +314,11 @@ def a_rank_is_killed_before_all_are_there(directory: Path, inputs: Inputs, varia
     others_name(ended, variant, says="is gone")
 
 
-@scenarios(early=(0, 1.3), later=(1, 2.6), late=(0, 4.1))
-def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tuple[int, float]) -> None:
+@scenarios(early=(0, 1.3, True), later=(1, 0.2, False), late=(0, 0.4, False))
+def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tuple[int, float, bool]) -> None:
     """Arbitrary moments: while torch is imported, weights are read, links are opened."""
-    culprit, delay_s = variant
-    with World(directory, 2, *ENDLESS, "--timeout", 8, fresh=True) as world:
+    culprit, delay_s, fresh = variant
+    with World(directory, 2, *ENDLESS, "--timeout", 8, fresh=fresh) as world:
         world.start()
         time.sleep(delay_s)
         world.signal(culprit, signal.SIGKILL)
@@ -331,8 +332,8 @@ def a_rank_is_killed_at_any_moment(directory: Path, inputs: Inputs, variant: tup
     hub=(0, "p2p"), middle=(1, "p2p"), last=(2, "p2p"), last_over_tcp=(2, "tcp"), last_over_tls=(2, "TLS")
 )
 def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: tuple[int, str]) -> None:
-    timeout, (culprit, comm) = 6, variant
-    options = (*ENDLESS, "--timeout", timeout, "-D", (culprit + 2) % 3, *inputs.over(comm))
+    culprit, comm = variant
+    options = (*ENDLESS, "--timeout", SILENT_S, "-D", (culprit + 2) % 3, *inputs.over(comm))
     with World(directory, 3, *options) as world:
         world.start().until_rows()
         world.signal(culprit, signal.SIGSTOP)
@@ -344,9 +345,8 @@ def a_rank_stops_answering(directory: Path, inputs: Inputs, variant: tuple[int, 
 
 @scenario
 def a_rank_stops_before_all_are_there(directory: Path, inputs: Inputs) -> None:
-    timeout = 10  # two ranks must appear within it, on a busy machine too
-    with World(directory, 3, *ENDLESS, "--timeout", timeout) as world:
-        world.start(0, 1, 2).until_connected(2)
+    with World(directory, 3, *ENDLESS, "--timeout", SILENT_S) as world:
+        world.start(0, 1, 2).until_connected(3)
         world.signal(2, signal.SIGSTOP)
         ended = world.wait(0, 1, within=KILL_S)
     others_name(ended, 2, says="(has been silent for|never appeared)")
@@ -444,9 +444,8 @@ def ranks_that_disagree_on_the_world_all_hear_it(directory: Path, inputs: Inputs
 def it_is_interrupted(directory: Path, inputs: Inputs, variant: int) -> None:
     """Like Ctrl-C in a terminal, which sends the signal to every process."""
     with World(directory, 2, *ENDLESS) as world:
-        world.start().until_rows()
-        for rank in range(2):
-            world.signal(rank, variant)
+        world.start_together().until_rows()
+        world.signal_together(variant)
         ended = world.wait(within=KILL_S)
     assert [(end.status, end.err) for end in ended.values()] == [(130, "")] * 2
     assert re.fullmatch(r"unfinished  .*; a run with --resume goes on from there\n", ended[0].out)
@@ -481,16 +480,12 @@ def it_is_interrupted_at_any_moment(directory: Path, inputs: Inputs) -> None:
 # A network of its own for each rank. ----------------------------------------------------------------
 
 
-CUT_S = 6
-"""The timeout of ranks whose network is cut."""
-
-
 @contextlib.contextmanager
 def ranks_apart(name: str, directory: Path, *options: object) -> Iterator[tuple[Network, World]]:
     """Three ranks, not yet started, each in a network of its own."""
     with contextlib.ExitStack() as stack:
         net = make_network(name, 3, stack)
-        common = (*ENDLESS, "--timeout", CUT_S, "--addr", net.address(0), *options)
+        common = (*ENDLESS, "--timeout", SILENT_S, "--addr", net.address(0), *options)
         yield net, stack.enter_context(World(directory, 3, *common, space=net.space))
 
 

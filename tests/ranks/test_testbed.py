@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -66,10 +66,19 @@ def run(*arguments: str, check: int = 0) -> subprocess.CompletedProcess[str]:
 
 SHARE = """
 import time
-end, used = time.monotonic() + 1.5, time.process_time()
+end, used = time.monotonic() + 1, time.process_time()
 while time.monotonic() < end: pass
-print((time.process_time() - used) / 1.5)
+print(time.process_time() - used)
 """
+
+
+def comes_within(low: float, high: float, measure: Callable[[], Iterable[float]]) -> bool:
+    """Return whether all figures of one of a few measurements are in a range.
+
+    Whatever holds up a process in between disturbs one measurement; a wrong limit is seen by all of them.
+    """
+    return any(all(low < figure < high for figure in measure()) for _ in range(5))
+
 
 HOG = "block = bytearray(700 << 20); print('took it')"
 
@@ -151,11 +160,10 @@ def test_a_host_changes_while_a_program_runs(tmp_path: Path, name: str) -> None:
 def test_a_change_limits_a_flow_under_way(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}").replace("20,", "8,")))
     with TestBeds().lent(name, cluster) as bed:
-        changed = TestBeds().change(name, "b", bw_bytes_per_s=2 * 2**20 / 8)
-        assert changed.journal.host("b").bw_bytes_per_s == 2 * 2**20 / 8
+        changed = TestBeds().change(name, "b", bw_bytes_per_s=4 * 2**20 / 8)
+        assert changed.journal.host("b").bw_bytes_per_s == 4 * 2**20 / 8
         assert changed.journal.owner == bed.journal.owner
-        (rate,) = rates(changed, [("a", "b")])
-    assert rate < 1.2 * 2
+        assert comes_within(0, 1.2 * 4, lambda: rates(changed, [("a", "b")]))
 
 
 @pytest.mark.parametrize(
@@ -187,18 +195,17 @@ def test_hosts_get_their_quota_on_a_busy_machine(tmp_path: Path, name: str) -> N
     others = [subprocess.Popen(spinning, start_new_session=True) for _ in range(3 * (os.cpu_count() or 1))]
     try:
         with TestBeds().lent(name, cluster) as bed:
-            share = subprocess.run(
-                bed.command("a", [sys.executable, "-c", SHARE]),
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-                timeout=60,
-            ).stdout
+
+            def share() -> Iterator[float]:
+                command = bed.command("a", [sys.executable, "-c", SHARE])
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+                yield float(done.stdout)
+
+            assert comes_within(0.33, 0.46, share)
     finally:
         for other in others:
             other.kill()
             other.wait()
-    assert 0.33 < float(share) < 0.45
 
 
 RATE = """
@@ -242,8 +249,7 @@ def test_a_link_has_the_bandwidth_of_its_slower_end_in_both_directions(tmp_path:
     cluster = load_cluster(written(tmp_path, inline("{fast: [a], slow: [b]}")))
     with TestBeds().lent(name, cluster) as bed:
         for flow in (("a", "b"), ("b", "a")):
-            (rate,) = rates(bed, [flow])
-            assert 0.5 * 20 < rate < 1.2 * 20
+            assert comes_within(0.5 * 20, 1.2 * 20, lambda flow=flow: rates(bed, [flow]))
     assert traces(name) == []
 
 
@@ -251,8 +257,7 @@ def test_a_forwarding_host_receives_at_its_full_rate(tmp_path: Path, name: str) 
     # In a single queue its acknowledgements would wait behind the data that it sends.
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b, c]}").replace("20,", "8,")))
     with TestBeds().lent(name, cluster) as bed:
-        for rate in rates(bed, [("a", "b"), ("b", "c")]):
-            assert 0.85 * 8 < rate < 1.1 * 8
+        assert comes_within(0.85 * 8, 1.1 * 8, lambda: rates(bed, [("a", "b"), ("b", "c")]))
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -116,13 +117,15 @@ def test_a_killed_worker_stops_all_and_its_checkpoint_resumes_on_two_stages(tmp_
     steps = [int(path.name.removeprefix("step-")) for path in (tmp_path / "kept").glob("step-*")]
     assert steps
     assert len(steps) <= 2
-    last = max(steps)
+    before = losses(ended.out)
+    # The newest is passed over if rank 1 was killed right after it.
+    last = max(step for step in steps if step + 1 in before)
     assert last >= 20
+    for step in filter(last.__lt__, steps):
+        shutil.rmtree(tmp_path / "kept" / f"step-{step:08d}")
     resumed = (*DIGITS, "--stages", 2, "--partition", "1,7,8,16", "--schedule", "gpipe")
     printed = train(tmp_path, 2, *resumed, "--batches", last + 2, *kept, "--resume")
     assert list(losses(printed)) == [last + 1, last + 2]
-    before = losses(ended.out)
-    assert last + 1 in before  # it was killed three batches after the checkpoint
     assert losses(printed)[last + 1] == pytest.approx(before[last + 1], rel=1e-5)
     if last + 2 in before:
         assert losses(printed)[last + 2] == pytest.approx(before[last + 2], rel=0.02)

@@ -35,6 +35,8 @@ from ports import free_port
 
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Complete
+from pipeedge.run.stage import Stage
+from pipeedge.transport.base import Packet
 
 PRELOADED = (
     *("pipeedge.auction.main", "pipeedge.doctor.examine", "pipeedge.run.main", "pipeedge.run.pipeline"),
@@ -47,6 +49,11 @@ NO_KEY = "links and control are open"
 """Part of what rank 0 says, where a run has no key, on any network but the loopback."""
 DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
+SIGNALS_ITSELF = "TEST_RANKS_THAT_SIGNAL_THEMSELVES"
+"""Environment variable: ``RANK:MICROBATCH:SIGNAL,...``, for forked ranks that get a signal in a run that
+would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch."""
+IS_SLOW = "TEST_RANK_THAT_IS_SLOW"
+"""Environment variable: ``RANK:SECONDS``, for a forked rank that computes that much longer."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +103,18 @@ class _Forked:
     _lock = threading.Lock()
 
     def __init__(
-        self, words: Sequence[str], directory: Path, env: Mapping[str, str], name: str, space: str | None
+        self,
+        words: Sequence[str],
+        directory: Path,
+        env: Mapping[str, str],
+        name: str,
+        *,
+        space: str | None,
+        group: int | None,
     ) -> None:
+        work = words, directory, env, name, space, group
         with self._lock:
-            self._process = fork_server().Process(target=_become, args=(words, directory, env, name, space))
+            self._process = fork_server().Process(target=_become, args=work)
             self._process.start()
         self.pid = self._process.pid
 
@@ -119,9 +134,17 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
 
 
 def _become(
-    words: Sequence[str], directory: Path, env: Mapping[str, str], name: str, space: str | None
+    words: Sequence[str],
+    directory: Path,
+    env: Mapping[str, str],
+    name: str,
+    space: str | None,
+    group: int | None,
 ) -> None:
-    os.setsid()
+    if group is None:
+        os.setsid()
+    else:
+        os.setpgid(0, group)
     os.chdir(directory)
     if space is not None:
         enter(space)
@@ -133,6 +156,8 @@ def _become(
     torch.set_num_threads(1)
     if env.get(DIES_WHEN_COMPLETE) in words[1:2]:
         Member.done = _die_when_complete  # type: ignore[method-assign]
+    if {SIGNALS_ITSELF, IS_SLOW} & env.keys():
+        _disturb_stage(words[1], env)
     sys.argv = list(words)
     runpy.run_path(words[0], run_name="__main__")
 
@@ -142,6 +167,23 @@ def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
     self.wait(Complete)
     time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _disturb_stage(rank: str, env: Mapping[str, str]) -> None:
+    """Replace ``Stage.__call__`` as the environment of ``rank`` says."""
+    orders = [order.split(":") for order in env.get(SIGNALS_ITSELF, "").split(",") if order]
+    signals = {int(microbatch): int(number) for who, microbatch, number in orders if who == rank}
+    who, _, seconds = env.get(IS_SLOW, "").partition(":")
+    compute = Stage.__call__
+
+    def disturbed(self: Stage, packet: Packet) -> Packet:
+        if packet.number in signals:
+            os.kill(os.getpid(), signals.pop(packet.number))
+        if who == rank:
+            time.sleep(float(seconds))
+        return compute(self, packet)
+
+    Stage.__call__ = disturbed  # type: ignore[method-assign]
 
 
 Started = TypeVar("Started", bound="Programs")
@@ -184,6 +226,7 @@ class Programs:
         env: Mapping[str, str] | None = None,
         fresh: bool = False,
         space: str | None = None,
+        group: int | None = None,
     ) -> None:
         """Start a script of the checkout as number ``rank``.
 
@@ -194,13 +237,15 @@ class Programs:
             env: further environment variables of it alone.
             fresh: start a new interpreter.
             space: the network namespace of a program that is forked.
+            group: the process group of a program that is forked, 0 for a new one; by default it also leads a
+                session.
         """
         words = [str(ROOT / script), *map(str, arguments)]
         env, log = {**self._env, **(env or {})}, str(self._logs / str(rank))
         if fresh:
             self._ranks[rank] = _Fresh([sys.executable, *words], self.directory, env, log)
         else:
-            self._ranks[rank] = _Forked(words, self.directory, env, log, space)
+            self._ranks[rank] = _Forked(words, self.directory, env, log, space=space, group=group)
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank, once it leads its own process group."""
@@ -281,11 +326,24 @@ class World(Programs):
     def start(self, *ranks: int) -> World:
         """Start ``ranks``; all of them without any."""
         for rank in ranks or range(self.size):
-            options = [*self._options, *self._own.get(rank, ())]
-            space = self._space(rank) if self._space is not None else None
-            arguments = (rank, self.size, "--port", self.port, *options)
-            self.launch(rank, "runtime.py", *arguments, fresh=self._fresh, space=space)
+            self._start(rank)
         return self
+
+    def start_together(self) -> World:
+        """Start all ranks in one process group, as a shell does."""
+        for rank in range(self.size):
+            self._start(rank, group=self.pid(0) if rank else 0)
+            self.until(lambda: os.getpgid(self.pid(0)) == self.pid(0), "rank 0 leads a process group")
+        return self
+
+    def _start(self, rank: int, group: int | None = None) -> None:
+        space = self._space(rank) if self._space is not None else None
+        arguments = (rank, self.size, "--port", self.port, *self._options, *self._own.get(rank, ()))
+        self.launch(rank, "runtime.py", *arguments, fresh=self._fresh, space=space, group=group)
+
+    def signal_together(self, number: int) -> None:
+        """Send a signal to all ranks at once, as a terminal does: before any of them can react to it."""
+        os.killpg(self.pid(0), number)
 
     def until_connected(self, count: int) -> None:
         """Wait until ``count`` connections to the hub stand. Those ranks are about to say hello: whether

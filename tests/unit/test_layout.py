@@ -49,8 +49,8 @@ serve      batching answers preparing flights requests service watching figures 
            asking routes inference application server serving
 run        worker stage under_way reading data_rank context links stage_part resuming data_part parts
            replanning decision phases reporting outcome shelf epochs pipeline preview main __main__
-profile    request options results result_files handling network measuring emitting plotting data_work
-           converting products synthetic display job layer_work dtype_agreement session main
+profile    request options results result_files handling network measuring forecast emitting plotting
+           data_work converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main
 api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks

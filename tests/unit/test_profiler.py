@@ -182,7 +182,7 @@ def test_memory_of_a_layer_is_that_of_a_stage_of_it_alone(model_dirs: dict[str, 
 def test_a_profile_says_which_layers_share_their_weights(
     model_dirs: dict[str, Path], family: str, shared: tuple[int, ...]
 ) -> None:
-    job = Job.of(MeasureRequest(model=ModelRequest(name=str(model_dirs[family]))))
+    (job,) = Job.each(MeasureRequest(model=ModelRequest(name=str(model_dirs[family]))))
     assert model_spec(job.expected(), "here").shared_with == shared
 
 
