@@ -13,6 +13,7 @@ bodies, tensors      what clients send, as JSON and as bytes
 gate                 keys, limits of bodies, slow clients
 asking               items in, answers out, on the event loop
 routes, inference    handlers: what clients of other servers know; the Open Inference Protocol
-application          all routes; figures and watching are what they tell of the pipeline
+pages                the pages, and what figures and watching tell; description and reference: all routes
+application          all routes
 server, serving      connections and their limits; from the first rank to the last reply
 """

@@ -30,33 +30,40 @@ __all__ = [
 _Body = TypeVar("_Body")
 
 Some = Annotated[list[str], Meta(min_length=1)]
-Ids = Annotated[list[int], Meta(min_length=1)]
+Normalize = Annotated[bool, Meta(description="make every vector one long")]
+Truncate = Annotated[bool, Meta(description="cut a text that is too long, rather than refuse it")]
+RawScores = Annotated[bool, Meta(description="scores as the model computes them, without softmax or sigmoid")]
 
 
 class EmbeddingsBody(Struct):
     """``POST /v1/embeddings``."""
 
-    input: str | list[str | int | list[int]]
-    """A text or an image as a data URL, token ids, or several of them."""
-    model: str = ""
-    encoding_format: str = "float"
-    dimensions: int | None = None
+    input: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="a text or an image as a data URL, token ids, or several of them"),
+    ]
+    model: Annotated[str, Meta(description="any: one model is served")] = ""
+    encoding_format: Annotated[str, Meta(description="float or base64")] = "float"
+    dimensions: Annotated[int | None, Meta(description="not supported")] = None
 
 
 class EmbedBody(Struct):
     """``POST /embed``."""
 
     inputs: str | Some
-    normalize: bool = True
-    truncate: bool = False
+    normalize: Normalize = True
+    truncate: Truncate = False
 
 
 class PredictBody(Struct):
-    """``POST /predict``: a text, a pair, or a list of lists with one or two texts each."""
+    """``POST /predict``."""
 
-    inputs: str | Annotated[list[str | list[str]], Meta(min_length=1)]
-    raw_scores: bool = False
-    truncate: bool = False
+    inputs: Annotated[
+        str | Annotated[list[str | list[str]], Meta(min_length=1)],
+        Meta(description="a text, a pair, or a list of lists with one or two texts each"),
+    ]
+    raw_scores: RawScores = False
+    truncate: Truncate = False
 
 
 class RerankBody(Struct):
@@ -64,24 +71,24 @@ class RerankBody(Struct):
 
     query: str
     texts: Some
-    raw_scores: bool = False
-    return_text: bool = False
-    truncate: bool = False
+    raw_scores: RawScores = False
+    return_text: Annotated[bool, Meta(description="give each text back with its score")] = False
+    truncate: Truncate = False
 
 
 class RootBody(Struct):
     """``POST /``, as the client of Hugging Face sends it to any model."""
 
     inputs: str | list[str | list[str]]
-    normalize: bool = True
-    truncate: bool = False
-    raw_scores: bool = False
+    normalize: Normalize = True
+    truncate: Truncate = False
+    raw_scores: RawScores = False
 
 
 class ClassifyBody(Struct):
-    """``POST /classify``: images as data URLs, or as base64."""
+    """``POST /classify``."""
 
-    inputs: str | Some
+    inputs: Annotated[str | Some, Meta(description="images as data URLs, or as base64")]
 
 
 class InferTensor(Struct):
@@ -90,8 +97,9 @@ class InferTensor(Struct):
     name: str
     shape: list[Annotated[int, Meta(ge=0, le=1 << 31)]]
     datatype: str
-    data: Any = None
-    """Values as JSON, flat or nested; None if they follow the JSON as bytes."""
+    data: Annotated[
+        Any, Meta(description="values, flat or nested; null if they follow the JSON as bytes")
+    ] = None
     parameters: dict[str, Any] = field(default_factory=dict)
 
 

@@ -19,13 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.wording import printable
+from pipeedge.serve.description import OPEN_PATHS
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.replies import HttpError, error_reply, status_of_error
 
 __all__ = ["Gate", "GateLimits", "read_keys"]
 
-_OPEN_PATHS = ("/", "/health", "/v2/health/live", "/v2/health/ready")
-"""Paths that can be read without a key; they tell the name of the model, and whether it answers."""
 _MAX_HEADERS = 100
 _MAX_HEADER_BYTES = 16 << 10
 _BODIES = 8
@@ -108,7 +107,7 @@ class Gate:
             self._figures.answered(self._route_of(scope["path"]), status, time.perf_counter() - began)
 
     def _check_key(self, scope: Scope) -> None:
-        is_open = scope["path"] in _OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+        is_open = scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
         if is_open or not self._limits.keys:
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -29,6 +29,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
 from pipeedge.run.stage import Stage
 from pipeedge.serve import server
+from pipeedge.serve.description import described_operations
 from pipeedge.serve.serving import Serving
 from pipeedge.transport.base import Packet
 
@@ -399,6 +400,17 @@ def test_health_metrics_and_descriptions(digits: ServedModel) -> None:
     assert "nonce-" in page.headers["content-security-policy"]
 
 
+def test_routes_are_described_for_people_without_loading_anything(digits: ServedModel) -> None:
+    page = digits.get("/docs", host="a<script>'")
+    text = page.body.decode()
+    assert page.status == 200
+    for method, path in described_operations():
+        assert f">{method.upper()}</span> <code>{path}</code>" in text
+    assert "<script" not in text
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)|@import|url\(""", text)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
 def test_the_name_of_a_model_is_escaped_on_the_page(tmp_path: Path) -> None:
     save_bert(tmp_path / "<b>bert")
     with ServedModel("-m", tmp_path / "<b>bert") as served:
@@ -411,7 +423,8 @@ def test_only_those_with_a_key_are_answered(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("first\n\nsecond\n")
     with ServedModel("-m", "vit-digits", "--api-key", tmp_path / "keys") as served:
         assert served.get("/health").status == 200
-        assert served.get("/").status == 200
+        for path in ("/", "/docs", "/openapi.json"):
+            assert served.get(path).status == 200
         for header in ({}, {"authorization": "Bearer third"}, {"authorization": "Basic first"}):
             refused = served.post("/classify", picture(0), **header)
             assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")

@@ -1,4 +1,4 @@
-"""Test the page in a real browser: nothing overflows, nothing is fetched, the chart can be zoomed."""
+"""Test the pages in a real browser: nothing overflows, nothing is fetched, nothing is executed, all works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_client import ServedModel, ask
 from saved_reports import NASTY, poisoned, recovered_epochs, simulated_body, through_json
+from served_models import CLASSES, save_bert
 
 from pipeedge.report import read_run, render_comparison, render_run
 from pipeedge.report.epochs import epochs_body
@@ -200,3 +202,74 @@ def test_report_text_is_not_executed(browser: Any, tmp_path: Path) -> None:
         with opened(browser, html, tmp_path) as page:
             assert page.locator("img").count() == 0
             assert json.dumps(NASTY[:20])[1:-1] in json.dumps(page.locator("h1, h2").all_inner_texts())
+
+
+# --- the page of a service ------------------------------------------------------------------------------
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@contextlib.contextmanager
+def visited(browser: Any, url: str, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """Open a page of a service, which must cause no errors, and no requests to anybody else."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on(
+        "request", lambda request: None if request.url.startswith(url) else complaints.append(request.url)
+    )
+    page.goto(url)
+    yield page
+    context.close()
+    assert [line for line in complaints if "status of 400" not in line] == []
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a model whose name and classes are HTML; return its address."""
+    directory = tmp_path_factory.mktemp("served") / HOSTILE
+    save_bert(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["id2label"] = {str(number): f"{HOSTILE}{number}" for number in range(len(CLASSES))}
+    (directory / "config.json").write_text(json.dumps(config))
+    with ServedModel("-m", directory) as served:
+        yield f"http://127.0.0.1:{served.port}/"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_sentence_is_tried_on_the_page(width: int, scheme: str, browser: Any, service: str) -> None:
+    sentence = "the cat sat"
+    expected = ask(int(service.split(":")[2].strip("/")), "POST", "/predict", {"inputs": sentence}).json
+    with visited(browser, service, width, scheme) as page:
+        page.get_by_label("A sentence").fill(sentence)
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector("#answer li")
+        assert page.locator("#answer .label").all_inner_texts() == [one["label"] for one in expected]
+        assert page.locator("#answer .score").all_inner_texts() == [
+            f"{100 * one['score']:.1f} %" for one in expected
+        ]
+        assert expected[0]["label"].startswith(HOSTILE)
+        assert HOSTILE in page.locator("h1").inner_text()
+        page.wait_for_selector("#stages li")
+        assert "layers 1-8" in page.locator("#stages").inner_text()
+        assert "runs with layers 1-8 on rank 0" in page.locator("#events").inner_text()
+        assert page.locator("img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert [text for text, ink, back in page.evaluate(COLOURS) if contrast(ink, back) < 4.5] == []
+        page.get_by_role("link", name="Routes").click()
+        page.wait_for_selector("article")
+        assert HOSTILE in page.locator("h1").inner_text()
+        assert page.locator("img, script").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert [text for text, ink, back in page.evaluate(COLOURS) if contrast(ink, back) < 4.5] == []
+
+
+def test_a_refusal_is_text_on_the_page(browser: Any, service: str) -> None:
+    with visited(browser, service) as page:
+        page.get_by_label("A sentence").fill(f"{HOSTILE} " * 20)
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector("#answer > .failed")
+        assert "tokens" in page.locator("#answer").inner_text()
+        assert page.locator("img").count() == 0

@@ -45,8 +45,8 @@ data       sentence_rules source model_inputs pictures selection tables unfinish
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
-serve      batching answers preparing flights requests service watching figures bodies tensors replies gate
-           asking routes inference application server serving
+serve      batching answers preparing flights requests service watching figures bodies description reference
+           tensors replies gate asking routes inference pages application server serving
 run        worker stage under_way reading data_rank context links stage_part resuming data_part parts
            replanning decision phases reporting outcome shelf epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
@@ -131,6 +131,8 @@ PURE = (
     "models.weights.names",
     "serve.batching",
     "serve.bodies",
+    "serve.description",
+    "serve.reference",
     "serve.tensors",
     "report.bottleneck",
     "report.charts",

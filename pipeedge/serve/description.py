@@ -1,0 +1,284 @@
+"""The description of all routes in the form of OpenAPI. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+import pipeedge
+from pipeedge.serve import bodies
+
+__all__ = ["OPEN_PATHS", "described_operations", "openapi_document"]
+
+
+class Label(Struct):
+    """A class, and how sure the model is of it."""
+
+    label: Annotated[str, Meta(description="name of the class")]
+    score: Annotated[float, Meta(description="softmax score over all classes")]
+
+
+class Embedding(Struct):
+    """The vector of one input."""
+
+    object: str
+    index: Annotated[int, Meta(description="number of the input")]
+    embedding: Annotated[list[float] | str, Meta(description="numbers, or base64 of float32, little-endian")]
+
+
+class Usage(Struct):
+    """Number of tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct):
+    """Reply of ``/v1/embeddings``."""
+
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Rank(Struct):
+    """A text, and how well it suits the query."""
+
+    index: Annotated[int, Meta(description="number of the text")]
+    score: float
+    text: Annotated[str, Meta(description="the text, if return_text is true")] = ""
+
+
+class FailedRequest(Struct):
+    """What is wrong with a request."""
+
+    error: Annotated[str, Meta(description="one sentence")]
+    error_type: str
+
+
+@dataclass(frozen=True)
+class _RouteNote:
+    """What is said of a route."""
+
+    tag: str
+    summary: str
+    text: str = ""
+    body: type | None = None
+    """Form of the body as JSON, or None if there is none."""
+    other_bodies: tuple[str, ...] = ()
+    """Other content types that it takes."""
+    reply: Any = None
+    """Form of the reply as JSON, or None for any object."""
+    example: Any = None
+    """Body of an example, or None."""
+    parameters: tuple[str, ...] = ()
+    media: str = "application/json"
+    """Content type of the reply."""
+
+
+_MODEL = "/v2/models/{model}"
+_EMBED, _CLASSIFY, _TENSORS, _SERVICE = "Embeddings", "Classes", "Open Inference Protocol", "The service"
+_IMAGE = "data:image/png;base64,..."
+_INFER = _RouteNote(
+    _TENSORS,
+    "Compute the outputs for tensors",
+    "Tensors come as JSON or as bytes behind it: text or image as BYTES, or the model's own inputs.",
+    body=bodies.InferBody,
+    other_bodies=("application/octet-stream",),
+    example={"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a sentence"]}]},
+    parameters=("model", "x-request-timeout", "inference-header-content-length"),
+)
+_TIMED = ("x-request-timeout",)
+_OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
+    {
+        ("post", "/v1/embeddings"): _RouteNote(
+            _EMBED,
+            "Embed texts or images, as OpenAI's clients ask",
+            body=bodies.EmbeddingsBody,
+            reply=Embeddings,
+            example={"input": ["a sentence", "another"]},
+            parameters=_TIMED,
+        ),
+        ("post", "/embed"): _RouteNote(
+            _EMBED,
+            "Embed texts, as clients of text-embeddings-inference ask",
+            body=bodies.EmbedBody,
+            reply=list[list[float]],
+            example={"inputs": "a sentence"},
+            parameters=_TIMED,
+        ),
+        ("post", "/classify"): _RouteNote(
+            _CLASSIFY,
+            "Classify images",
+            "Send the bytes of a file, a form with several files, or JSON. Of several images, a bad one has "
+            "an error in its place.",
+            body=bodies.ClassifyBody,
+            other_bodies=("application/octet-stream", "multipart/form-data"),
+            reply=list[Label],
+            example={"inputs": _IMAGE},
+            parameters=("top", *_TIMED),
+        ),
+        ("post", "/predict"): _RouteNote(
+            _CLASSIFY,
+            "Classify texts, or pairs of texts",
+            body=bodies.PredictBody,
+            reply=list[Label],
+            example={"inputs": "a sentence"},
+            parameters=_TIMED,
+        ),
+        ("post", "/rerank"): _RouteNote(
+            _CLASSIFY,
+            "Rank texts by how well they suit a query",
+            body=bodies.RerankBody,
+            reply=list[Rank],
+            example={"query": "a question", "texts": ["a passage", "another"]},
+            parameters=_TIMED,
+        ),
+        ("post", "/"): _RouteNote(
+            _CLASSIFY,
+            "Ask in the way that suits the model, as huggingface_hub does",
+            "Answers as /embed, /predict or /classify does.",
+            body=bodies.RootBody,
+            other_bodies=("application/octet-stream", "multipart/form-data"),
+            example={"inputs": "a sentence"},
+            parameters=("top", *_TIMED),
+        ),
+        ("get", "/v2"): _RouteNote(_TENSORS, "Name and version of the server"),
+        ("get", "/v2/health/live"): _RouteNote(_TENSORS, "Tell that the server answers"),
+        ("get", "/v2/health/ready"): _RouteNote(_TENSORS, "Tell whether the pipeline answers"),
+        ("get", _MODEL): _RouteNote(_TENSORS, "Inputs and outputs of the model", parameters=("model",)),
+        ("get", f"{_MODEL}/ready"): _RouteNote(
+            _TENSORS, "Tell whether the model answers", parameters=("model",)
+        ),
+        ("post", f"{_MODEL}/infer"): _INFER,
+        ("post", f"{_MODEL}/versions/1/infer"): _INFER,
+        ("get", "/health"): _RouteNote(
+            _SERVICE,
+            "Tell whether the pipeline answers",
+            "200 if a result came within 30 s, or an item of the server's own has an answer; else 503.",
+        ),
+        ("get", "/status"): _RouteNote(_SERVICE, "The pipeline as it is now: stages, queue, epoch, events"),
+        ("get", "/metrics"): _RouteNote(_SERVICE, "Figures for Prometheus", media="text/plain"),
+        ("get", "/"): _RouteNote(
+            _SERVICE, "A page about the pipeline, with a box to try it", media="text/html"
+        ),
+        ("get", "/docs"): _RouteNote(_SERVICE, "This description, for people", media="text/html"),
+        ("get", "/openapi.json"): _RouteNote(_SERVICE, "This description, for programs"),
+    }
+)
+
+_PARAMETERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "model": {
+            "in": "path",
+            "required": True,
+            "description": "name of the model that is served",
+            "schema": {"type": "string"},
+        },
+        "top": {
+            "in": "query",
+            "description": "number of classes to name, best first",
+            "schema": {"type": "integer", "minimum": 1, "default": 5},
+        },
+        "x-request-timeout": {
+            "in": "header",
+            "description": "seconds after which the answer is no use any more",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        },
+        "inference-header-content-length": {
+            "in": "header",
+            "description": "length of the JSON, if bytes follow it",
+            "schema": {"type": "integer", "minimum": 0},
+        },
+    }
+)
+_FAILURES: Mapping[str, str] = MappingProxyType(
+    {
+        "400": "the request or an input is wrong",
+        "401": "the key is missing or wrong",
+        "408": "the request did not come in time",
+        "413": "the body is too large",
+        "429": "too much waits: try again after Retry-After seconds",
+        "431": "the headers are too many or too long",
+        "503": "the pipeline is ending or has failed",
+        "504": "there was no answer in time",
+    }
+)
+OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/v2/health/live", "/v2/health/ready")
+"""Paths that anybody may read: they tell the name of the model, the routes, and whether it answers."""
+_REFERENCE = "#/components/schemas/{name}"
+
+
+def described_operations() -> frozenset[tuple[str, str]]:
+    """Return method and path of every route that is described."""
+    return frozenset(_OPERATIONS)
+
+
+def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:
+    """Return the description of all routes, as OpenAPI 3.1 has it.
+
+    Args:
+        model: Name of the model.
+        needs_key: Whether only requests with a key are answered.
+    """
+    operations = _OPERATIONS.values()
+    kinds = [
+        FailedRequest,
+        *(kind for each in operations for kind in (each.body, each.reply) if kind is not None),
+    ]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    schema_of = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), each in _OPERATIONS.items():
+        described = _described(method, path, each, schema_of)
+        if needs_key and not (method == "get" and path in OPEN_PATHS):
+            described["security"] = [{"key": []}]
+        paths.setdefault(path, {})[method] = described
+    keys = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if needs_key else {}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"{model} on PipeEdge",
+            "version": pipeedge.__version__,
+            "description": "Every failure has a status and one sentence that says what is wrong.",
+        },
+        "servers": [{"url": "./"}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(each.tag for each in operations)],
+        "paths": paths,
+        "components": {"schemas": components, **keys},
+    }
+
+
+def _described(method: str, path: str, each: _RouteNote, schema_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one operation."""
+    failure = {"application/json": {"schema": schema_of[str(FailedRequest)]}}
+    statuses = _FAILURES if method == "post" else {"503": _FAILURES["503"]}
+    replied = {"type": "string"} if each.media != "application/json" else {"type": "object"}
+    reply = replied if each.reply is None else schema_of[str(each.reply)]
+    found: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
+        "tags": [each.tag],
+        "summary": each.summary,
+        "responses": {
+            "200": {"description": "the answer", "content": {each.media: {"schema": reply}}},
+            **{code: {"description": text, "content": failure} for code, text in statuses.items()},
+        },
+    }
+    if each.text:
+        found["description"] = each.text
+    if each.parameters:
+        found["parameters"] = [{"name": name, **_PARAMETERS[name]} for name in each.parameters]
+    if each.body is not None:
+        content: dict[str, Any] = {
+            "application/json": {"schema": schema_of[str(each.body)], "example": each.example}
+        }
+        content |= {kind: {} for kind in each.other_bodies}
+        found["requestBody"] = {"required": True, "content": content}
+    return found
