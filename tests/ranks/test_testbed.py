@@ -58,10 +58,22 @@ def name() -> Iterator[str]:
     assert traces(chosen) == []
 
 
-def run(*arguments: str, check: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*TESTBED, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == check, done.stderr
-    return done
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(quick_python: Path) -> Run:
+    """Return a function that runs ``testbed.py`` to its end, which must be with status ``check``."""
+
+    def call(*arguments: str, check: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [quick_python, *TESTBED[1:], *arguments]
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        env = {**os.environ, "PATH": path}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        assert done.returncode == check, done.stderr
+        return done
+
+    return call
 
 
 SHARE = """
@@ -83,7 +95,7 @@ def comes_within(low: float, high: float, measure: Callable[[], Iterable[float]]
 HOG = "block = bytearray(700 << 20); print('took it')"
 
 
-def test_up_exec_status_down(tmp_path: Path, name: str) -> None:
+def test_up_exec_status_down(tmp_path: Path, name: str, run: Run) -> None:
     path = written(
         tmp_path, inline("{fast: [pi1, pi2], slow: [pi3]}", "cpu_fraction: {slow: 0.25}\nprocess_MB: 200\n")
     )
@@ -132,7 +144,7 @@ def limits(bed: TestBed, host: str) -> tuple[float, list[float]]:
     return int(quota) / int(period), rates
 
 
-def test_a_host_changes_while_a_program_runs(tmp_path: Path, name: str) -> None:
+def test_a_host_changes_while_a_program_runs(tmp_path: Path, name: str, run: Run) -> None:
     path = written(tmp_path, inline("{fast: [pi1], slow: [pi2]}", "cpu_fraction: {slow: 0.25}\n"))
     run("up", "--name", name, str(path))
     bed = TestBeds().find(name)
@@ -178,7 +190,7 @@ def test_a_change_limits_a_flow_under_way(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_impossible_changes_are_refused(
-    tmp_path: Path, name: str, options: tuple[str, ...], message: str
+    tmp_path: Path, name: str, run: Run, options: tuple[str, ...], message: str
 ) -> None:
     cluster = load_cluster(written(tmp_path, inline("{fast: [a]}")))
     with TestBeds().lent(name, cluster) as bed:
@@ -261,7 +273,9 @@ def test_a_forwarding_host_receives_at_its_full_rate(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])
-def test_the_next_up_removes_what_a_killed_one_left(tmp_path: Path, name: str, delay: float) -> None:
+def test_the_next_up_removes_what_a_killed_one_left(
+    tmp_path: Path, name: str, run: Run, delay: float
+) -> None:
     path = written(tmp_path, inline("{fast: [a, b], slow: [c]}"))
     process = subprocess.Popen([*TESTBED, "up", "--name", name, str(path)], stderr=subprocess.DEVNULL)
     journal_file = Path("/run/pipeedge-testbed") / name / "journal.json"

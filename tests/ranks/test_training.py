@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
+from effort import all_cases
 from tensors import TOLERANCE, assert_close
 from training_ranks import BATCH, STEPS, WIDE_WEIGHTS, Case, batch, network_named, run_cases, unpipelined
 
@@ -42,16 +43,24 @@ def cases_for(workers: int) -> list[Case]:
             Case("vit", "interleaved", ranges(2, 5, 7, 9, 14, 16)),
             Case("vit", "1f1b", ranges(5, 6, 16)),
         ]
-    vgg = [Case("vgg", schedule, layers) for schedule in PIPELINED for layers in VGG[:2]]
+    vgg = each_schedule("vgg", VGG[:2])
     vgg += [Case("vgg", schedule, VGG[2]) for schedule in ("1f1b", "interleaved")]
     adamw = [Case("vgg", schedule, VGG[0], "adamw") for schedule in ("interleaved", "zero-bubble")]
-    vit = [Case("vit", schedule, VIT[place % 3]) for place, schedule in enumerate(PIPELINED)]
-    vit += [Case("vit", "zero-bubble", layers) for layers in VIT if layers != vit[-1].layers]
-    dropout = [Case("vgg-dropout", schedule, DROPOUT) for schedule in PIPELINED]
-    wide = [Case("wide", schedule, layers) for schedule in PIPELINED for layers in WIDE]
+    vit = each_schedule("vit", VIT)
+    dropout = each_schedule("vgg-dropout", (DROPOUT,))
+    wide = each_schedule("wide", WIDE)
     wide += [Case("wide", "1f1b", WIDE[0], "adamw"), Case("wide-dropout", "gpipe", WIDE[1])]
     wide += [Case("wide-dropout", "zero-bubble", layers) for layers in WIDE]
     return [*vgg, *adamw, *vit, *dropout, *wide]
+
+
+def each_schedule(network: str, cuts: Sequence[tuple[LayerRange, ...]]) -> list[Case]:
+    """Return cases of every schedule with one of the cuts in turn, or with each of them if all are wanted."""
+    return [
+        Case(network, schedule, layers)
+        for place, schedule in enumerate(PIPELINED)
+        for layers in (cuts if all_cases() else [cuts[place % len(cuts)]])
+    ]
 
 
 ALL = {workers: cases_for(workers) for workers in (1, 2, 3)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import torch
 import transformers
 from dialects import Arrays, as_google
+from quick_python import run_text
 from safetensors.torch import save_file
 
 from pipeedge.base.schedule import LayerRange
@@ -47,7 +46,9 @@ def half_a_vit(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of peak memory")
 @pytest.mark.parametrize("kind", ["hub.npz", "hub.safetensors", "google.npz", "half.safetensors"])
-def test_peak_memory_is_the_weights_and_little_more(kind: str, half_a_vit: Arrays, tmp_path: Path) -> None:
+def test_peak_memory_is_the_weights_and_little_more(
+    kind: str, half_a_vit: Arrays, tmp_path: Path, quick_python: Path
+) -> None:
     file = tmp_path / kind
     if kind == "half.safetensors":
         save_file({n: torch.from_numpy(a).half() for n, a in half_a_vit.items()}, file)
@@ -74,9 +75,7 @@ def test_peak_memory_is_the_weights_and_little_more(kind: str, half_a_vit: Array
             google = as_google(hub, 12, 12)
             arrays = {n: a for n, a in google.items() if any(f"block_{b}/" in n for b in range(3, 9))}
         np.savez(file, **arrays)
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD, str(file)], capture_output=True, text=True, timeout=60, check=True
-    )
+    result = run_text(LOAD, tmp_path, quick_python, str(file))
     before, peak, weights = map(int, result.stdout.split())
     assert weights > 150 * 2**20
     assert peak - before <= 1.15 * weights
@@ -124,15 +123,11 @@ def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_words_are_looked_up_in_the_file(dtype: str, multilingual: Path) -> None:
+def test_words_are_looked_up_in_the_file(
+    dtype: str, multilingual: Path, tmp_path: Path, quick_python: Path
+) -> None:
     """The system may map pages beside those that are touched, up to a huge page for each end of a word."""
-    result = subprocess.run(
-        [sys.executable, "-c", LOOK_UP, str(multilingual), dtype],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    result = run_text(LOOK_UP, tmp_path, quick_python, str(multilingual), dtype)
     loaded, touched, whole = map(int, result.stdout.split())
     table = 4 * WORDS * WIDTH
     huge_page = 2 << 20

@@ -75,10 +75,10 @@ esac
         server.join()
 
 
-def run_text(text: str, directory: Path, python: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program given as text, with the command ``python``."""
+def run_text(text: str, directory: Path, python: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program given as text, with the command ``python`` and ``words`` on its command line."""
     (directory / "program.py").write_text(text)
-    command = [python, "program.py"]
+    command = [python, "program.py", *words]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
 
 

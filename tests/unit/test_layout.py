@@ -215,6 +215,12 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module."""
+    return tuple(ast.walk(tree))
+
+
 def imported(node: ast.AST) -> list[str]:
     """Yield the absolute names that an import statement imports."""
     if isinstance(node, ast.Import):
@@ -261,7 +267,7 @@ def test_every_module_has_a_place_in_the_order() -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module])
 def test_a_module_imports_only_what_stands_above_it(module: str) -> None:
-    names = [name for node in ast.walk(MODULES[module]) for name in imported(node)]
+    names = [name for node in nodes(MODULES[module]) for name in imported(node)]
     targets = {target for name in names if (target := own(name))}
     below = sorted(
         target
@@ -286,17 +292,17 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @cache
 def imports(tree: ast.AST) -> set[str]:
     """Top-level names that a module imports anywhere, for type checkers alone apart."""
-    typed = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    typed = [node for node in nodes(tree) if isinstance(node, ast.If)]
     typed = [node for node in typed if ast.unparse(node.test) == "TYPE_CHECKING"]
     unread = {inner for node in typed for inner in ast.walk(node)}
-    return {name for node in ast.walk(tree) if node not in unread for name in imported(node)}
+    return {name for node in nodes(tree) if node not in unread for name in imported(node)}
 
 
 @cache
 def effects(tree: ast.AST) -> set[str]:
     """Modules and calls by which a module touches the world."""
     modules = {name.split(".")[0] for name in imports(tree)} & EFFECTS
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls = {ast.unparse(node.func) for node in nodes(tree) if isinstance(node, ast.Call)}
     files = {call for call in calls if re.search(r"\.(read|write)_(text|bytes)$|\.open$", call)}
     return modules | calls & {"open", "print", "input"} | files
 
@@ -335,7 +341,7 @@ def test_an_effect_behind_an_import_is_found() -> None:
 def attributes(tree: ast.AST, name: str) -> list[ast.Attribute]:
     """Return the places where a module uses ``module.attribute``."""
     base, _, attribute = name.partition(".")
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == attribute)
+    found = (node for node in nodes(tree) if isinstance(node, ast.Attribute) and node.attr == attribute)
     return [node for node in found if isinstance(node.value, ast.Name) and node.value.id == base]
 
 
@@ -344,7 +350,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     for module, tree in MODULES.items():
         written = [
             node.value
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
             or (isinstance(node, ast.Attribute) and node.attr == "setdefault")
         ]
@@ -352,7 +358,7 @@ def test_the_environment_is_read_in_one_place() -> None:
             (writers if use in written else readers).add(module)
         if attributes(tree, "os.getenv"):
             readers.add(module)
-        from_os = [name for node in ast.walk(tree) for name in imported(node) if name.startswith("os.")]
+        from_os = [name for node in nodes(tree) for name in imported(node) if name.startswith("os.")]
         assert not {"os.environ", "os.environb", "os.getenv"} & set(from_os), module
     assert readers <= READS_ENVIRONMENT
     assert writers <= WRITES_ENVIRONMENT
@@ -363,7 +369,7 @@ def test_nothing_checks_input_by_assert() -> None:
     found = [
         f"{module}:{node.lineno}"
         for module, tree in MODULES.items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Assert)
     ]
     assert not found
@@ -371,9 +377,9 @@ def test_nothing_checks_input_by_assert() -> None:
 
 def test_nothing_is_unpickled() -> None:
     for module, tree in MODULES.items():
-        names = {name.split(".")[0] for node in ast.walk(tree) for name in imported(node)}
+        names = {name.split(".")[0] for node in nodes(tree) for name in imported(node)}
         unpickles = bool(names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"})
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for call in (node for node in nodes(tree) if isinstance(node, ast.Call)):
             keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             assert keywords.get("allow_pickle", "False") == "False", f"{module}:{call.lineno}"
             if ast.unparse(call.func) == "torch.load":
@@ -401,7 +407,7 @@ def module_names(tree: ast.Module) -> set[str]:
 def mutations(tree: ast.Module) -> set[str]:
     """Yield module-level names that functions of a module rebind or modify in place."""
     names, changed = module_names(tree), set()
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
+    functions = (node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
     for node in (inner for function in functions for inner in ast.walk(function)):
         if isinstance(node, ast.Global):
             changed |= set(node.names)
@@ -436,7 +442,7 @@ def test_changes_of_module_state_are_seen(source: str, found: set[str]) -> None:
 def test_no_two_modules_have_a_class_of_one_name() -> None:
     homes: dict[str, set[str]] = {}
     for module, tree in MODULES.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, set()).add(module)
     shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}

@@ -30,7 +30,7 @@ from pipeedge.report import compare_lines, read_run, render_run, summary_lines
 from pipeedge.report.main import ReportRequest, make_report
 from pipeedge.request.files import InputRequest
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 def outputs(model: Model, weights: Path | None = None) -> torch.Tensor:
