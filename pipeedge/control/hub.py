@@ -246,7 +246,7 @@ class Hub:
         self._wake()
 
     def snapshot(self) -> RunSnapshot | None:
-        """Return what is known of a run that goes on after failures; None before its plan and at its end."""
+        """Return what is known of the run; None before its plan and after its end."""
         with self._changed:
             return None if self._ended or self._closing else self._state.snapshot()
 

@@ -67,7 +67,7 @@ from pipeedge.control.messages import (
     Verdict,
 )
 from pipeedge.control.roster import Phase, Roster
-from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work
+from pipeedge.control.telemetry import clock_answer, forward_record, one_plan_snapshot, pace, stage_work
 from pipeedge.control.verdicts import hears_nobody, is_silent, is_slow, is_stalled, is_stuck
 
 __all__ = ["HubState"]
@@ -385,10 +385,10 @@ class HubState:
         return self._failover.outcome
 
     def snapshot(self) -> RunSnapshot | None:
-        """Return what is known of a run that goes on after failures; None before its plan and at its end."""
-        if self._failover is None or self.verdict is not None or self._complete:
+        """Return what is known of the run; None before its plan and after its end."""
+        if self._roster.participants is None or self.verdict is not None or self._complete:
             return None
-        return self._failover.snapshot()
+        return one_plan_snapshot(self._roster) if self._failover is None else self._failover.snapshot()
 
     def expected_to_leave(self) -> tuple[int, ...]:
         """Return the connected ranks that will leave by themselves, without the one that failed."""

@@ -330,10 +330,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             return Refusal(f"{wanted.cause}; rank 0 failed to plan again: {one_line(error)}", EXIT_FAULT)
 
     def snapshot(self) -> RunSnapshot | None:
-        """On rank 0, return what is known of a run that goes on after failures.
-
-        It is None before its plan and after its end.
-        """
+        """On rank 0, return what is known of the run; None before its plan and after its end."""
         return None if self._hub is None else self._hub.snapshot()
 
     def change_to(self, announcement: Announcement[_Plan], since: RunSnapshot) -> Switched | Dropped:

@@ -5,10 +5,11 @@ Nothing here affects a decision or delays the end of a session: a verdict replac
 
 from __future__ import annotations
 
+from pipeedge.control.changing import RunSnapshot
 from pipeedge.control.messages import ClockAnswer, Message, Pace, RankRecord, WorkByRank
 from pipeedge.control.roster import Roster, Seat
 
-__all__ = ["clock_answer", "forward_record", "pace", "stage_work"]
+__all__ = ["clock_answer", "forward_record", "one_plan_snapshot", "pace", "stage_work"]
 
 _MAX_RECORD_CHARS = 8 << 20
 """Number of characters that a rank may record in total."""
@@ -33,6 +34,13 @@ def stage_work(roster: Roster) -> list[tuple[int, Message]]:
     statuses = {rank: roster.seats[rank].status for rank in roster.running()}
     work = {rank: status.work for rank, status in statuses.items() if status.work is not None}
     return [(data.connection, WorkByRank(work))]
+
+
+def one_plan_snapshot(roster: Roster) -> RunSnapshot:
+    """Return what is known at this moment of a run with one plan."""
+    facts = {rank: seat.facts for rank, seat in sorted(roster.seats.items()) if seat.facts is not None}
+    statuses = {rank: roster.seats[rank].status for rank in roster.running()}
+    return RunSnapshot(0, roster.started(), None, facts, statuses)
 
 
 def forward_record(roster: Roster, rank: int, part: str) -> list[tuple[int, Message]]:

@@ -7,6 +7,7 @@ to microseconds. A lane is known by its ``LaneId``: what kind of thread it was a
     LinkRecord   a link: transfers
     WorkRecord   a thread that takes its operations in any order: works
     EpochRecord  a plan of a run that went on after failures
+    ReplanRecord a better plan that was found meanwhile
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from pipeedge.compress.policies import Decided
 from pipeedge.observe.metrics import NOT_MEASURED, EnergyUse
 from pipeedge.observe.timeline import LaneId, ThreadState
 
-__all__ = ["EpochRecord", "LaneRecord", "LinkRecord", "Recording", "Row", "Transfer", "Work", "WorkRecord"]
+__all__ = [
+    "EpochRecord",
+    "LaneRecord",
+    "LinkRecord",
+    "Recording",
+    "ReplanRecord",
+    "Row",
+    "Transfer",
+    "Work",
+    "WorkRecord",
+]
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -107,6 +118,26 @@ class EpochRecord(Struct, frozen=True):
         return self.waiting_s + self.preparing_s + self.filling_s
 
 
+class ReplanRecord(Struct, frozen=True):
+    """A better plan that was found while the run went on."""
+
+    at_s: Number
+    """Time at which it was found."""
+    why: LongLine
+    """What had changed."""
+    schedule: Schedule
+    gain: Number
+    """Predicted gain in throughput, as a fraction."""
+    outcome: Name = "reported"
+    """``reported``, ``switched``, or why it was dropped."""
+    microbatch: Count | None = None
+    """Number of the first microbatch with the plan, or None if the run did not change to it."""
+    seconds: Amount | None = None
+    """Seconds from asking for the change until the plan took over, or None."""
+    measured_gain: Number | None = None
+    """Gain in throughput that was measured, or None if it was not."""
+
+
 class LaneRecord(Struct, frozen=True):
     """A thread that has ended, with the same phases for every microbatch."""
 
@@ -169,6 +200,8 @@ class Recording(Struct, frozen=True):
     """Decisions on the bits of the outgoing link, if they follow the bandwidth."""
     energy: EnergyUse = NOT_MEASURED
     """Energy that the machine used meanwhile."""
+    replans: tuple[ReplanRecord, ...] = ()
+    """Better plans that rank 0 found."""
 
     def to_text(self) -> str:
         """Return the recording as a message."""

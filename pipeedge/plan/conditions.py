@@ -24,6 +24,7 @@ __all__ = [
     "PlacedStage",
     "StageFigures",
     "held_bytes",
+    "input_seconds",
     "link_seconds",
     "measured",
     "period_s",
@@ -161,7 +162,7 @@ def _costs(problem: Problem, stages: Sequence[PlacedStage], conditions: Conditio
         kind = problem.kind_of(data)
         yield from (kind.feed_s, kind.collect_s)
         slowness = conditions.links.get((data, stages[0].host), 1.0)
-        yield slowness * _wire_seconds(problem, data, stages[0].host, _cut_bytes(problem, 0))
+        yield slowness * input_seconds(problem, stages[0].host)
     for number, stage in enumerate(stages):
         kind = problem.kind_of(stage.host)
         own_s = kind.feed_s + kind.collect_s if stage.host == data else 0.0
@@ -184,6 +185,12 @@ def stage_seconds(problem: Problem, stage: PlacedStage) -> float:
     if kind.send_s and not (free_end and layers.stop == len(kind.send_s)):
         seconds += kind.send_s[layers.stop - 1]
     return seconds
+
+
+def input_seconds(problem: Problem, host: str) -> float:
+    """Return the seconds of a microbatch from the data host to the first stage, on ``host``."""
+    data = problem.data_host
+    return 0.0 if data is None else _wire_seconds(problem, data, host, _cut_bytes(problem, 0))
 
 
 def link_seconds(problem: Problem, stage: PlacedStage, after: str) -> float:

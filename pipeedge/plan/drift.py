@@ -105,7 +105,9 @@ class WindowMaker:
 
 def _shrinks(before: Sequence[StageWork], now: Sequence[StageWork]) -> bool:
     """Return whether a counter has begun anew."""
-    return any(new.items < old.items for old, new in zip(before, now, strict=True))
+    return any(
+        new.items < old.items or new.compute_s < old.compute_s for old, new in zip(before, now, strict=True)
+    )
 
 
 def _figures(before: StageWork, now: StageWork) -> StageFigures:

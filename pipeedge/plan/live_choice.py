@@ -63,6 +63,10 @@ class Proposal:
     """Predicted gain in throughput, as a fraction."""
     why: str
     """What has changed, for the user."""
+    items_per_s: float
+    """Items per second of the present plan, as measured in the latest windows."""
+    conditions: Conditions
+    """Conditions that are expected to last."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,7 @@ class LivePlanning:
     def changed(self, proposal: Proposal) -> None:
         """Note that the run follows a proposal from now on."""
         self._changes.append(self._windows)
-        recent = [rate for _, rate in list(self._history)[-WINDOWS:]]
-        self._trial = _Trial(self._present, statistics.median(recent), proposal.gain)
+        self._trial = _Trial(self._present, self._rate(), proposal.gain)
         self._candidates.append(self._present)
         self._restart(proposal.stages)
 
@@ -163,7 +166,7 @@ class LivePlanning:
     # -- details ----------------------------------------------------------------------------------
 
     def _restart(self, present: Placing) -> None:
-        self._drift.expect(self._drift.settled())
+        self._drift.expect(self._known())
         self._present = present
         self._back = None
         self._rates = []
@@ -233,15 +236,21 @@ class LivePlanning:
         return min(_KEPT, _LOOKED << self._recent_changes())
 
     def _throughput(self, stages: Placing, windows: int) -> float:
-        """Return the mean microbatches per second that stages allow under the latest conditions."""
-        periods = [period_s(self._problem, stages, seen) for seen in self._recent(windows)]
-        return statistics.fmean(1 / period for period in periods)
+        """Return the microbatches per second that stages allow under the latest conditions.
+
+        In many windows together, that is their mean. Of a few windows, the first may only in part have the
+        conditions of the others, so that their median counts.
+        """
+        seen = list(self._recent(windows)) if windows > WINDOWS else [self._expected()]
+        return statistics.fmean(1 / period_s(self._problem, stages, one) for one in seen)
 
     def _is_limit(self, least: float = _LIMITED) -> bool:
         """Return whether the stages and links limit the throughput, and not the input."""
-        allowed = self._throughput(self._present, WINDOWS) * self._problem.batch_size
-        rate = statistics.median(rate for _, rate in list(self._history)[-WINDOWS:])
-        return rate >= least * allowed
+        rates = [rate for _, rate in list(self._history)[-WINDOWS:]]
+        periods = [period_s(self._problem, self._present, seen) for seen in self._recent(WINDOWS)]
+        size = self._problem.batch_size
+        parts = [rate * period / size for rate, period in zip(rates, periods, strict=True)]
+        return statistics.median(parts) >= least
 
     def _best(self, waited: int, left_items: float | None) -> Proposal | None:
         # Where no number has moved, only many windows tell a gain from noise.
@@ -251,7 +260,7 @@ class LivePlanning:
         for stages in self._possible():
             gain = self._throughput(stages, windows) / now - 1
             if gain >= LEAST_GAIN and (best is None or gain > best.gain):
-                best = Proposal(stages, gain, self._why())
+                best = self._proposal(stages, gain, self._why())
         if best is None or not self._is_limit():
             return None
         return best if self._pays(best, now * self._problem.batch_size, left_items) else None
@@ -276,7 +285,14 @@ class LivePlanning:
         """Return the plan before the present one, if that has turned out to be slower."""
         if self._back is None or not self._can_follow(self._back):
             return None
-        return Proposal(self._back, 0.0, "the last change made the run slower")
+        return self._proposal(self._back, 0.0, "the last change made the run slower")
+
+    def _proposal(self, stages: Placing, gain: float, why: str) -> Proposal:
+        return Proposal(stages, gain, why, self._rate(), self._expected())
+
+    def _rate(self) -> float:
+        """Return the items per second of the latest windows."""
+        return statistics.median(rate for _, rate in list(self._history)[-WINDOWS:])
 
     def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:
         """Return whether a proposal saves more than it costs."""

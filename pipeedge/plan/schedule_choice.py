@@ -27,9 +27,9 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
 
 if TYPE_CHECKING:
-    from pipeedge.plan.scheduler import HostLoss, Solution
+    from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
-__all__ = ["PlannedSchedule", "plan_schedule"]
+__all__ = ["PlannedSchedule", "plan_schedule", "scheduler_request"]
 
 
 @dataclass(frozen=True)
@@ -146,34 +146,13 @@ def _requested_schedule(
         from pipeedge.plan.schedule_files import load_schedule
 
         return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
-    if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
+    if wanted.models_file is None:
         return None
     from pipeedge.plan import scheduler
     from pipeedge.plan.dtype_choice import choose_dtype
 
-    hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
-    if ranks is not None:
-        names = wanted.hosts or tuple(map(str, range(request.world.size)))
-        hosts = tuple(names[rank] for rank in sorted(ranks) if names[rank] in hosts)
-        if not hosts:
-            raise InfeasibleError(f"no host that is left is in {wanted.dev_file}")
-    # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
-    first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
-    asked = scheduler.SchedulerRequest(
-        models_file=wanted.models_file,
-        dev_types_file=wanted.dev_types_file,
-        dev_file=wanted.dev_file,
-        dev_neighbors_file=wanted.dev_neighbors_file,
-        model_name=model.name,
-        microbatch_size=request.microbatch_size,
-        link_bits=request.links.link_bits or "0",
-        tokens=tokens,
-        data_host=data_host,
-        hosts=hosts,
-        input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
-        survive_loss=wanted.survive_loss and ranks is None,
-        losses=losses,
-    )
+    asked, unlisted = scheduler_request(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
+    asked = dataclasses.replace(asked, survive_loss=wanted.survive_loss and ranks is None, losses=losses)
     size = request.microbatch_size
     if wanted.joint:
         from pipeedge.plan.joint_choice import choose_together
@@ -200,6 +179,56 @@ def _requested_schedule(
         )
     chosen_size = size if wanted.joint else None
     return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
+
+
+def scheduler_request(
+    request: RunRequest,
+    model: Outline,
+    tokens: int | None,
+    *,
+    eight_bit: bool,
+    ranks: Collection[int] | None = None,
+) -> tuple[SchedulerRequest, tuple[str, ...]]:
+    """Return what the scheduler is asked in a run with its files, and notes for the user.
+
+    Args:
+        request: of rank 0.
+        model: the model to cut.
+        tokens: of the longest sentence of the input; None for images, and where it is not known.
+        eight_bit: whether pictures are sent as bytes.
+        ranks: those whose hosts the scheduler may use; None for all.
+
+    Raises:
+        ScheduleError: there are no such files.
+        InfeasibleError: the files have none of the hosts.
+    """
+    from pipeedge.plan.scheduler import SchedulerRequest
+
+    wanted = request.schedule
+    if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
+        raise ScheduleError("the run is not scheduled from files")
+    hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
+    if ranks is not None:
+        names = wanted.hosts or tuple(map(str, range(request.world.size)))
+        hosts = tuple(names[rank] for rank in sorted(ranks) if names[rank] in hosts)
+        if not hosts:
+            raise InfeasibleError(f"no host that is left is in {wanted.dev_file}")
+    # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
+    first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
+    asked = SchedulerRequest(
+        models_file=wanted.models_file,
+        dev_types_file=wanted.dev_types_file,
+        dev_file=wanted.dev_file,
+        dev_neighbors_file=wanted.dev_neighbors_file,
+        model_name=model.name,
+        microbatch_size=request.microbatch_size,
+        link_bits=request.links.link_bits or "0",
+        tokens=tokens,
+        data_host=data_host,
+        hosts=hosts,
+        input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
+    )
+    return asked, unlisted
 
 
 def _known_hosts(

@@ -1,4 +1,4 @@
-"""Epochs of a run that went on after failures, for the report: as JSON and as lines for people. Pure."""
+"""Plans of a run that followed its first one, for the report: as JSON and as lines for people. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count
-from pipeedge.observe.records import EpochRecord
+from pipeedge.observe.records import EpochRecord, ReplanRecord
 
-__all__ = ["epoch_lines", "epochs_body", "schedule_body"]
+__all__ = ["epoch_lines", "epochs_body", "replan_lines", "replans_body", "schedule_body"]
 
 
 def schedule_body(schedule: Schedule) -> list[dict[str, Any]]:
@@ -60,6 +60,34 @@ def epoch_lines(epochs: Sequence[EpochRecord]) -> Iterator[str]:
             f"  {one.waiting_s:.2f} s until its plan, {one.preparing_s:.2f} s to prepare it, "
             f"{one.filling_s:.2f} s to fill the pipeline; {_repeated(one.repeated)}"
         )
+
+
+def replans_body(replans: Sequence[ReplanRecord]) -> list[dict[str, Any]]:
+    """Return better plans that were found for JSON."""
+    return [
+        {
+            "at_s": one.at_s,
+            "why": one.why,
+            "predicted_gain_percent": 100 * one.gain,
+            "measured_gain_percent": None if one.measured_gain is None else 100 * one.measured_gain,
+            "outcome": one.outcome,
+            "microbatch": one.microbatch,
+            "seconds": one.seconds,
+            "schedule": schedule_body(one.schedule),
+        }
+        for one in replans
+    ]
+
+
+def replan_lines(replans: Sequence[ReplanRecord]) -> Iterator[str]:
+    """Yield a line for each better plan that was found."""
+    for one in replans:
+        stages = ", ".join(f"{plan.layers} on rank {plan.rank}" for plan in one.schedule.stages)
+        gain = f"{one.gain:+.0%} predicted"
+        if one.measured_gain is not None:
+            gain += f", {one.measured_gain:+.0%} measured"
+        done = f"switched at microbatch {one.microbatch}" if one.microbatch is not None else one.outcome
+        yield f"after {one.at_s:.2f} s: {one.why}; layers {stages}: {gain}; {done}"
 
 
 def _repeated(microbatches: int) -> str:

@@ -18,11 +18,11 @@ from pipeedge.base.files import named_output, write_whole
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
 from pipeedge.observe.metrics import Latency, StageStats
-from pipeedge.observe.records import EpochRecord
+from pipeedge.observe.records import EpochRecord, ReplanRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
-from pipeedge.report.epochs import epoch_lines, epochs_body, schedule_body
+from pipeedge.report.epochs import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
 
 if TYPE_CHECKING:  # a simulation needs neither, nor torch
     from pipeedge.data.results import Accuracy
@@ -69,6 +69,8 @@ class RunReport:
     """Comparison of the first items with float32, or None if it was not requested."""
     epochs: Sequence[EpochRecord] = ()
     """Epochs of a run that can go on after a failure, in order; empty for one that cannot."""
+    replans: Sequence[ReplanRecord] = ()
+    """Better plans that were found while the run went on."""
 
     @property
     def throughput_items_per_s(self) -> float:
@@ -95,6 +97,7 @@ class RunReport:
             "model": self.model,
             "schedule": schedule_body(self.schedule),
             "epochs": epochs_body(self.epochs),
+            "replans": replans_body(self.replans),
             "items": self.items,
             "microbatches": self.microbatches,
             "ubatch_size": self.microbatch_size,
@@ -230,6 +233,8 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     )
     for number, line in enumerate(epoch_lines(report.epochs)):
         yield f"{'' if number else 'epochs':<12}{line}"
+    for number, line in enumerate(replan_lines(report.replans)):
+        yield f"{'' if number else 're-planned':<12}{line}"
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))

@@ -122,7 +122,7 @@ SECTIONS = (
         _SCHEDULE,
         (
             *options_of(ScheduleRequest, "hosts", "models_file", "dev_types_file", "dev_file"),
-            *options_of(ScheduleRequest, "dev_neighbors_file", "schedule_file", "survive_loss"),
+            *options_of(ScheduleRequest, "dev_neighbors_file", "schedule_file", "survive_loss", "replan"),
             option_of(RuntimeCommand, "dry_run"),
         ),
         topic="scheduler",

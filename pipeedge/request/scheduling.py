@@ -15,6 +15,8 @@ from pipeedge.request.parsing import dtype_names, integers, names, path
 __all__ = [
     "ADAPTIVE",
     "AUTO",
+    "OFF",
+    "ONLY_REPORT",
     "CLAMPS",
     "DEFAULT_CLAMP",
     "DEFAULT_WINDOW_SIZE",
@@ -28,6 +30,8 @@ AUTO = "auto"
 """Value of ``--dtype``, ``--link-bits``, ``--link-transform`` and ``--plan`` that chooses by itself."""
 CUT = "cut"
 """Value of ``--plan`` that lets the scheduler choose only the cut and the hosts."""
+OFF, ONLY_REPORT = "off", "only-report"
+"""Values of ``--replan``."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Clamping methods of ``pipeedge.compress.clamping``."""
 DEFAULT_CLAMP = "mse"
@@ -136,6 +140,15 @@ class ScheduleRequest:
         "hosts when any one but the data rank's is lost",
     )
 
+    replan: str = option(
+        ONLY_REPORT,
+        "--replan",
+        choices=(OFF, ONLY_REPORT),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="with automatic scheduling: whether rank 0 compares what it hears of hosts and links with their "
+        "profiles, and says when another schedule would pay ({default})",
+    )
+
     def __post_init__(self) -> None:
         self._check_dtypes()
         check_options(self, ScheduleError)
@@ -194,6 +207,15 @@ class ScheduleRequest:
     def joint(self) -> bool:
         """Whether the scheduler chooses microbatch size, number types and bits, too."""
         return self.plan == AUTO
+
+    @property
+    def watched(self) -> bool:
+        """Whether the conditions of the run are watched for a better schedule.
+
+        Without profiles, nobody knows what other layers would take, or another host. A plan for number types
+        and bits together keeps an agreement that one for the cut alone would not know of.
+        """
+        return self.automatic and not self.joint and self.replan != OFF
 
     @property
     def automatic(self) -> bool:

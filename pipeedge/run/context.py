@@ -13,6 +13,7 @@ from pipeedge.base.crew import Crew
 from pipeedge.base.errors import DeadlineError
 from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.models import Model
+from pipeedge.observe.records import ReplanRecord
 from pipeedge.request.config import RunRequest
 from pipeedge.run.worker import Activity
 from pipeedge.transport.base import RendezvousService, Transport
@@ -101,6 +102,8 @@ class RankContext:
     activity: Activity = field(default_factory=Activity)
     crew: Crew = field(default_factory=Crew)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)
+    replans: list[ReplanRecord] = field(default_factory=list)
+    """Better plans that rank 0 has found."""
 
     @property
     def rank(self) -> int:

@@ -95,6 +95,11 @@ class Decider:
         )
         return self._announced(plan)
 
+    @property
+    def present(self) -> Plan | None:
+        """The plan that was announced last, or None before the first."""
+        return self._plan
+
     def plan_again(self, remaining: Remaining[Options]) -> Announcement[Plan] | Refusal:
         """Return a plan for the ranks that are left, after the last one has failed."""
         before = self._plan

@@ -61,7 +61,7 @@ def finish(
     if data is not None:
         member.complete()
     unclosed = close_links(context)
-    member.record(_recording(context.rank, member, parts).to_text())
+    member.record(_recording(context, member, parts).to_text())
     member.done(parts.stage.stats(context.rank) if parts.stage is not None else None)
     summary = _wait_for_summary(context, session, is_whole=data is not None)
     if unclosed is not None:
@@ -90,17 +90,18 @@ def _explain_not_finite(items: int) -> str:
     return f"{outputs}: are the weights whole?"
 
 
-def _recording(rank: int, member: Member, parts: Parts) -> Recording:
+def _recording(context: RankContext, member: Member, parts: Parts) -> Recording:
     """Collect the activities of this rank's threads."""
     hub_clock, stage = member.hub_clock, parts.stage
     return Recording(
-        rank=rank,
+        rank=context.rank,
         host=socket.gethostname(),
         lanes=tuple(lane.record(hub_clock) for part in parts.all for lane in part.lanes),
         links=tuple(part.link.record(hub_clock) for part in parts.all),
         clock_error_s=hub_clock.error_s,
         decided=stage.decided(hub_clock) if stage is not None else (),
         energy=parts.monitor.use(),
+        replans=tuple(context.replans),
     )
 
 

@@ -135,6 +135,10 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on)
     if session.serves_hub:
+        if context.request.schedule.watched and context.request.world.size > 1:
+            from pipeedge.run.live_planning import watch_run  # only rank 0 needs the scheduler
+
+            watch_run(context, session, decider)
         context.begins()
     if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it

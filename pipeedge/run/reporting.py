@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 import pipeedge
 from pipeedge.base.fields import decoding
@@ -59,6 +60,7 @@ def make_report(
         command=context.request.command,
         versions=_versions(),
         epochs=tuple(collected.epochs),
+        replans=tuple(replace(one, at_s=one.at_s - began_s) for each in recordings for one in each.replans),
     )
 
 

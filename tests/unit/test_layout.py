@@ -40,7 +40,7 @@ control    clocks failures liveness messages epoch_messages epochs changing epoc
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
-           conditions drift beside live_choice
+           conditions drift beside live_choice live_search
 data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
@@ -48,7 +48,8 @@ report     agreement document saved charts gantt epochs run_report bottleneck co
 serve      batching answers preparing flights requests service watching figures bodies description reference
            tensors replies gate asking routes inference pages application server serving
 run        worker stage under_way reading data_rank context links stage_part resuming data_part parts
-           replanning decision phases reporting outcome shelf epochs pipeline preview main __main__
+           replanning decision live_planning phases reporting outcome shelf epochs pipeline preview main
+           __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
            data_work converting products synthetic display job layer_work dtype_agreement session main
 launch     commands supervisor main

@@ -1,0 +1,167 @@
+"""Search for the best schedule under measured conditions, on rank 0 of a run that is scheduled from files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pipeedge.base.errors import InfeasibleError
+from pipeedge.base.schedule import Schedule, StagePlan
+from pipeedge.models.outline import Outline
+from pipeedge.plan import scheduler
+from pipeedge.plan.after_loss import Survivor, keep_layers
+from pipeedge.plan.beside import best_beside, fits_beside, placed
+from pipeedge.plan.conditions import Conditions, input_seconds, link_seconds, stage_seconds, with_conditions
+from pipeedge.plan.live_choice import Placing
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.problem import ELEMENT_BYTES, Problem
+from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
+from pipeedge.request.config import RunRequest
+
+__all__ = ["LiveSearch", "host_names", "profiled_problem"]
+
+_TIME_LIMIT_S = 3.0
+"""Seconds after which the best schedule found so far will do; the run goes on meanwhile."""
+
+
+def host_names(request: RunRequest) -> tuple[str, ...]:
+    """Return the host of each rank; hosts are called by their ranks where they have no names."""
+    return request.schedule.hosts or tuple(map(str, range(request.world.size)))
+
+
+def profiled_problem(request: RunRequest, model: Outline, plan: Plan) -> Problem:
+    """Return the profiles of all hosts for a run, with the number types and microbatches that it has.
+
+    Raises:
+        PipeEdgeError: the files are wrong, or are not those of the run any longer.
+    """
+    from pipeedge.plan.spec_files import read_files
+
+    asked, _ = scheduler_request(request, model, plan.max_tokens, eight_bit=plan.pixel_table is not None)
+    dtypes = {stage.dtype for stage in plan.schedule.stages}
+    widest = max(dtypes, key=lambda name: (ELEMENT_BYTES[name], name))
+    by_type: Mapping[str, str] = {}
+    if len(dtypes) > 1:
+        names, devices = host_names(request), read_files(devices=request.schedule.dev_file).devices
+        kinds = {host: kind for kind, hosts in devices.items() for host in hosts}
+        by_type = {kinds[names[stage.rank]]: stage.dtype for stage in plan.schedule.stages}
+    return scheduler.read_problem(
+        dataclasses.replace(
+            asked,
+            dtype=f"torch.{widest}",
+            dtype_of=by_type,
+            microbatch_size=plan.microbatch_size,
+            time_limit_s=_TIME_LIMIT_S,
+        )
+    )
+
+
+class LiveSearch:
+    """Finds schedules that can take over from the present one, without loss of memory.
+
+    Args:
+        problem: the profiles of all hosts.
+        names: host of each rank.
+        quant_bits: bits per value on each link if the user has chosen them, or None.
+        solve: the scheduler.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        quant_bits: Sequence[int] | None = None,
+        solve: Callable[..., scheduler.Solution] = scheduler.solve,
+    ) -> None:
+        self._problem = problem
+        self._names = tuple(names)
+        self._quant_bits = quant_bits
+        self._solve = solve
+
+    def __call__(self, conditions: Conditions, hosts: frozenset[str], present: Placing) -> Placing | None:
+        """Return the best stages on ``hosts``, or None if they can have none but the present ones."""
+        problem = with_conditions(self._on(hosts), conditions)
+        try:
+            found = best_beside(problem, present, self._solved)
+        except InfeasibleError:
+            return None
+        kept = self._with_kept_layers(problem, found, present)
+        found = kept if fits_beside(problem, present, kept) else found
+        return None if found == present else found
+
+    def planned(self, stages: Placing, conditions: Conditions, tokens: int | None) -> PlannedSchedule:
+        """Return stages as a schedule, and what it promises under some conditions.
+
+        Args:
+            stages: stages that the search has returned.
+            conditions: conditions to predict for.
+            tokens: tokens of the longest sentence of the input; None for images.
+        """
+        problem = with_conditions(self._on(frozenset(self._names)), conditions)
+        return PlannedSchedule(self._schedule(stages), _predicted(problem, stages, tokens))
+
+    def _on(self, hosts: frozenset[str]) -> Problem:
+        """Return the problem with some of the hosts."""
+        problem = self._problem
+        return dataclasses.replace(
+            problem,
+            hosts={host: kind for host, kind in problem.hosts.items() if host in hosts},
+            links=tuple(link for link in problem.links if {link.source, link.target} <= hosts),
+        )
+
+    def _solved(self, problem: Problem) -> Placing:
+        schedule = self._solve(problem, hosts=self._names).schedule
+        if self._quant_bits is not None:
+            if len(self._quant_bits) != len(schedule.stages):
+                raise InfeasibleError("-q has bits for another number of links")
+            schedule = schedule.with_quant_bits(self._quant_bits)
+        return placed(schedule, self._names)
+
+    def _schedule(self, stages: Placing) -> Schedule:
+        return Schedule(
+            tuple(
+                StagePlan(
+                    stage.layers,
+                    self._names.index(stage.host),
+                    stage.host,
+                    stage.bits,
+                    self._problem.kind_of(stage.host).dtype or "float32",
+                )
+                for stage in stages
+            )
+        )
+
+    def _with_kept_layers(self, problem: Problem, found: Placing, present: Placing) -> Placing:
+        """Return the stages with equal hosts exchanged, so that these load the fewest bytes."""
+        holds = {stage.host: stage.layers for stage in present}
+        groups: dict[str, list[Survivor]] = {}
+        if not problem.links:  # otherwise the links of each host are its own
+            for host, kind in problem.hosts.items():
+                if host != problem.data_host and host in self._names:
+                    survivor = Survivor(self._names.index(host), 0.0, host, holds.get(host))
+                    groups.setdefault(kind, []).append(survivor)
+        kept = keep_layers(self._schedule(found), list(groups.values()), problem.layers.weight_bytes)
+        return placed(kept, self._names)
+
+
+def _predicted(problem: Problem, stages: Placing, tokens: int | None) -> Prediction:
+    """Return what the schedule promises."""
+    data = problem.data_host
+    feed_s, collect_s, input_link_s = 0.0, 0.0, 0.0
+    if data is not None:
+        kind = problem.kind_of(data)
+        feed_s, collect_s = kind.feed_s, kind.collect_s
+        input_link_s = input_seconds(problem, stages[0].host)
+
+    def promises() -> Iterator[StagePrediction]:
+        for number, stage in enumerate(stages):
+            kind = problem.kind_of(stage.host)
+            own_s = feed_s + collect_s if stage.host == data else 0.0
+            after = stages[number + 1].host if number + 1 < len(stages) else data
+            link_s = 0.0 if after is None else link_seconds(problem, stage, after)
+            busy_s = stage_seconds(problem, stage) + own_s
+            yield StagePrediction(busy_s, link_s, kind.threads, kind.tokens, own_s, kind.kernels)
+
+    size = round(problem.batch_size)
+    return Prediction(tuple(promises()), size, tokens, input_link_s, feed_s, collect_s)

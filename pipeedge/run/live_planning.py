@@ -1,0 +1,154 @@
+"""Watch a run on rank 0, and say when another schedule would pay.
+
+    hub ──heartbeats of the stages──> [replanner] ──windows──> LivePlanning ──Proposal──> a line, a record
+
+The thread looks every second, and ends with the run. Nothing that it does or meets ends the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from pipeedge.base.errors import one_line
+from pipeedge.base.fields import Options
+from pipeedge.base.wording import figure
+from pipeedge.control.changing import RunSnapshot
+from pipeedge.observe.records import ReplanRecord
+from pipeedge.plan.beside import placed
+from pipeedge.plan.drift import WindowMaker, WorkWindow
+from pipeedge.plan.live_choice import LivePlanning, Placing, Proposal
+from pipeedge.plan.live_search import LiveSearch, host_names, profiled_problem
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule
+from pipeedge.run.context import RankContext
+from pipeedge.run.decision import FORMS, Decider, RunSession
+
+__all__ = ["RunWatcher", "watch_run"]
+
+_LOOK_S = 1.0
+"""Seconds between two looks at what the hub knows."""
+
+
+def watch_run(context: RankContext, session: RunSession, decider: Decider) -> None:
+    """Watch a run with several ranks, scheduled from files, in a thread of its own."""
+    watcher = RunWatcher(context, session, decider)
+    threading.Thread(target=watcher.run, name="replanner", daemon=True).start()
+
+
+class RunWatcher:
+    """Makes proposals of what the hub knows, and follows them.
+
+    Args:
+        context: rank 0.
+        session: session of the ranks.
+        decider: rank 0's decisions, which have the present plan.
+        clock: clock in seconds.
+        pause: waits for some seconds, which is all that it does by default.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        session: RunSession,
+        decider: Decider,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        self._context = context
+        self._session = session
+        self._decider = decider
+        self._clock = clock
+        self._pause = pause or threading.Event().wait
+        self._names = host_names(context.request)
+        self._proposed: set[Placing] = set()
+        self._done = _Done()
+
+    def run(self) -> None:
+        """Watch until the run ends."""
+        try:
+            self._watch()
+        except Exception as error:  # the run is none the worse for it
+            if self._session.snapshot() is not None:
+                self._context.warn(f"the run is not watched for a better schedule: {one_line(error)}")
+
+    def _watch(self) -> None:
+        plan = self._decider.present
+        if plan is None:
+            return
+        problem = profiled_problem(self._context.request, self._context.model, plan)
+        search = LiveSearch(problem, self._names, self._context.request.links.quant_bits)
+        varying = plan.max_tokens is not None or plan.items is None
+        planning = LivePlanning(problem, search, varying=varying)
+        windows = WindowMaker(plan.microbatch_size)
+        while (seen := self._session.snapshot()) is not None:
+            window = self._window(windows, seen)
+            plan = self._decider.present
+            if window is not None and plan is not None:
+                self._decide(planning, search, window, plan, seen)
+            self._pause(_LOOK_S)
+
+    def _window(self, windows: WindowMaker, seen: RunSnapshot) -> WorkWindow | None:
+        """Return the window that a snapshot completes, or None."""
+        plan = self._decider.present
+        if not seen.running or plan is None:
+            return None
+        ranks = plan.schedule.ranks
+        work = [seen.statuses[rank].work if rank in seen.statuses else None for rank in ranks]
+        self._done.add(seen.epoch, 0 if work[-1] is None else work[-1].items)
+        return windows.add(self._clock(), seen.epoch, work)
+
+    def _decide(
+        self, planning: LivePlanning, search: LiveSearch, window: WorkWindow, plan: Plan, seen: RunSnapshot
+    ) -> None:
+        hosts = frozenset(
+            self._names[rank] for rank, facts in seen.facts.items() if _has_weights(FORMS.facts(facts))
+        )
+        left = None if plan.items is None else max(0, plan.items - self._done.items)
+        present = placed(plan.schedule, self._names)
+        proposal = planning.take(window, present, hosts, left)
+        if proposal is not None and proposal.stages not in self._proposed:
+            self._proposed.add(proposal.stages)
+            planned = search.planned(proposal.stages, proposal.conditions, plan.max_tokens)
+            self._context.warn(f"{_described(proposal, planned)}; the run keeps its schedule")
+            self._context.replans.append(self._record(proposal, planned))
+
+    def _record(self, proposal: Proposal, planned: PlannedSchedule) -> ReplanRecord:
+        now_s = self._session.member.hub_clock(time.perf_counter())
+        return ReplanRecord(now_s, proposal.why, planned.schedule, proposal.gain)
+
+
+class _Done:
+    """Items that the run has computed, however many plans it takes; some of them twice after a failure."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._before = 0
+        self._now = 0
+
+    def add(self, epoch: int, items: int) -> None:
+        """Note how many the last stage has finished in an epoch."""
+        if epoch != self._epoch:
+            self._epoch, self._before, self._now = epoch, self.items, 0
+        self._now = items
+
+    @property
+    def items(self) -> int:
+        """Number of items."""
+        return self._before + self._now
+
+
+def _has_weights(facts: Options) -> bool:
+    """Return whether a rank can load layers."""
+    return facts.get("weights") is not None
+
+
+def _described(proposal: Proposal, planned: PlannedSchedule) -> str:
+    """Return the beginning of the line about a proposal."""
+    stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in planned.schedule.stages)
+    now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)
+    return (
+        f"{proposal.why}; with {stages}, {figure(then)} items/s instead of {figure(now)} are predicted "
+        f"({proposal.gain:+.0%})"
+    )

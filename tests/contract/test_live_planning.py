@@ -1,0 +1,129 @@
+"""Rank 0 watches a run that is scheduled from files: what it says and records, with simulated heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from clock import Clock
+from msgspec import Raw
+from runtime_request import request
+
+from pipeedge.control.changing import RunSnapshot
+from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.models import find_model
+from pipeedge.observe.records import ReplanRecord
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.run.live_planning import RunWatcher
+
+MODEL = find_model("vit-digits")
+LAYERS = MODEL.n_layers
+ITEM_S = 0.01
+"""Seconds of a layer for an item."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Three hosts that are alike."""
+    sizes = [1] * LAYERS
+    (tmp_path / "models.yml").write_text(
+        f"vit-digits:\n  layers: {LAYERS}\n  mem_MB: {sizes}\n  parameters_in: 64\n"
+        f"  parameters_out: {[64] * LAYERS}\n"
+    )
+    (tmp_path / "types.yml").write_text(
+        "board:\n  bw_Mbps: 1000\n  mem_MB: 500\n  model_profiles:\n    vit-digits:\n"
+        f"    - batch_size: 8\n      dtype: torch.float32\n      time_s: {[8 * ITEM_S] * LAYERS}\n"
+    )
+    (tmp_path / "devices.yml").write_text("board: [a, b, c]\n")
+    return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml -H a,b,c"
+
+
+class SimulatedRun:
+    """A run of ``seconds`` in which the stages work as fast as the slowest one allows."""
+
+    def __init__(
+        self,
+        line: str,
+        seconds: float,
+        slowness: Callable[[float, int], float],
+        spoil: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.request = request(line)
+        self.clock = Clock()
+        self.lines: list[str] = []
+        self.replans: list[ReplanRecord] = []
+        planned = plan_schedule(self.request, MODEL)
+        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction)
+        self._seconds = seconds
+        self._slowness = slowness
+        self._work = {rank: StageWork(items=16) for rank in self.plan.schedule.ranks}
+        self._items = dict.fromkeys(self.plan.schedule.ranks, 16.0)
+        context: Any = SimpleNamespace(
+            request=self.request, model=MODEL, warn=self.lines.append, replans=self.replans
+        )
+        session: Any = SimpleNamespace(
+            snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
+        )
+        decider: Any = SimpleNamespace(present=self.plan)
+        spoil()
+        RunWatcher(context, session, decider, self.clock, self._pass).run()
+
+    def _pass(self, seconds: float) -> None:
+        took = {
+            stage.rank: len(stage.layers) * ITEM_S * self._slowness(self.clock.now, stage.rank)
+            for stage in self.plan.schedule.stages
+        }
+        for rank, work in self._work.items():
+            self._items[rank] += seconds / max(took.values())
+            done = int(self._items[rank]) - work.items
+            self._work[rank] = StageWork(
+                items=work.items + done, compute_s=work.compute_s + done * took[rank]
+            )
+        self.clock.now += seconds
+
+    def _snapshot(self) -> RunSnapshot | None:
+        if self.clock.now > self._seconds:
+            return None
+        statuses: Mapping[int, RankStatus] = {
+            rank: RankStatus(work=work) for rank, work in self._work.items()
+        }
+        facts = {rank: Raw(b'{"weights": "w"}') for rank in range(3)}
+        return RunSnapshot(0, True, None, facts, statuses)
+
+
+def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str) -> None:
+    run = SimulatedRun(f"0 3 {files}", 300, lambda now_s, rank: 2.0 if rank == 1 and now_s > 60 else 1.0)
+    assert len(run.lines) == len(run.replans) == 1
+    (line,), (record,) = run.lines, run.replans
+    assert line.startswith("b takes 2 times as long as planned; with layers ")
+    assert line.endswith("the run keeps its schedule")
+    assert 60 < record.at_s <= 95
+    layers = {stage.rank: len(stage.layers) for stage in record.schedule.stages}
+    assert sum(layers.values()) == LAYERS
+    before = max(len(stage.layers) * (2 if stage.rank == 1 else 1) for stage in run.plan.schedule.stages)
+    after = max(count * (2 if rank == 1 else 1) for rank, count in layers.items())
+    assert record.gain == pytest.approx(before / after - 1)
+    assert f"({record.gain:+.0%})" in line
+    assert record.outcome == "reported"
+
+
+def test_a_run_that_is_as_planned_is_left_alone(files: str) -> None:
+    assert SimulatedRun(f"0 3 {files}", 200, lambda now_s, rank: 1.0).lines == []
+
+
+def test_what_cannot_be_read_is_said_and_the_run_goes_on(files: str, tmp_path: Path) -> None:
+    run = SimulatedRun(f"0 3 {files}", 10, lambda now_s, rank: 1.0, spoil=(tmp_path / "types.yml").unlink)
+    assert len(run.lines) == 1
+    assert run.lines[0].startswith("the run is not watched for a better schedule: ")
+    assert "types.yml" in run.lines[0]
+
+
+def test_only_schedules_of_the_scheduler_for_the_cut_alone_are_watched(files: str) -> None:
+    assert request(f"0 3 {files}").schedule.watched
+    assert not request(f"0 3 {files} --replan off").schedule.watched
+    assert not request(f"0 3 {files} --plan auto").schedule.watched
+    assert not request("0 3 -pt 1,16").schedule.watched
