@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import anyio
 from starlette.requests import Request
 
 from pipeedge.base.errors import InputError, PipeEdgeError
@@ -72,22 +74,27 @@ class Asker:
             ExpiredError: That took too long.
             HttpError: The client has left.
         """
-        computed = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
-        computed.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # so that it is not logged
+        # The loop is woken once, when the last answer is there: every time costs as much as a small answer.
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
         left = asyncio.ensure_future(_disconnected(request))
+        left.add_done_callback(wake)
+        _when_all_done(futures, lambda: loop.call_soon_threadsafe(wake))
         try:
-            both: set[asyncio.Future[Any]] = {computed, left}
-            await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if computed.done():
+            with anyio.move_on_after(timeout_s):
+                await woken
+            if all(future.done() for future in futures):
                 return
             if left.done():
                 raise HttpError(408, "the client has left", close=True)
             raise ExpiredError(f"the request was not answered within {timeout_s:g} s")
         finally:
             left.cancel()
-            computed.cancel()
 
     def _deadline(self, request: Request) -> float:
         text = request.headers.get(_DEADLINE_HEADER)
@@ -117,6 +124,22 @@ class Asker:
     def close(self) -> None:
         """Stop the threads that prepare."""
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _when_all_done(futures: Sequence[Future[ModelAnswer]], call: Callable[[], object]) -> None:
+    """Call ``call`` in the thread that gives the last answer."""
+    lock, left = threading.Lock(), len(futures)
+
+    def one_done(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            call()
+
+    for future in futures:
+        future.add_done_callback(one_done)
 
 
 async def _disconnected(request: Request) -> None:

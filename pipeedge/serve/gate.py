@@ -8,13 +8,13 @@ bounded too. Every request is counted, and every failure becomes a reply.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeedge.base.errors import RequestError
@@ -90,7 +90,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
             # A client that does not read must not keep the task.
-            await asyncio.wait_for(send(message), self._limits.body_s)
+            with anyio.fail_after(self._limits.body_s):
+                await send(message)
 
         try:
             _check_headers(scope)
@@ -124,23 +125,24 @@ class Gate:
         """
         limit = self._limits.max_body_bytes
         told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        deadline = time.monotonic() + self._limits.body_s
         parts: list[bytes] = []
         size = 0
         try:
-            while True:
-                if size > limit or (told.isdigit() and int(told) > limit):
-                    raise await self._too_large(receive, deadline)
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-                part = message.get("body", b"")
-                self._held += len(part)
-                size += len(part)
-                parts.append(part)
-                if self._held > _BODIES * limit:
-                    raise HttpError(429, "too many large requests at a time", retry_after_s=1, close=True)
-                if not message.get("more_body", False) and size <= limit:
-                    return b"".join(parts)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(self._limits.body_s):
+                while True:
+                    if size > limit or (told.isdigit() and int(told) > limit):
+                        raise await self._too_large(receive)
+                    message = await receive()
+                    part = message.get("body", b"")
+                    self._held += len(part)
+                    size += len(part)
+                    parts.append(part)
+                    if self._held > _BODIES * limit:
+                        line = "too many large requests at a time"
+                        raise HttpError(429, line, retry_after_s=1, close=True)
+                    if not message.get("more_body", False) and size <= limit:
+                        return b"".join(parts)
+        except TimeoutError:
             self._held -= size
             line = f"the request did not come within {self._limits.body_s:g} s"
             raise HttpError(408, line, close=True) from None
@@ -148,12 +150,12 @@ class Gate:
             self._held -= size
             raise
 
-    async def _too_large(self, receive: Receive, deadline: float) -> HttpError:
+    async def _too_large(self, receive: Receive) -> HttpError:
         """Return the refusal of a body, once some more of it has come: few clients read while they send."""
         limit = self._limits.max_body_bytes
         size, more = 0, True
         while more and size < _BODIES * limit:
-            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+            message = await receive()
             size += len(message.get("body", b""))
             more = message.get("more_body", False)
         return HttpError(413, f"the request is larger than {limit:,} bytes (--max-body)", close=True)

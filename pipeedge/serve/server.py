@@ -100,6 +100,7 @@ class HttpServer:
             "log_config": None,
             "access_log": False,
             "server_header": False,
+            "proxy_headers": False,
             "h11_max_incomplete_event_size": _MAX_HEADER_BYTES,
             "timeout_keep_alive": _KEEP_ALIVE_S,
             "timeout_graceful_shutdown": _LAST_REPLIES_S,

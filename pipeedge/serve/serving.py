@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # its packages may be missing
 
 __all__ = ["Serving"]
 
-_PACKAGES = ("starlette", "uvicorn", "python_multipart")
+_PACKAGES = ("starlette", "anyio", "uvicorn", "python_multipart")
 
 
 class Serving:
