@@ -71,7 +71,8 @@ def test_a_lost_stage_costs_no_answer_if_the_run_goes_on(tmp_path: Path) -> None
     assert {"pipeedge_epoch 2", "pipeedge_lost_ranks_total 1", "pipeedge_recoveries_total 1"} < set(
         metrics.splitlines()
     )
-    went_on, now, lost, before = (event["line"] for event in status["events"])
+    *latest, lost, before = (event["line"] for event in status["events"])
+    went_on, now = sorted(latest)  # the first result may come before the plan is noted
     assert re.match(r"goes on after \S+ s without a result; \d+ microbatch(es)? computed again", went_on)
     assert lost.startswith("rank 2 (stage 2, ")
     assert (before.count("rank"), now.count("rank")) == (3, 2)
