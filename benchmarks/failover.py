@@ -245,10 +245,11 @@ def disturb(load: Load, arguments: argparse.Namespace, console: Console) -> bool
     variants = make_variants(load.directory)
     number = 0 if arguments.only is None else arguments.only
     while len(tally.disturbances) < arguments.count:
+        known = len(tally.faults)
         DisturbedRun(load, variants, number, arguments.seed, arguments.each).run(tally)
         number += 1
-        if tally.faults:
-            console.print(tally.faults[-1], highlight=False, markup=False, soft_wrap=True)
+        for fault in tally.faults[known:]:
+            console.print(fault, highlight=False, markup=False, soft_wrap=True)
         if arguments.only is not None or len(tally.faults) >= MOST_FAULTS:
             break
     kinds = Counter(one.kind for one in tally.disturbances)

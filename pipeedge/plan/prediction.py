@@ -174,7 +174,7 @@ def compare(
 
     Args:
         prediction: prediction for the schedule of the run.
-        stages: measurements of the stages, in order.
+        stages: measurements of the stages that are known, in order.
         items: number of items of the run.
         run_items_per_s: measured from the beginning of reading to the last result.
         steady_items_per_s: measured from the first result to the last, or None for a single microbatch.
@@ -186,8 +186,8 @@ def compare(
         else PredictedFigure(promised, steady_items_per_s),
         run=None if whole is None else PredictedFigure(whole, run_items_per_s),
         stages=tuple(
-            _compare_stage(predicted, stats, prediction.period_s, prediction.tokens)
-            for predicted, stats in zip(prediction.stages, stages, strict=True)
+            _compare_stage(prediction.stages[stats.stage], stats, prediction.period_s, prediction.tokens)
+            for stats in stages
         ),
         bottleneck=prediction.bottleneck,
     )

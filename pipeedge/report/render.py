@@ -140,7 +140,8 @@ class _RunView:
             ("run_items_per_s", "with filling and draining"),
         ):
             rows += _prediction_rows(self.run.predicted, key, f"throughput, {name}", "items/s")
-        for number, stage in enumerate(self.run.predicted_stages):
+        for place, stage in enumerate(self.run.predicted_stages):
+            number = round(stage.get("stage", place))
             rows += _prediction_rows(stage, "compute_s", f"stage {number}, a microbatch", "s")
             rows += _prediction_rows(stage, "link_s", f"stage {number}, its link", "s")
         return rows

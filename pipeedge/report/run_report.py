@@ -47,6 +47,7 @@ class RunReport:
     latency: Latency | None
     accuracy: Accuracy | None
     stages: Sequence[StageStats]
+    """Figures of the stages in order, without those of ranks that left before they told them."""
     skipped: Sequence[str]
     """Inputs that were skipped, and why."""
     prediction: Prediction | None
@@ -268,21 +269,25 @@ def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
     columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
     for name in (*columns, "send", "sent", "busy", "peak"):
         table.add_column(name, justify="left" if name in ("host", "layers") else "right", overflow="fold")
-    for plan, stats, host in zip(report.schedule.stages, report.stages, hosts, strict=True):
+    known = {stats.stage: stats for stats in report.stages}
+    for stage, (plan, host) in enumerate(zip(report.schedule.stages, hosts, strict=True)):
+        figures = _figure_cells(known[stage]) if stage in known else ("-",) * 7
         table.add_row(
-            str(stats.stage),
-            str(stats.rank),
-            *((escape(host),) if named else ()),
-            str(plan.layers),
-            _format_amount(stats.parameters),
-            _seconds(stats.compute_s_mean),
-            _seconds(stats.recv_wait_s_mean),
-            _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
-            f"{_format_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
-            f"{stats.busy_fraction:.0%}",
-            f"{stats.rss_peak_mb:,.0f}MB",
+            str(stage), str(plan.rank), *((escape(host),) if named else ()), str(plan.layers), *figures
         )
     return table
+
+
+def _figure_cells(stats: StageStats) -> tuple[str, ...]:
+    return (
+        _format_amount(stats.parameters),
+        _seconds(stats.compute_s_mean),
+        _seconds(stats.recv_wait_s_mean),
+        _seconds(stats.send_s_mean) if stats.bytes_out_mean else "-",
+        f"{_format_amount(stats.bytes_out_mean)}B" if stats.bytes_out_mean else "-",
+        f"{stats.busy_fraction:.0%}",
+        f"{stats.rss_peak_mb:,.0f}MB",
+    )
 
 
 def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """What is left of a run: the record of each rank, and on the data rank the report.
 
 A run is done when the data rank has written the results under their name. What happens to a rank after
-that is a warning; without the figures of every stage there is no report, and only if one was asked for,
-the data rank fails.
+that is a warning, and the report goes without the figures of the ranks that did not tell them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeedge.base.errors import PeerError, PeerFailedError, one_line
+from pipeedge.base.errors import PeerError, one_line
 from pipeedge.base.wording import count, plural
 from pipeedge.control.member import Member
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.records import Recording
 from pipeedge.plan.planning import Plan
-from pipeedge.request.files import OutputRequest
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.parts import Parts
@@ -29,7 +27,7 @@ from pipeedge.run.phases import close_links
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
 
-__all__ = ["explain_missing_report", "finish"]
+__all__ = ["explain_missing_figures", "finish"]
 
 
 def finish(
@@ -52,10 +50,7 @@ def finish(
         device: Device for the check of the outputs.
 
     Returns:
-        The report on the data rank; None on the others, or without the figures of a stage.
-
-    Raises:
-        PeerFailedError: There are no figures for a report that was asked for.
+        The report on the data rank; None on the others.
     """
     member, data = session.member, parts.data
     if data is not None:
@@ -73,8 +68,7 @@ def finish(
     stages = [stats for rank in plan.schedule.ranks if (stats := summary.get(rank)) is not None]
     missing = [rank for rank in plan.schedule.ranks if summary.get(rank) is None]
     if missing:
-        context.warn(explain_missing_report(context.request.output, missing))
-        return None
+        context.warn(explain_missing_figures(missing))
     # Imported late, because it takes a while, and only the data rank makes a report.
     from pipeedge.run.reporting import make_report, save_and_print
 
@@ -124,23 +118,8 @@ def _wait_for_summary(
         return {}
 
 
-def explain_missing_report(output: OutputRequest, missing: Sequence[int]) -> str:
-    """Return the warning that there is no report because of the ``missing`` ranks.
-
-    Raises:
-        PeerFailedError: A report was asked for.
-    """
+def explain_missing_figures(missing: Sequence[int]) -> str:
+    """Return the warning that the report lacks the figures of the ``missing`` ranks."""
     ranks = f"{plural(len(missing), 'rank')} {', '.join(map(str, missing))}"
-    why = f"{ranks} left without saying how the run went: the results are complete"
-    asked = [
-        option
-        for option, value in (
-            ("--report", output.report),
-            ("--trace", output.trace),
-            ("--check", output.check_items),
-        )
-        if value
-    ]
-    if asked:
-        raise PeerFailedError(f"{why}, but there is nothing for {' and '.join(asked)}; run again for that")
-    return f"{why}, without a table"
+    figures = f"{plural(len(missing), 'its', 'their')} figures are missing from the table and the report"
+    return f"{ranks} left without saying how the run went: the results are complete, but {figures}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
 import pipeedge
+from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
 from pipeedge.control.member import Member
@@ -35,10 +36,11 @@ def make_report(
     member: Member,
     startup_s: float,
 ) -> RunReport:
-    """Build the report from what the data rank collected and the figures of the stages."""
+    """Build the report from what the data rank collected and the figures of the stages, as far as known."""
     collected, under_way, sink = data.progress.collected, data.progress.under_way, data.ends.sink
     began_s = member.hub_clock(under_way.began_at or 0.0)
-    recordings, latencies = _recordings(member), tuple(collected.latencies)
+    recordings = _recordings(member, {one.rank for one in stages})
+    latencies = tuple(collected.latencies)
     return RunReport(
         model=context.model.name,
         schedule=plan.schedule,
@@ -64,12 +66,22 @@ def make_report(
     )
 
 
-def _recordings(member: Member) -> list[Recording]:
-    """Return the recordings of all ranks, on the data rank."""
+def _recordings(member: Member, whole: Collection[int]) -> list[Recording]:
+    """Return the recordings of the ranks, on the data rank.
+
+    Args:
+        member: Connection to the hub, through which they came.
+        whole: Ranks of the stages whose figures are known; another one may have left in the middle of its
+            recording.
+    """
     found = []
     for rank, text in member.records().items():
-        with decoding(f"what rank {rank} recorded of the run", peer=rank):
-            found.append(Recording.from_text(rank, text))
+        try:
+            with decoding(f"what rank {rank} recorded of the run", peer=rank):
+                found.append(Recording.from_text(rank, text))
+        except PeerFailedError:
+            if rank in whole:
+                raise
     return found
 
 

@@ -109,7 +109,7 @@ from pipeedge.profile.result_files import load_results
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import context, pipeline
-from pipeedge.run.outcome import explain_missing_report
+from pipeedge.run.outcome import explain_missing_figures
 from pipeedge.run.preview import show_schedule
 from pipeedge.run.replanning import describe
 from pipeedge.run.stage import Encode, resolve_device
@@ -667,19 +667,11 @@ def a_connection_closes_at_the_end(patch: Patch) -> str:
 
 
 @says(
-    "rank 1 left without saying how the run went: the results are complete, without a table",
-    "rank 1 left without saying how the run went: the results are complete, but there is nothing for "
-    "--report; run again for that",
+    "rank 1 left without saying how the run went: the results are complete, but its figures are missing "
+    "from the table and the report"
 )
 def a_rank_leaves_at_the_end(patch: Patch) -> str:
-    said: list[str] = []
-    for line in ("0 2 -m vit-digits", "0 2 -m vit-digits --report r.json"):
-        request = parse_runtime(line.split(), Environment()).request
-        try:
-            said.append(explain_missing_report(request.output, [1]))
-        except PipeEdgeError as error:
-            said.append(one_line(error))
-    return "\n".join(said)
+    return explain_missing_figures([1])
 
 
 @says(

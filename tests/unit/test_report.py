@@ -18,7 +18,9 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.report.render import render_run
 from pipeedge.report.run_report import RunReport, print_report, save_report
+from pipeedge.report.saved import read_run
 
 STATS = {
     "microbatches": 3,
@@ -91,6 +93,15 @@ def test_unknown_values_are_null(tmp_path: Path) -> None:
     assert body["throughput_items_per_s"] == 0
     assert body["predicted"] == {"throughput_items_per_s": None}
     assert report(accuracy=None).to_body()["accuracy"] is None
+
+
+def test_figures_of_a_rank_that_left_are_missing_from_table_and_page() -> None:
+    gone = report(stages=[StageStats(stage=1, rank=0, **STATS)], prediction=promise(6.0))
+    rows = [line.split() for line in printed(gone).splitlines()]
+    assert ["0", "1", "1-6", *["-"] * 7] in rows
+    assert ["1", "0", "7-16", "101.4k", "500.0ms"] in [row[:5] for row in rows]
+    page = render_run(read_run(gone.to_body(), "r.json"))
+    assert [line in page for line in ("stage 0, a microbatch", "stage 1, a microbatch")] == [False, True]
 
 
 def test_existing_report_is_replaced_atomically(tmp_path: Path) -> None:
