@@ -11,6 +11,7 @@ network          this machine and another       -> the bandwidth between them
 job              a request                      -> the profiles to measure, and the form of their results
 layer_work       a job                          -> the measurements of its layers
 dtype_agreement  a job                          -> how often its number type agrees with float32
+sensitivity      a model                      -> what fewer bits at each cut change in its answers
 emitting         results                        -> models.yml, device_types.yml
 plotting         results                        -> a picture
 products         results                        -> all files that were asked for

@@ -25,15 +25,10 @@ def open_compared(job: Job) -> InputSource:
         InputError: they cannot be read, or there are too few different ones.
     """
     request = job.request
-    source = open_input(
-        InputRequest(
-            paths=request.input,
-            max_items=request.agreement_items,
-            max_image_pixels=request.max_image_pixels,
-        ),
-        job.model,
-    )
-    source.check_distinct(request.agreement_items, "--agreement")
+    items = request.agreement_items
+    wanted = InputRequest(paths=request.input, max_items=items, max_image_pixels=request.max_image_pixels)
+    source = open_input(wanted, job.model)
+    source.check_distinct(items, "--agreement")
     return source
 
 

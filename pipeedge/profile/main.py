@@ -11,7 +11,7 @@ from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
-from pipeedge.profile.request import LinkCommand, ServeCommand, SyntheticCommand
+from pipeedge.profile.request import LinkCommand, SensitivityCommand, ServeCommand, SyntheticCommand
 from pipeedge.run.main import limit_threads
 
 __all__ = ["main", "main_device_types", "main_models"]
@@ -79,6 +79,11 @@ def _profiler() -> None:
         from pipeedge.profile.synthetic import synthesize
 
         synthesize(command, _say)
+        return
+    if isinstance(command, SensitivityCommand):
+        from pipeedge.profile.sensitivity import add_sensitivity
+
+        add_sensitivity(command, _say)
         return
     from pipeedge.profile import session
 

@@ -20,6 +20,7 @@ from pipeedge.profile.request import (
     MeasureRequest,
     ModelsCommand,
     ProfileCommand,
+    SensitivityCommand,
     ServeCommand,
     SyntheticCommand,
 )
@@ -71,13 +72,18 @@ SECTIONS = (
     Section("how", (option_of(MeasureRequest, "warmup"), _NO_WARMUP), exclusive=True),
     Section("how", options_of(MeasureRequest, "iterations", "by_block")),
     Section(
-        "agreement of another number type with float32",
+        "agreement of another number type, or of fewer bits, with float32",
         options_of(MeasureRequest, "agreement_items", "input", "max_image_pixels"),
     ),
     Section("output", (option_of(ProfileCommand, "results"), *options_of(EmitRequest))),
     Section(
         "instead of measuring layers",
-        (_FROM_RESULTS, *options_of(SyntheticCommand), *options_of(ServeCommand)),
+        (
+            *options_of(SensitivityCommand, "items", "widths"),
+            _FROM_RESULTS,
+            *options_of(SyntheticCommand),
+            *options_of(ServeCommand),
+        ),
     ),
 )
 """Options of ``profiler.py`` in the order of ``--help``."""
@@ -101,6 +107,10 @@ def parse_profiler(argv: Sequence[str]) -> Command:
         return ServeCommand(**given(arguments, ServeCommand))
     if flags == {"--measure-link"}:
         return LinkCommand(emitted["measure_link"])
+    if "--sensitivity" in flags:
+        return _sensitivity(arguments, flags, ModelRequest(**model))
+    if "--widths" in flags:
+        raise RequestError("--widths has an effect only with --sensitivity N; give that too")
     emit = _emit_request(emitted)
     files = {"--results-yml", "--sched-models-file"}
     if "--synthetic" in flags:
@@ -115,6 +125,14 @@ def parse_profiler(argv: Sequence[str]) -> Command:
     if "--no-warmup" in flags:
         measured["warmup"] = False
     return ProfileCommand(MeasureRequest(ModelRequest(**model), **measured), emit, **results)
+
+
+def _sensitivity(arguments: argparse.Namespace, flags: set[str], model: ModelRequest) -> SensitivityCommand:
+    allowed = {one.flags[-1] for one in options_of(SensitivityCommand)} - {"--sensitivity"}
+    _refuse_others("--sensitivity", flags - allowed - {"--model-name", "--model-file", "--device"})
+    items, files = given(arguments, MeasureRequest), given(arguments, EmitRequest)
+    shared = {"models_file": _own_file(DEFAULT_MODELS)} | items | files
+    return SensitivityCommand(model=model, **shared, **given(arguments, SensitivityCommand))
 
 
 def _refuse_others(mode: str, flags: set[str]) -> None:

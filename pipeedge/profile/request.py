@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeedge.base.errors import RequestError
-from pipeedge.base.schedule import DTYPES
+from pipeedge.base.schedule import BIT_WIDTHS, DTYPES
 from pipeedge.request.config import ModelRequest
 from pipeedge.request.declared import Check, at_least, check_options, option, option_like
 from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS, InputRequest
@@ -27,6 +27,7 @@ __all__ = [
     "MeasureRequest",
     "ModelsCommand",
     "ProfileCommand",
+    "SensitivityCommand",
     "ServeCommand",
     "SyntheticCommand",
 ]
@@ -166,7 +167,9 @@ class MeasureRequest:
 
     def _check_agreement(self) -> None:
         if self.input and not self.agreement_items:
-            raise RequestError("--input has an effect only with --agreement N; give that too")
+            raise RequestError(
+                "--input has an effect only with --agreement N or --sensitivity N; give one of them"
+            )
         if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
             raise RequestError("--max-image-pixels has an effect only with --input; give that too")
         if self.agreement_items and self.dtypes == ("float32",):
@@ -296,6 +299,42 @@ class SyntheticCommand:
 
 
 @dataclass(frozen=True)
+class SensitivityCommand:
+    """A request to measure what fewer bits at each cut change in the answers."""
+
+    items: int = option(
+        MISSING,
+        "--sensitivity",
+        type=int,
+        metavar="N",
+        check=at_least(1),
+        help="add to the models file how many of N items keep their class if one link is compressed: each "
+        "cut at each number of bits, for {sched-pipeline} --plan auto",
+    )
+    model: ModelRequest = field(default_factory=ModelRequest)
+    widths: tuple[int, ...] = option(
+        (16, 8, 6, 4),
+        "--widths",
+        type=integers,
+        metavar="BITS",
+        check=Check(
+            lambda widths: set(widths) <= set(BIT_WIDTHS) and len(set(widths)) == len(widths),
+            f"give each number once: {', '.join(map(str, BIT_WIDTHS))}",
+        ),
+        help="bits per value for --sensitivity (16,8,6,4)",
+    )
+    input: tuple[Path, ...] = option_like(MeasureRequest, "input")
+    max_image_pixels: int = option_like(MeasureRequest, "max_image_pixels")
+    models_file: Path = option_like(EmitRequest, "models_file")
+    overwrite: bool = option_like(EmitRequest, "overwrite")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.max_image_pixels != DEFAULT_MAX_IMAGE_PIXELS and not self.input:
+            raise RequestError("--max-image-pixels has an effect only with --input; give that too")
+
+
+@dataclass(frozen=True)
 class ServeCommand:
     """A request to answer ``--measure-link`` of another host."""
 
@@ -318,7 +357,7 @@ class LinkCommand:
     """Host and port where ``--serve-link`` runs."""
 
 
-Command: TypeAlias = ProfileCommand | SyntheticCommand | ServeCommand | LinkCommand
+Command: TypeAlias = ProfileCommand | SyntheticCommand | SensitivityCommand | ServeCommand | LinkCommand
 
 
 @dataclass(frozen=True)

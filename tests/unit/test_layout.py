@@ -51,7 +51,8 @@ run        worker stage under_way reading data_rank context links stage_part res
            replanning decision live_planning phases reporting outcome shelf epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
-           data_work converting products synthetic display job layer_work dtype_agreement session main
+           data_work converting products synthetic display job layer_work dtype_agreement sensitivity session
+           main
 launch     commands supervisor main
 api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
