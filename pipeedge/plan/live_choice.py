@@ -50,7 +50,7 @@ _CANDIDATES = 4
 """Number of plans that are remembered."""
 _LOOKED = 8 * WINDOWS
 """Number of windows during which it is looked for a better plan after hosts have come or gone."""
-_PAID = -0.03
+_PAID = -0.05
 """Measured gain below which a change is taken back."""
 
 
@@ -110,7 +110,7 @@ class LivePlanning:
         self._failed: dict[Placing, int] = {}  # the window in which a plan turned out to be slower
         self._changes: list[int] = []  # windows in which the plan was changed
         self._trial: _Trial | None = None
-        self._back: Placing | None = None  # the plan before, if the present one has turned out to be slower
+        self._back: tuple[Placing, float] | None = None  # the plan before, and by how much it was faster
         self._rates: list[float] = []  # of the present plan
 
     # -- events -----------------------------------------------------------------------------------
@@ -121,6 +121,10 @@ class LivePlanning:
         self._trial = _Trial(self._present, self._rate(), proposal.gain)
         self._candidates.append(self._present)
         self._restart(proposal.stages)
+
+    def dropped(self) -> None:
+        """Note that the run could not follow a proposal; the next one has to wait longer."""
+        self._changes.append(self._windows)
 
     def take(
         self, window: WorkWindow, present: Placing, hosts: frozenset[str], left_items: float | None
@@ -158,7 +162,7 @@ class LivePlanning:
         found = MeasuredGain(trial.predicted, statistics.median(self._rates) / trial.items_per_s - 1)
         if found.measured < _PAID and self._is_limit(_LIMITED / 2):
             self._failed[self._present] = self._windows
-            self._back = trial.before
+            self._back = (trial.before, 1 / (1 + found.measured) - 1)
             self._changes.append(self._windows)  # it counts twice
         self._trial = None
         return found
@@ -283,9 +287,9 @@ class LivePlanning:
 
     def _taken_back(self) -> Proposal | None:
         """Return the plan before the present one, if that has turned out to be slower."""
-        if self._back is None or not self._can_follow(self._back):
+        if self._back is None or not self._can_follow(self._back[0]):
             return None
-        return self._proposal(self._back, 0.0, "the last change made the run slower")
+        return self._proposal(*self._back, "the last change made the run slower")
 
     def _proposal(self, stages: Placing, gain: float, why: str) -> Proposal:
         return Proposal(stages, gain, why, self._rate(), self._expected())

@@ -26,7 +26,7 @@ from pipeedge.request.declared import (
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
-from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
+from pipeedge.request.scheduling import AUTO, LinkRequest, ScheduleRequest
 from pipeedge.request.serving import ServeRequest
 
 __all__ = [
@@ -241,6 +241,10 @@ class RunRequest:
             raise ScheduleError(
                 "--survive-loss needs -c tcp without --on-failure stop; otherwise the first loss ends the run"
             )
+        if self.schedule.replan == AUTO and not self.transport.goes_on:
+            raise ScheduleError(
+                "--replan auto needs -c tcp without --on-failure stop: only then can links open again"
+            )
         if self.schedule.joint and (self.links.link_bits is not None or self.links.quant_bits is not None):
             given = "--link-bits" if self.links.link_bits is not None else "-q"
             raise ScheduleError(f"{given} and --plan auto: the plan chooses the bits; leave out {given}")
@@ -271,6 +275,8 @@ class RunRequest:
             "--output": self.output.results,
             "--check": self.output.check_items,
         }
+        if self.schedule.replan == AUTO and self.transport.on_failure is None:
+            raise RequestError("--serve with --replan auto needs --on-failure continue")
         for name, value in useless.items():
             if value:
                 raise RequestError(f"--serve answers requests and has no finished input: leave out {name}")

@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""Value of ``--dtype``, ``--link-bits``, ``--link-transform`` and ``--plan`` that chooses by itself."""
+"""Value of ``--dtype``, ``--link-bits``, ``--link-transform``, ``--plan`` and ``--replan``."""
 CUT = "cut"
 """Value of ``--plan`` that lets the scheduler choose only the cut and the hosts."""
 OFF, ONLY_REPORT = "off", "only-report"
-"""Values of ``--replan``."""
+"""Further values of ``--replan``."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
 """Clamping methods of ``pipeedge.compress.clamping``."""
 DEFAULT_CLAMP = "mse"
@@ -143,10 +143,11 @@ class ScheduleRequest:
     replan: str = option(
         ONLY_REPORT,
         "--replan",
-        choices=(OFF, ONLY_REPORT),
+        choices=(AUTO, OFF, ONLY_REPORT),
         obeyed_by=ObeyedBy.RANK_0,
         help="with automatic scheduling: whether rank 0 compares what it hears of hosts and links with their "
-        "profiles, and says when another schedule would pay ({default})",
+        "profiles, and says when another schedule would pay; auto: and changes to it, which needs -c tcp "
+        "({default})",
     )
 
     def __post_init__(self) -> None:
@@ -156,6 +157,10 @@ class ScheduleRequest:
             raise ScheduleError(f"-sdn/--sched-dev-neighbors-file needs {_AUTOMATIC}")
         if self.survive_loss and not self.automatic:
             raise ScheduleError(f"--survive-loss needs {_AUTOMATIC}, which knows the memory of each host")
+        if self.replan == AUTO and not self.watched:
+            raise ScheduleError(
+                f"--replan auto needs {_AUTOMATIC}, without -pt, --schedule-file and --plan auto"
+            )
         files = (self.models_file, self.dev_types_file, self.dev_file)
         if any(files) and not all(files):
             raise ScheduleError(

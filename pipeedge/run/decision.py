@@ -21,6 +21,7 @@ from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
+from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
 from pipeedge.run.replanning import Held, describe, plan_schedule_again
 
@@ -93,6 +94,8 @@ class Decider:
             record_rows=known.record_rows,
             goes_on=_goes_on(request, known) and request.world.size > 1,
         )
+        if request.schedule.replan == AUTO and not plan.goes_on and request.world.size > 1:
+            return Refusal("--replan auto needs --on-failure continue where the input has no end")
         return self._announced(plan)
 
     @property
@@ -155,7 +158,7 @@ class Decider:
             outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         finally:
             rendezvous.close()
-        if isinstance(outcome, Switched):
+        if isinstance(outcome, Switched) and self._plan is before:  # otherwise a rank was lost since then
             self._plan = plan
             self._held.loads(plan.schedule)
         return outcome

@@ -1,6 +1,6 @@
-"""Watch a run on rank 0, and say when another schedule would pay.
+"""Watch a run on rank 0, and say when another schedule would pay, or change to it.
 
-    hub ──heartbeats of the stages──> [replanner] ──windows──> LivePlanning ──Proposal──> a line, a record
+    hub ──heartbeats of the stages──> [replanner] ──windows──> LivePlanning ──> Proposal ──> a line, a change
 
 The thread looks every second, and ends with the run. Nothing that it does or meets ends the run.
 """
@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from pipeedge.base.errors import one_line
 from pipeedge.base.fields import Options
 from pipeedge.base.wording import figure
-from pipeedge.control.changing import RunSnapshot
+from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.beside import placed
 from pipeedge.plan.drift import WindowMaker, WorkWindow
@@ -22,6 +24,7 @@ from pipeedge.plan.live_choice import LivePlanning, Placing, Proposal
 from pipeedge.plan.live_search import LiveSearch, host_names, profiled_problem
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
+from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
 
@@ -108,11 +111,46 @@ class RunWatcher:
         left = None if plan.items is None else max(0, plan.items - self._done.items)
         present = placed(plan.schedule, self._names)
         proposal = planning.take(window, present, hosts, left)
-        if proposal is not None and proposal.stages not in self._proposed:
+        self._note_gain(planning)
+        if proposal is None:
+            return
+        planned = search.planned(proposal.stages, proposal.conditions, plan.max_tokens)
+        if self._context.request.schedule.replan == AUTO and plan.goes_on:
+            self._change(planning, proposal, planned, seen)
+        elif proposal.stages not in self._proposed:
             self._proposed.add(proposal.stages)
-            planned = search.planned(proposal.stages, proposal.conditions, plan.max_tokens)
             self._context.warn(f"{_described(proposal, planned)}; the run keeps its schedule")
             self._context.replans.append(self._record(proposal, planned))
+
+    def _change(
+        self, planning: LivePlanning, proposal: Proposal, planned: PlannedSchedule, seen: RunSnapshot
+    ) -> None:
+        """Let the run follow a proposal, if nothing newer happens meanwhile."""
+        record = self._record(proposal, planned)
+        line = f"{_described(proposal, planned)}; the run changes to it"
+        outcome = self._decider.change(self._session, planned, seen, proposal.why, line)
+        if isinstance(outcome, Switched):
+            planning.changed(proposal)
+            record = replace(
+                record, outcome="switched", microbatch=outcome.microbatch, seconds=outcome.seconds
+            )
+        else:
+            planning.dropped()
+            record = replace(record, outcome=outcome.why)
+            if self._session.snapshot() is not None:
+                self._context.warn(f"the run keeps its schedule: {outcome.why}")
+        self._context.replans.append(record)
+
+    def _note_gain(self, planning: LivePlanning) -> None:
+        """Say and record what the latest change has brought, once that is known."""
+        gain = planning.gain()
+        if gain is None:
+            return
+        self._context.warn(f"the change has brought {gain.measured:+.0%} (predicted: {gain.predicted:+.0%})")
+        latest = max(
+            number for number, record in enumerate(self._context.replans) if record.microbatch is not None
+        )
+        self._context.replans[latest] = replace(self._context.replans[latest], measured_gain=gain.measured)
 
     def _record(self, proposal: Proposal, planned: PlannedSchedule) -> ReplanRecord:
         now_s = self._session.member.hub_clock(time.perf_counter())

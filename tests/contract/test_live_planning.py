@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +15,13 @@ from clock import Clock
 from msgspec import Raw
 from runtime_request import request
 
-from pipeedge.control.changing import RunSnapshot
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.liveness import RankStatus, StageWork
 from pipeedge.models import find_model
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.live_planning import RunWatcher
 
 MODEL = find_model("vit-digits")
@@ -42,6 +46,9 @@ def files(tmp_path: Path) -> str:
     return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml -H a,b,c"
 
 
+SWITCHED = Switched(2, 77, 1.5)
+
+
 class SimulatedRun:
     """A run of ``seconds`` in which the stages work as fast as the slowest one allows."""
 
@@ -51,24 +58,27 @@ class SimulatedRun:
         seconds: float,
         slowness: Callable[[float, int], float],
         spoil: Callable[[], object] = lambda: None,
+        outcome: Switched | Dropped = SWITCHED,
     ) -> None:
         self.request = request(line)
         self.clock = Clock()
         self.lines: list[str] = []
         self.replans: list[ReplanRecord] = []
         planned = plan_schedule(self.request, MODEL)
-        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction)
+        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction, goes_on=True)
+        self.outcome = outcome
+        self._epoch = 1
         self._seconds = seconds
         self._slowness = slowness
-        self._work = {rank: StageWork(items=16) for rank in self.plan.schedule.ranks}
-        self._items = dict.fromkeys(self.plan.schedule.ranks, 16.0)
+        self._begin()
         context: Any = SimpleNamespace(
             request=self.request, model=MODEL, warn=self.lines.append, replans=self.replans
         )
         session: Any = SimpleNamespace(
             snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
         )
-        decider: Any = SimpleNamespace(present=self.plan)
+        decider: Any = SimpleNamespace(present=self.plan, change=self._change)
+        self._decider = decider
         spoil()
         RunWatcher(context, session, decider, self.clock, self._pass).run()
 
@@ -85,6 +95,22 @@ class SimulatedRun:
             )
         self.clock.now += seconds
 
+    def _change(
+        self, session: object, planned: PlannedSchedule, since: RunSnapshot, cause: str, line: str
+    ) -> Switched | Dropped:
+        self.lines.append(line)
+        assert line.startswith(cause)
+        if isinstance(self.outcome, Switched):
+            self._epoch += 1
+            self.plan = self._decider.present = dataclasses.replace(self.plan, schedule=planned.schedule)
+            self._begin()
+        return self.outcome
+
+    def _begin(self) -> None:
+        """Begin with the counters of a plan."""
+        self._work = {rank: StageWork(items=16) for rank in self.plan.schedule.ranks}
+        self._items = dict.fromkeys(self.plan.schedule.ranks, 16.0)
+
     def _snapshot(self) -> RunSnapshot | None:
         if self.clock.now > self._seconds:
             return None
@@ -92,11 +118,11 @@ class SimulatedRun:
             rank: RankStatus(work=work) for rank, work in self._work.items()
         }
         facts = {rank: Raw(b'{"weights": "w"}') for rank in range(3)}
-        return RunSnapshot(0, True, None, facts, statuses)
+        return RunSnapshot(self._epoch, True, None, facts, statuses)
 
 
 def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str) -> None:
-    run = SimulatedRun(f"0 3 {files}", 300, lambda now_s, rank: 2.0 if rank == 1 and now_s > 60 else 1.0)
+    run = SimulatedRun(f"0 3 {files}", 300, half_speed)
     assert len(run.lines) == len(run.replans) == 1
     (line,), (record,) = run.lines, run.replans
     assert line.startswith("b takes 2 times as long as planned; with layers ")
@@ -109,6 +135,44 @@ def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str)
     assert record.gain == pytest.approx(before / after - 1)
     assert f"({record.gain:+.0%})" in line
     assert record.outcome == "reported"
+
+
+def half_speed(now_s: float, rank: int) -> float:
+    return 2.0 if rank == 1 and now_s > 60 else 1.0
+
+
+def test_a_run_changes_its_schedule_and_says_what_that_has_brought(files: str) -> None:
+    run = SimulatedRun(f"0 3 -c tcp --replan auto {files}", 300, half_speed)
+    (record,) = run.replans
+    assert run.lines[0].endswith("; the run changes to it")
+    assert run.lines[1].startswith("the change has brought +")
+    assert len(run.lines) == 2
+    assert (record.outcome, record.microbatch, record.seconds) == ("switched", 77, 1.5)
+    assert record.measured_gain == pytest.approx(record.gain, abs=0.05)
+
+
+def test_a_change_that_is_dropped_is_said_and_tried_again_later(files: str) -> None:
+    dropped = Dropped("rank 2 is gone")
+    run = SimulatedRun(f"0 3 -c tcp --replan auto {files}", 600, half_speed, outcome=dropped)
+    assert run.lines[1] == "the run keeps its schedule: rank 2 is gone"
+    assert 2 <= len(run.replans) <= 6
+    assert {record.outcome for record in run.replans} == {"rank 2 is gone"}
+    times = [record.at_s for record in run.replans]
+    assert all(later - sooner >= 10 for sooner, later in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("", "--replan auto needs -c tcp without --on-failure stop"),
+        ("-c tcp --on-failure stop", "--replan auto needs -c tcp without --on-failure stop"),
+        ("-c tcp --plan auto", "--replan auto needs automatic scheduling"),
+        ("-c tcp --serve 8000", "--serve with --replan auto needs --on-failure continue"),
+    ],
+)
+def test_changes_are_refused_where_a_run_cannot_go_on(options: str, why: str, files: str) -> None:
+    with pytest.raises(PipeEdgeError, match=re.escape(why)):
+        request(f"0 3 --replan auto {options} {files}")
 
 
 def test_a_run_that_is_as_planned_is_left_alone(files: str) -> None:
