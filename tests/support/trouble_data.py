@@ -1,0 +1,210 @@
+"""Cases of test_troubleshooting.py: input and output."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import fake_models
+import numpy as np
+import pytest
+from PIL import Image
+from small_models import VOCABULARY
+from trouble import DIGITS, Cases, Patch, raising, refused, start
+
+from pipeedge.base.streams import unprinted
+from pipeedge.data import arrays, pictures
+from pipeedge.data.cola import read_split
+from pipeedge.data.images import skipped_line
+from pipeedge.data.opening import open_input
+from pipeedge.data.results import ResultWriter
+from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.data.unfinished import Rows, UnfinishedOutput, find_unfinished
+from pipeedge.launch.main import parse_launch, plan_launch
+from pipeedge.observe.monitoring import Exporter
+from pipeedge.request.environment import Environment
+from pipeedge.request.options import parse_runtime
+
+CASES = Cases()
+says = CASES.says
+
+
+# --- input ----------------------------------------------------------------------------------------
+
+
+@says("…: skipped 7 files of other types (4 .mov, 3 .txt)")
+def files_are_skipped(patch: Patch) -> str:
+    return skipped_line("photos", Counter({".mov": 4, ".txt": 3})) or ""
+
+
+@says("…, and would fill the memory; --max-image-pixels allows more")
+def a_picture_is_huge(patch: Patch) -> str:
+    Image.new("1", (100, 100)).save("huge.png")
+    return start("0 1 -m vit-digits --max-image-pixels 9999 --input huge.png")
+
+
+@says(
+    "photos/a.tif: its values are floating point numbers, whose range is not known; save it with 8 or 16 "
+    "bits a value, or give .npz arrays"
+)
+def a_picture_of_floats(patch: Patch) -> str:
+    path = Path("photos/a.tif")
+    Image.new("F", (4, 4)).save(path)
+    try:
+        return refused(lambda: pictures.open_image(path))
+    finally:
+        path.unlink()
+
+
+@says("photos/a.png: is not a regular file")
+def a_picture_is_a_pipe(patch: Patch) -> str:
+    Path("pipes/photos").mkdir(parents=True)
+    os.mkfifo("pipes/photos/a.png")
+    patch.chdir("pipes")
+    return refused(lambda: pictures.open_image(Path("photos/a.png")))
+
+
+def read_table(*options: str) -> str:
+    Path("words").mkdir(exist_ok=True)
+    Path("words/vocab.txt").write_text("\n".join(VOCABULARY))
+    line = ("0", "1", "-m", "bert-base-uncased", "--input", "a.csv", *options)
+    request = parse_runtime(line, Environment()).request
+    return refused(lambda: open_input(request.input, fake_models.bert(directory=Path("words"))))
+
+
+@says("a.csv: which column has the sentences? --text-column NAME, of …")
+def no_column_is_usual(patch: Patch) -> str:
+    return read_table()
+
+
+@says("a.csv: has no column …; its columns are …")
+def no_column_of_that_name(patch: Patch) -> str:
+    return read_table("--text-column", "words")
+
+
+def read_pairs(content: str, name: str = "pairs.jsonl") -> str:
+    Path(name).write_text(content)
+    return refused(lambda: read_sentences(Path(name)))
+
+
+@says("pairs.tsv:3: this row has no column 2")
+def pair_is_cut_off(patch: Patch) -> str:
+    return read_pairs("query\tpassage\na\tb\nc\n", "pairs.tsv")
+
+
+@says("pairs.tsv:3: the second sentence of this pair is empty")
+def pair_is_half_empty(patch: Patch) -> str:
+    return read_pairs("query\tpassage\na\tb\nc\t\n", "pairs.tsv")
+
+
+@says("pairs.jsonl:2: is not JSON …")
+def line_is_not_json(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c"\n')
+
+
+@says("pairs.jsonl:2: a list of 3 values, not a pair of sentences")
+def line_is_a_triple(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c", "d", "e"]\n')
+
+
+@says("pairs.jsonl:2: 7 is not a sentence")
+def line_has_a_number(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n["c", 7]\n')
+
+
+@says("pairs.jsonl:2: which key has the sentence? --text-column NAME; its keys are …")
+def line_has_unknown_keys(patch: Patch) -> str:
+    return read_pairs('["a", "b"]\n{"left": "c"}\n')
+
+
+@says("pairs.jsonl:1: one sentence, but pairs.jsonl:2 has a pair; give them in two runs")
+def lines_of_both_kinds(patch: Patch) -> str:
+    return read_pairs('{"text": "a"}\n["a", "b"]\n')
+
+
+@says("… has token types up to 1, but … has 1 type: it is the tokenizer of another model")
+def types_of_another_model(patch: Patch) -> str:
+    Path("words").mkdir(exist_ok=True)
+    Path("words/vocab.txt").write_text("\n".join(VOCABULARY))
+    Path("pairs.jsonl").write_text('["the cat", "sat"]\n')
+    model = fake_models.bert(directory=Path("words"))
+    one_type = dataclasses.replace(model, config=dataclasses.replace(model.config, type_vocab=1))
+    request = parse_runtime(
+        ["0", "1", "-m", "bert-base-uncased", "--input", "pairs.jsonl"], Environment()
+    ).request
+    return refused(lambda: open_input(request.input, one_type))
+
+
+@says("--input -: launched ranks have no standard input; give a file")
+def ranks_without_standard_input(patch: Patch) -> str:
+    return refused(
+        lambda: plan_launch(parse_launch(["--local", "2", "--", "-m", "vit-digits", "--input", "-"]))
+    )
+
+
+@says(
+    "no vocabulary for model, so sentences cannot become token ids: put its tokenizer.json or vocab.txt "
+    "into …"
+)
+def no_vocabulary(patch: Patch) -> str:
+    model = dataclasses.replace(fake_models.bert(), name="model", directory=Path("empty"))
+    return refused(lambda: open_tokenizer(model, [Path("empty")]))
+
+
+@says("… MB are free; run fewer (-b)")
+def arrays_fill_the_memory(patch: Patch) -> str:
+    patch.setattr(arrays, "available_bytes", lambda: 100)
+    np.savez("many.npz", pixel_values=np.zeros((2, 1, 8, 8), np.float32))
+    return start("0 1 -m vit-digits --input many.npz")
+
+
+@says("CoLA needs the package datasets: pip install 'pipeedge[runtime]'")
+def datasets_is_not_installed(patch: Patch) -> str:
+    patch.setitem(sys.modules, "datasets", None)
+    return refused(lambda: read_split(None, "validation"))
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+@says("--prometheus-port 9000: cannot listen at …; choose another port, one for each rank of a machine")
+def a_port_of_another_rank(patch: Patch) -> str:
+    client = pytest.importorskip("prometheus_client")
+    patch.setattr(client, "start_http_server", raising(OSError(errno.EADDRINUSE, "Address already in use")))
+    return refused(lambda: Exporter("127.0.0.1", 9000, 0))
+
+
+@says(
+    "--resume: … was written with another value of the input (…, now …); leave out --resume to begin with "
+    "the first item"
+)
+def the_input_has_changed(patch: Patch) -> str:
+    output = Path("resumed.csv")
+    writing = UnfinishedOutput.begin(output, {"the input": "3f0a"})
+    writing.append(Rows((0,), (-1,)), b"a row")
+    writing.close()
+    return refused(lambda: ResultWriter(output, DIGITS, None, {"the input": "77b1"}, find_unfinished(output)))
+
+
+@says("….part: another run is writing it; wait for it, or name another --output")
+def two_runs_write_the_same_output(patch: Patch) -> str:
+    writing = UnfinishedOutput.begin(Path("shared.csv"), {})
+    said = refused(lambda: UnfinishedOutput.begin(Path("shared.csv"), {}))
+    writing.close()
+    return said
+
+
+@says("….part: is not an unfinished output, which goes by this name; rename it")
+def a_file_has_the_name_of_an_unfinished_output(patch: Patch) -> str:
+    Path("mine.csv.part").write_text("mine")
+    return start("0 1 -m vit-digits --output mine.csv")
+
+
+@says("standard output cannot be written: no space left on device", "… it is closed")
+def the_disk_is_full(patch: Patch) -> str:
+    numbers = errno.ENOSPC, errno.EBADF
+    return "\n".join(str(unprinted(OSError(number, os.strerror(number)))) for number in numbers)
