@@ -261,8 +261,10 @@ class Epochs:
 
     def _has_all(self, membership: Members, decision: EpochPlan) -> bool:
         """Return whether all participants of a plan are members still."""
-        chosen = {rank: membership.incarnations[rank] for rank in decision.participants}
-        return all(self._members.get(rank) == incarnation for rank, incarnation in chosen.items())
+        known = membership.incarnations
+        return all(
+            rank in self._members and self._members[rank] == known.get(rank) for rank in decision.participants
+        )
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import SIGNALS_ITSELF, World, run_world
+from ports import free_port
+from processes import SIGNALS_ITSELF, Programs, World, run_world
 from waiting import until
 
 ITEMS = 300
@@ -76,3 +77,26 @@ def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lo
     assert first.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 2")
     assert joined.endswith("has joined, and is there to take the place of another")
     assert second.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 1")
+
+
+def test_plan_changes_in_mid_run_and_a_loss_during_the_next_change_is_survived(
+    tmp_path: Path, pixels: Path, undisturbed: bytes
+) -> None:
+    common = ("--port", free_port(), *OPTIONS, *GOES_ON, "--timeout", 60)
+    with Programs(tmp_path) as ranks:
+        own = ("--input", pixels, "--output", "out.npz", "--report", "report.json")
+        ranks.launch(0, "tests/support/changing_run.py", 0, 3, *common, *own)
+        for rank in (1, 2):
+            ranks.launch(rank, "runtime.py", rank, 3, *common)
+        ranks.until(lambda: "first outcome" in ranks.text(0, "err"), "the plan changes")
+        ranks.signal(2, signal.SIGSTOP)  # it cannot prepare what comes, nor compute what it has
+        (tmp_path / "change").touch()
+        ranks.until(lambda: "second change" in ranks.text(0, "err"), "another change begins")
+        ranks.signal(2, signal.SIGKILL)
+        ended = ranks.wait(0, 1)
+    assert [end.status for end in ended.values()] == [0, 0], ended
+    assert (tmp_path / "out.npz").read_bytes() == undisturbed
+    first, second = re.findall(r" outcome: (\w+)\(", ended[0].err)
+    assert (first, second) == ("Switched", "Dropped")
+    assert re.search(r"the plan has changed at microbatch \d+, whose result came \S+ s after", ended[0].err)
+    assert "is gone: it was killed or lost its network; the run goes on with " in ended[0].err

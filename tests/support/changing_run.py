@@ -1,0 +1,90 @@
+"""``runtime.py`` on rank 0, which changes its plan by itself, and again when the file ``change`` appears.
+
+No more than 20 microbatches are fed until the first change has begun, and no more than 40 until the second
+one has an outcome: so both happen, whatever the speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeedge.base.fields import Options
+from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.control.session import Announcement, Refusal
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule
+from pipeedge.run import phases, pipeline
+from pipeedge.run.decision import Decider, RunSession
+from pipeedge.run.main import main
+from pipeedge.run.under_way import UnderWay
+
+FIRST, SECOND = ((1, 4, 0), (5, 16, 2)), ((1, 8, 1), (9, 16, 2))
+"""First and last layer, and rank, of each stage of the new plans."""
+_begun, _over = threading.Event(), threading.Event()
+_change, _wait_for_room = UnderWay.change, UnderWay.wait_for_room
+_fed = 0
+
+
+def _changing(self: UnderWay, epoch: int, window: int) -> None:
+    _change(self, epoch, window)
+    _begun.set()
+
+
+def _waiting(self: UnderWay) -> bool:
+    global _fed
+    if _fed == 20:
+        _begun.wait()
+    if _fed == 40:
+        _over.wait()
+    goes_on = _wait_for_room(self)
+    _fed += goes_on
+    return goes_on
+
+
+class ChangingDecider(Decider):
+    """A decider that changes its mind."""
+
+    session: RunSession
+    """Set when the ranks are about to agree."""
+
+    def decide(self, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
+        decided = super().decide(facts)
+        if isinstance(decided, Announcement):
+            threading.Thread(target=self._change_twice, args=(decided.plan,), daemon=True).start()
+        return decided
+
+    def _change_twice(self, plan: Plan) -> None:
+        self._change_to(plan, FIRST, "first")
+        while not Path("change").exists():
+            time.sleep(0.01)
+        self._change_to(plan, SECOND, "second")
+        _over.set()
+
+    def _change_to(self, plan: Plan, stages: tuple[tuple[int, int, int], ...], name: str) -> None:
+        while (since := self.session.snapshot()) is None or not since.running:
+            time.sleep(0.01)
+        like = plan.schedule.stages[0]
+        made = [
+            dataclasses.replace(like, layers=LayerRange(first - 1, last), rank=rank)
+            for first, last, rank in stages
+        ]
+        planned = PlannedSchedule(Schedule(tuple(made)))
+        outcome = self.change(self.session, planned, since, "the test wants it", f"{name} change")
+        print(f"{name} outcome: {outcome}", file=sys.stderr, flush=True)
+
+
+def agree(context: object, session: RunSession, prepared: object) -> Plan:
+    """Agree on a plan, with a decider that has the session."""
+    ChangingDecider.session = session
+    return phases.agree(context, session, prepared)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    UnderWay.change, UnderWay.wait_for_room = _changing, _waiting  # type: ignore[method-assign]
+    phases.Decider, pipeline.agree = ChangingDecider, agree  # type: ignore[misc,assignment]
+    main()
