@@ -90,7 +90,9 @@ def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEn
     is_data_rank = request.world.rank == request.schedule.data_rank
 
     def leave_later() -> None:
-        timer = threading.Timer(request.serve.request_timeout_s, signal.raise_signal, (signal.SIGTERM,))
+        # Only a signal to the main thread wakes it: it waits for the other threads.
+        main, wait_s = threading.main_thread().ident, request.serve.request_timeout_s
+        timer = threading.Timer(wait_s, signal.pthread_kill, (main, signal.SIGTERM))
         timer.daemon = True
         timer.start()
 

@@ -83,11 +83,12 @@ def test_a_lost_stage_costs_no_answer_if_the_run_goes_on(tmp_path: Path) -> None
 
 def test_a_lost_stage_ends_the_service_with_its_status(tmp_path: Path) -> None:
     port = free_port()
-    with World(tmp_path, 2, "-m", "vit-digits", "-c", "tcp", "--serve", port, "--quiet") as world:
+    options = ("-m", "vit-digits", "-c", "tcp", "--request-timeout", "1", "--quiet")
+    with World(tmp_path, 2, *options, "--serve", port) as world:
         world.start()
         world.until(lambda: ready(world), "it answers")
         assert ask(port, "GET", "/health").status == 200
-        world.signal(1, signal.SIGKILL)
-        ended = world.wait(0)[0]
-    assert ended.status == 4
-    assert "rank 1" in ended.err.splitlines()[-1]
+        world.signal(1, signal.SIGTERM)  # it waits a second for the data rank, which has not been told to end
+        ended = world.wait()
+    assert {rank: each.status for rank, each in ended.items()} == {0: 4, 1: 130}
+    assert "rank 1" in ended[0].err.splitlines()[-1]
