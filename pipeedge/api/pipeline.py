@@ -244,7 +244,7 @@ class Pipeline:
             self._opened(self._service),
             self._opened(self._workers),
             inputs,  # type: ignore[arg-type]
-            group=min(self._request.microbatch_size, self._max_waiting),
+            group=min(4 * self._request.microbatch_size, self._max_waiting),
             ahead=self._max_waiting,
         )
 

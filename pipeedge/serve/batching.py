@@ -140,16 +140,14 @@ class Batcher:
         oldest, *urgent = self._urgent()
         load, chosen = _Load(self._limits, oldest.tokens), {oldest.number}
         for item in urgent:
-            if not load.join(item.tokens):
+            if not load.join(item.tokens, 1):
                 return chosen  # nobody passes this item any more
             chosen.add(item.number)
         lengths = sorted(self._alike, key=lambda tokens: (abs(tokens - oldest.tokens), tokens))
         for tokens in lengths:
-            others = (number for number in self._alike[tokens] if number not in chosen)
-            for number in list(islice(others, load.room)):
-                if not load.join(tokens):
-                    break
-                chosen.add(number)
+            others = islice(self._alike[tokens], self._limits.max_items)
+            company = [number for number in others if number not in chosen]
+            chosen.update(company[: load.join(tokens, len(company))])
             if not load.room:
                 break
         return chosen
@@ -178,12 +176,19 @@ class _Load:
         """Largest number of further items."""
         return self._limits.max_items - self._items
 
-    def join(self, tokens: int) -> bool:
-        """Add an item if it fits and is cheaper here than alone. Return whether it was added."""
+    def join(self, tokens: int, count: int) -> int:
+        """Add up to ``count`` equal items, as far as they fit and are cheaper here than alone.
+
+        Returns:
+            Number of items that were added.
+        """
         longest = max(self._longest, tokens)
         together = (self._items + 1) * longest
         apart = self._items * self._longest + tokens + self._limits.overhead_tokens
-        if not self.room or together > min(apart, self._limits.max_tokens):
-            return False
-        self._items, self._longest = self._items + 1, longest
-        return True
+        if together > apart:
+            return 0
+        fits = min(self._limits.max_items, self._limits.max_tokens // longest) - self._items
+        added = max(0, min(count, fits))
+        if added:
+            self._items, self._longest = self._items + added, longest
+        return added

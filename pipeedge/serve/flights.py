@@ -71,7 +71,9 @@ def outputs_of_items(
         outputs: Outputs of a microbatch [items, ...].
         lengths: Number of tokens of each item, or None for images.
     """
-    values = outputs.detach().to(torch.float32).numpy().copy()  # the link needs its memory again
+    # Copied, as the link needs its memory again; by NumPy, as torch gives up the lock of Python for every
+    # operation, and threads that prepare may keep it for milliseconds.
+    values = (outputs if outputs.dtype is torch.float32 else outputs.float()).numpy().copy()
     if values.ndim > 2 and lengths is not None:
         rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
         return [row if np.isfinite(row).all() else None for row in rows]
