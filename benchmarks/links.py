@@ -29,7 +29,8 @@ from rich.table import Table
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
 from pipeedge.request.config import TransportRequest
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.run.activity import Activity
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous, RendezvousService, Transport
 from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.membership import Membership

@@ -40,8 +40,9 @@ from pipeedge.models import find_model
 from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
 from pipeedge.models.weights.writing import write_npz
+from pipeedge.run.activity import Activity
 from pipeedge.run.stage import Stage
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Rendezvous, Transport
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.loopback import LocalLink

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from pipeedge.base.crew import Closed
 from pipeedge.data import read_threads
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel

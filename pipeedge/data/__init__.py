@@ -1,6 +1,7 @@
 """Input: the items to run, as microbatches of tensors that the model takes; and the results.
 
 model_inputs     properties of a model that matter for its inputs
+items            items that are decoded on request
 source           Items -> InputSource -> Microbatch
 reading          reading ahead, in separate threads
 images           images -> pixel_values; pictures decodes image files
@@ -16,10 +17,11 @@ protected_files  inputs that no output may replace
 """
 
 from pipeedge.data.ends import DataEnds, DataSetSource, DataSetStream, GroupStream, ItemSource, ResultSink
+from pipeedge.data.items import Reading
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.reading import ReadAhead, read_threads
-from pipeedge.data.source import Group, InputSource, Microbatch, Reading, SkippedItem
+from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = [

@@ -15,8 +15,8 @@ from pipeedge.base.archive import ArrayHeader, NpzArchive, read_exactly
 from pipeedge.base.errors import InputError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import count, excerpt, figure
+from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.source import Item
 
 __all__ = ["ArrayItems"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.data.companions import companion_directories, hub_reachable
+from pipeedge.data.items import Items
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.source import Items
 from pipeedge.data.text import Sentence, open_tokenizer
 from pipeedge.request.files import InputRequest
 

@@ -15,8 +15,8 @@ import torch
 
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.images import ImageTransform, open_image
+from pipeedge.data.items import Item, Items, MemoryItems
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.source import Item, Items, MemoryItems
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
 
 __all__ = ["asset", "default_digits", "default_photo", "default_sentences", "digits_fit"]

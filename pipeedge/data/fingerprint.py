@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pipeedge.data.items import Item, Items, JoinedItems, RepeatedItems
 from pipeedge.data.opening import expanded
 from pipeedge.data.protected_files import COMPANIONS
-from pipeedge.data.source import InputSource, Item, Items, JoinedItems, RepeatedItems
+from pipeedge.data.source import InputSource
 from pipeedge.request.files import STANDARD_INPUT, InputRequest
 
 __all__ = ["companions_fingerprint", "input_fingerprint"]

@@ -31,8 +31,8 @@ from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.payload import PixelTable
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, image_transform, is_image, open_image
+from pipeedge.data.items import Item, Items, JoinedItems
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.source import Item, Items, JoinedItems
 from pipeedge.request.files import InputRequest
 
 __all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]

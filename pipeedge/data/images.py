@@ -25,9 +25,9 @@ from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
+from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
-from pipeedge.data.source import Item
 
 __all__ = [
     "IMAGE_SUFFIXES",

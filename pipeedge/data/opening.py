@@ -16,10 +16,11 @@ from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, digits_fit
 from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
+from pipeedge.data.items import Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import decode_image
 from pipeedge.data.selection import select
-from pipeedge.data.source import InputSource, Item, Items, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.source import InputSource
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES
 from pipeedge.data.text import open_tokenizer, read_sentences
 from pipeedge.request.config import RunRequest

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from pipeedge.base.crew import Crew
-from pipeedge.data.source import InputSource, Reading
+from pipeedge.data.items import Reading
+from pipeedge.data.source import InputSource
 from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.transport.channel import Closed

@@ -16,9 +16,9 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
 from pipeedge.data.companions import companion_file, hub_reachable
+from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
-from pipeedge.data.source import Item
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, TableRow, lines_of, rows_of
 from pipeedge.request.files import STANDARD_INPUT
 

@@ -25,15 +25,16 @@ from pipeedge.data import DataSetSource, InputSource
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
 from pipeedge.data.images import ImageFiles, image_transform
+from pipeedge.data.items import Items, RepeatedItems
 from pipeedge.data.results import ResultWriter
-from pipeedge.data.source import Items, RepeatedItems
 from pipeedge.data.text import TokenItems
 from pipeedge.models import Model
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.profile.handling import Wire
 from pipeedge.request.files import InputRequest
+from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet, Receipt, Reserved
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 

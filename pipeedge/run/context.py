@@ -15,7 +15,7 @@ from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.models import Model
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.request.config import RunRequest
-from pipeedge.run.worker import Activity
+from pipeedge.run.activity import Activity
 from pipeedge.transport.base import RendezvousService, Transport
 
 if TYPE_CHECKING:  # only the data rank needs them

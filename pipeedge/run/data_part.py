@@ -29,13 +29,14 @@ from pipeedge.observe.timeline import LaneId, LaneKind
 from pipeedge.plan.planning import Plan
 from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.request.config import RunRequest
+from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.reading import RunInput
 from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.under_way import DataProgress
-from pipeedge.run.worker import Activity, Outgoing
+from pipeedge.run.worker import Outgoing
 
 __all__ = ["DataPart", "make_data_part", "open_data_ends"]
 

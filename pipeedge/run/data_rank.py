@@ -15,8 +15,9 @@ from pipeedge.data import Group, GroupStream, Microbatch, ResultSink
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.report.agreement import without_padding
+from pipeedge.run.activity import Activity
 from pipeedge.run.under_way import Collected, UnderWay
-from pipeedge.run.worker import Activity, Incoming, Outgoing
+from pipeedge.run.worker import Incoming, Outgoing
 from pipeedge.transport.base import Packet
 
 __all__ = ["Collection", "Collector", "Feed", "Feeder"]

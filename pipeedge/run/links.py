@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeedge.base.crew import Crew
-from pipeedge.run.worker import Activity, Incoming, SendingEnd
+from pipeedge.run.activity import Activity
+from pipeedge.run.worker import Incoming, SendingEnd
 from pipeedge.transport.base import Link, Receiver, Transport
 from pipeedge.transport.loopback import LocalLink
 

@@ -27,9 +27,10 @@ from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
+from pipeedge.run.activity import Activity
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode, Stage
-from pipeedge.run.worker import Activity, Outgoing, StageLoop, StageSteps
+from pipeedge.run.worker import Outgoing, StageLoop, StageSteps
 
 __all__ = ["LoadedStage", "StageBits", "StagePart", "make_decoder", "make_stage_bits", "make_stage_part"]
 

@@ -17,160 +17,28 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.control.liveness import StageWork
 from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
+from pipeedge.run.activity import Activity
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
 from pipeedge.transport.channel import Channel
 
-__all__ = ["Activity", "Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
-
-_Value = TypeVar("_Value")
+__all__ = ["Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 
 _WATCH_S = 0.02
 _WATCHED = 4
-_RECENT = 9
-"""Number of microbatches whose median is the time of one."""
 _MEASURED = 1000
 """Number of receipts whose median is the time on the link."""
 _WITH_RECEIPTS = 8
 """Number of packets that may wait for their receipts: more than may be in flight, so sending never waits."""
-
-
-class _Noted(Generic[_Value]):
-    """A value that is in a table while the body of a ``with`` statement runs."""
-
-    __slots__ = ("_table", "_value")
-
-    def __init__(self, table: dict[object, _Value], value: _Value) -> None:
-        self._table = table
-        self._value = value
-
-    def __enter__(self) -> None:
-        self._table[self] = self._value
-
-    def __exit__(self, *_: object) -> None:
-        del self._table[self]
-
-
-class Activity:
-    """Current activity of a rank's threads, for its heartbeats.
-
-    What a thread does changes several times a microbatch, so that it is kept in tables that need no lock: an
-    entry is added, removed, or copied with all others in one step.
-
-    What a rank does for one plan is a part of it: while the plan changes, there are two.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._busy: dict[object, tuple[str, float]] = {}
-        self._awaiting: dict[object, int] = {}
-        self._sent: dict[int, int] = {}
-        self._received: dict[int, int] = {}
-        self._finished = 0
-        self._computed: deque[float] = deque(maxlen=_RECENT)
-        self._work: Callable[[], StageWork] | None = None
-        self._is_idle: Callable[[], bool] = lambda: False
-        self._parts: tuple[Activity, ...] = ()
-
-    def part(self) -> Activity:
-        """Return an activity that is a part of this one until it is dropped."""
-        part = Activity(self._clock)
-        with self._lock:
-            self._parts = (*self._parts, part)
-        return part
-
-    def drop(self, part: Activity) -> None:
-        """Forget a part, whose threads must have ended."""
-        with self._lock:
-            self._parts = tuple(each for each in self._parts if each is not part)
-
-    def busy(self, what: str) -> AbstractContextManager[None]:
-        """Mark this thread as busy with ``what``, not waiting for a peer, while the body runs."""
-        return _Noted(self._busy, (what, self._clock()))
-
-    def awaiting(self, peer: int) -> AbstractContextManager[None]:
-        """Mark this thread as waiting for a microbatch from ``peer`` while the body runs."""
-        return _Noted(self._awaiting, peer)
-
-    def sent(self, peer: int) -> None:
-        """Count a microbatch, or the end mark, that is handed to the link to ``peer``."""
-        with self._lock:
-            self._sent[peer] = self._sent.get(peer, 0) + 1
-
-    def received(self, peer: int) -> None:
-        """Count a microbatch, or the end mark, that was received from ``peer``."""
-        with self._lock:
-            self._received[peer] = self._received.get(peer, 0) + 1
-
-    def finished(self) -> None:
-        """Record that a piece of work is done, even if nothing is sent as a result."""
-        with self._lock:
-            self._finished += 1
-
-    def computed(self, seconds: float) -> None:
-        """Record the seconds that the stage spent decoding, computing and encoding one microbatch."""
-        with self._lock:
-            self._computed.append(seconds)
-
-    def stage(self, work: Callable[[], StageWork]) -> None:
-        """Set the function that reports how this rank's stage spends its time."""
-        with self._lock:
-            self._work = work
-
-    def feeder(self, is_idle: Callable[[], bool]) -> None:
-        """Set the function that tells whether the pipeline is empty and its input may go on later."""
-        self._is_idle = is_idle
-
-    def status(self) -> RankStatus:
-        """Return the activity of this moment, with that of all parts."""
-        parts = self._parts
-        return _together(self._status(), *(part.status() for part in parts)) if parts else self._status()
-
-    def _status(self) -> RankStatus:
-        # Asked first: an item that ends the idle time is counted as progress before it is over.
-        idle = self._is_idle()
-        busy = min(tuple(self._busy.values()), key=lambda entry: entry[1], default=None)
-        with self._lock:
-            return RankStatus(
-                busy=(busy[0], self._clock() - busy[1]) if busy else None,
-                sent=dict(self._sent),
-                received=dict(self._received),
-                awaiting=frozenset(tuple(self._awaiting.values())),
-                stage_s=statistics.median(self._computed) if self._computed else None,
-                work=self._work() if self._work is not None else None,
-                finished=self._finished,
-                idle=idle,
-            )
-
-
-def _together(*statuses: RankStatus) -> RankStatus:
-    """Return one status for several; where there can be but one value, the last that has one counts."""
-    sent, received = Counter[int](), Counter[int]()
-    for status in statuses:
-        sent.update(status.sent)
-        received.update(status.received)
-    return RankStatus(
-        busy=max((one.busy for one in statuses if one.busy), key=lambda busy: busy[1], default=None),
-        sent=dict(sent),
-        received=dict(received),
-        awaiting=frozenset().union(*(one.awaiting for one in statuses)),
-        stage_s=next((one.stage_s for one in reversed(statuses) if one.stage_s is not None), None),
-        work=next((one.work for one in reversed(statuses) if one.work is not None), None),
-        finished=sum(one.finished for one in statuses),
-        idle=any(one.idle for one in statuses),
-    )
 
 
 @dataclass(frozen=True)

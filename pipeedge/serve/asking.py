@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.data import read_threads
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeedge.data.source import Group, Item
+from pipeedge.data.items import Item
+from pipeedge.data.source import Group
 from pipeedge.serve.answers import ModelAnswer
 
 __all__ = ["Counts", "Entry", "Flight", "QueueState", "outputs_of_items"]

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 import pipeedge
 from pipeedge.base.errors import InputError
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import InferBody, decode_body

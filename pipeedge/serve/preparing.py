@@ -25,10 +25,10 @@ from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, image_transform
+from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
 from pipeedge.data.pictures import decode_image, eight_bit, open_image
-from pipeedge.data.source import Item
 from pipeedge.data.text import Sentence, Tokenizer, open_tokenizer
 from pipeedge.request.config import RunRequest
 

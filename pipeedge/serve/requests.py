@@ -26,7 +26,8 @@ from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import InputError, PeerError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count
-from pipeedge.data.source import Group, Item, Microbatch, SkippedItem
+from pipeedge.data.items import Item
+from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.serve.answers import ModelAnswer

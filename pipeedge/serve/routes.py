@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from pipeedge.base.errors import InputError, PipeEdgeError, one_line
 from pipeedge.base.wording import excerpt
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer, ScoredClass
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import (

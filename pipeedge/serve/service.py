@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.models import Model
 from pipeedge.request.config import RunRequest
 from pipeedge.serve.batching import BatchLimits

@@ -22,7 +22,7 @@ from pipeedge.base.machine import resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.lanes import WorkLane
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.run.worker import Activity
+from pipeedge.run.activity import Activity
 from pipeedge.train.engine import BatchSize, Engine, Watch
 from pipeedge.train.preparing import TrainingSetup
 from pipeedge.train.recording import BatchResult, WorkerFigures

@@ -20,8 +20,9 @@ from pipeedge.models import find_model
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.request.files import InputRequest
+from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
 from pipeedge.transport.channel import Channel
 from pipeedge.transport.loopback import LocalLink

@@ -17,7 +17,8 @@ from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.run.activity import Activity
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous
 from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport

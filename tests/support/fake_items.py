@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 
 
 class NumberedItems:

@@ -32,10 +32,11 @@ from pipeedge.plan.planning import Plan
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
+from pipeedge.run.activity import Activity
 from pipeedge.run.outcome import explain_missing_figures
 from pipeedge.run.replanning import describe
 from pipeedge.run.stage import Encode
-from pipeedge.run.worker import Activity, Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.train import session as training
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink

@@ -18,7 +18,8 @@ from pipeedge.base.fields import decode, encode
 from pipeedge.base.payload import TensorSpec
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Auto, Decided, Decision, Policy, Sizes, State, Window
-from pipeedge.run.worker import Activity, Outgoing, SendingEnd
+from pipeedge.run.activity import Activity
+from pipeedge.run.worker import Outgoing, SendingEnd
 from pipeedge.transport.base import Link, Packet, Receipt
 from pipeedge.transport.frame import FrameBuffer, FrameError, Kind
 from pipeedge.transport.p2p_links import P2PSender, ReceiptingReceiver

@@ -21,7 +21,8 @@ from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, open_input
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.defaults import asset, hashed_ids
-from pipeedge.data.source import InputSource, Item, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.items import Item, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.source import InputSource
 from pipeedge.data.text import Sentence, find_tokenizer, read_sentences
 from pipeedge.models import find_model
 

@@ -10,7 +10,7 @@ from fake_items import NumberedItems
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import InputError
 from pipeedge.data import InputSource, ReadAhead
-from pipeedge.data.source import Item
+from pipeedge.data.items import Item
 from pipeedge.transport.channel import Closed
 
 

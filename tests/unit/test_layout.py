@@ -41,13 +41,13 @@ observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside live_choice live_search
-data       sentence_rules source model_inputs pictures selection tables unfinished row_formats results
+data       sentence_rules items source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing flights requests service watching figures bodies description reference
            tensors replies gate asking routes inference pages application server serving
-run        worker stage under_way reading data_rank context links stage_part resuming data_part parts
+run        activity worker stage under_way reading data_rank context links stage_part resuming data_part parts
            replanning decision live_planning phases reporting outcome shelf epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting plotting

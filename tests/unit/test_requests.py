@@ -15,7 +15,8 @@ from waiting import LIMIT_S, until
 
 from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError
-from pipeedge.data.source import Group, Item
+from pipeedge.data.items import Item
+from pipeedge.data.source import Group
 from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.requests import EndedError, ExpiredError, QueueFullError, RequestQueue
 

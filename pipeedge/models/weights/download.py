@@ -124,22 +124,33 @@ def save_weights(
     for model in others:
         if model.repository is not None and random_seed is None:
             continue
-        target, problem = (directory or Path()) / _default_file(model), None
-        if target.exists():
-            problem = _problem(model, target)
-            if problem is not None:
-                say(f"{problem}; it will be replaced")
-        if target.exists() and problem is None:
-            say(f"{target}: already there and complete, kept (delete it to have it written again)")
-        elif random_seed is not None:
-            with ByteBar(target.name, model.weight_bytes()) as bar:
-                write_random(target, model.build(), model.config, random_seed, progress=bar.advance)
-            say(f"{target}: random weights of {model.name}, seed {random_seed}")
-        else:
-            download(model, origins[model.name], target)
-            say(f"{target}: weights of {model.name}")
+        target = (directory or Path()) / _default_file(model)
+        if _is_wanted(model, target, say):
+            if random_seed is not None:
+                _save_random(model, target, random_seed, say)
+            else:
+                download(model, origins[model.name], target)
+                say(f"{target}: weights of {model.name}")
         if dtype is not None:
             convert(model, target, model.converted_path(dtype, target), dtype, say)
+
+
+def _is_wanted(model: Model, target: Path, say: Callable[[str], object]) -> bool:
+    """Return whether a file has to be written, because it is not there or not usable."""
+    if not target.exists():
+        return True
+    problem = _problem(model, target)
+    if problem is None:
+        say(f"{target}: already there and complete, kept (delete it to have it written again)")
+    else:
+        say(f"{problem}; it will be replaced")
+    return problem is not None
+
+
+def _save_random(model: Model, target: Path, seed: int, say: Callable[[str], object]) -> None:
+    with ByteBar(target.name, model.weight_bytes()) as bar:
+        write_random(target, model.build(), model.config, seed, progress=bar.advance)
+    say(f"{target}: random weights of {model.name}, seed {seed}")
 
 
 def convert(
