@@ -54,14 +54,14 @@ def correct(printed: str) -> int:
 
 @pytest.fixture(scope="module")
 def sequential(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the output of 40 batches of the unpipelined model."""
+    """Return the output of 24 batches of the unpipelined model."""
     return train(
-        tmp_path_factory.mktemp("sequential"), 1, *DIGITS, "--schedule", "sequential", "--batches", 40
+        tmp_path_factory.mktemp("sequential"), 1, *DIGITS, "--schedule", "sequential", "--batches", 24
     )
 
 
 def test_four_stages_reach_the_accuracy_of_the_sequential_run(sequential: str, tmp_path: Path) -> None:
-    options = (*FOUR_STAGES, "--schedule", "zero-bubble", "--batches", 40, "--microbatch-size", 16)
+    options = (*FOUR_STAGES, "--schedule", "zero-bubble", "--batches", 24, "--microbatch-size", 16)
     printed = train(tmp_path, 2, *DIGITS, *options, "--report", "report.json", "--trace", "trace.json")
     for number, loss in losses(sequential).items():
         assert losses(printed)[number] == pytest.approx(loss, rel=0.02)
@@ -85,19 +85,19 @@ def test_four_stages_reach_the_accuracy_of_the_sequential_run(sequential: str, t
         for before, after in itertools.pairwise(spans):
             assert after.start_s == pytest.approx(before.end_s, abs=1e-4)  # no gap, no overlap
         forward = [s.microbatch for s in spans if s.doing.value == "forward"]
-        assert len(forward) == 40 * 4 * 2
+        assert len(forward) == 24 * 4 * 2
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"forward 0", "backward 3", "update", "fill"} <= names
 
 
 def test_with_sgd_four_stages_print_the_sequential_results(tmp_path: Path) -> None:
     """The weights differ only by rounding, so each loss and each item of the accuracy is the same."""
-    sgd = ("--model", "vit-digits", "--data", "digits", "--lr", 0.1, "--batches", 40)
+    sgd = ("--model", "vit-digits", "--data", "digits", "--lr", 0.1, "--batches", 24)
     whole = train(tmp_path, 1, *sgd, "--schedule", "sequential")
     printed = train(tmp_path, 2, *sgd, *FOUR_STAGES, "--microbatch-size", 16)
     assert list(losses(printed).values()) == pytest.approx(list(losses(whole).values()), rel=1e-5)
-    assert len(losses(whole)) == 40
-    assert losses(whole)[40] < 0.99 * losses(whole)[1]
+    assert len(losses(whole)) == 24
+    assert losses(whole)[24] < 0.99 * losses(whole)[1]
     assert correct(printed) == correct(whole) > 40
 
 
