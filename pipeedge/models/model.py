@@ -108,6 +108,7 @@ class Model(Outline):
         dtype: torch.dtype = torch.float32,
         progress: Callable[[int], object] = lambda _: None,
         kernels: str = "auto",
+        beside: Shard | None = None,
     ) -> Shard:
         """Load the shard of ``layers`` (by default all) with weights from a file, ready to compute.
 
@@ -115,6 +116,8 @@ class Model(Outline):
         compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
         ``progress`` is called with the bytes of each tensor that is loaded. ``kernels`` is ``auto`` or a name
         from ``models.kernels``; only with ``torch`` are all weights parameters that can be looked at.
+        Layers that the shard ``beside``, of the same type on the same device, has already are not loaded, but
+        shared with it.
 
         Raises:
             RequestError: This machine does not have those kernels.
@@ -125,7 +128,9 @@ class Model(Outline):
         with self.open(weights, dtype) as file:
             self._compare(file, layers)
             shard = self.shard_for(file, layers, dtype, chosen)
-            return fill(shard, self.config, file, device=device, progress=progress)
+            if beside is not None and beside.kernels != chosen:
+                beside = None
+            return fill(shard, self.config, file, device=device, progress=progress, beside=beside)
 
     def check_weights(
         self, weights: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32

@@ -91,6 +91,29 @@ class Shard(nn.Module):
         packed = {f"{name}.weight": layer.weight for name, layer in self.packed_layers()}
         return {**dict(self.named_parameters()), **packed}
 
+    def adopt(self, other: Shard) -> tuple[str, ...]:
+        """Take the modules of the layers that another shard of the same model and type has, too.
+
+        Returns:
+            The prefixes of the names of their tensors, which need not be loaded.
+        """
+        if not self._is_plain or not other._is_plain:
+            return ()
+        taken = []
+        for name in ("embeddings", "head"):
+            if getattr(self, name) is not None and getattr(other, name) is not None:
+                setattr(self, name, getattr(other, name))
+                taken.append(f"{name}.")
+        for layer in self.parts.keys() & other.parts.keys():
+            self.parts[layer] = other.parts[layer]
+            taken.append(f"parts.{layer}.")
+        return tuple(taken)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each layer has weights of its own."""
+        return len({id(part) for part in self.parts.values()}) == len(self.parts)
+
     def packed_layers(self) -> list[tuple[str, PackedLinear]]:
         """Return the linear layers that pack their weights, by name."""
         return [(name, module) for name, module in self.named_modules() if isinstance(module, PackedLinear)]

@@ -19,6 +19,7 @@ import torch
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import printable
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
@@ -204,7 +205,11 @@ def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: C
 
 
 def load_stage(
-    context: RankContext, plan: Plan, device: torch.device, held: LoadedStage | None = None
+    context: RankContext,
+    plan: Plan,
+    device: torch.device,
+    held: LoadedStage | None = None,
+    beside: LoadedStage | None = None,
 ) -> LoadedStage | None:
     """Load the layers that the plan gives this rank; return None if it gives none.
 
@@ -213,6 +218,7 @@ def load_stage(
         plan: The plan.
         device: Device to compute on.
         held: Stage with these layers that is loaded already, or None.
+        beside: Stage that computes meanwhile; what both have is not loaded again.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -236,8 +242,15 @@ def load_stage(
         context.patience(f"loading {layers.named} of {model.name}"),
     ):
         total = model.weight_bytes(layers, dtype)
+        shared = None
+        if beside is not None and beside.plan.dtype == stage.dtype:
+            shared = beside.shard
+            both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
+            total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
         with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
-            shard = model.load(layers, weights, device, dtype, progress=bar.advance, kernels=kernels)
+            shard = model.load(
+                layers, weights, device, dtype, progress=bar.advance, kernels=kernels, beside=shared
+            )
     return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
 
 

@@ -67,7 +67,10 @@ class Shelf:
         if found is None:
             self._held, self._loading = kept, True
             threading.Thread(
-                target=self._load, args=(context, plan, beside), name="load", daemon=True
+                target=self._load,
+                args=(context, plan, self._taken if beside else None),
+                name="load",
+                daemon=True,
             ).start()
             self._wait(context)
             found = self._held[-1]
@@ -85,12 +88,12 @@ class Shelf:
         if self._taken_before is not None:
             self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
 
-    def _load(self, context: RankContext, plan: Plan, beside: bool) -> None:
+    def _load(self, context: RankContext, plan: Plan, beside: LoadedStage | None) -> None:
         loaded, error = None, None
-        if beside and sys.platform == "linux":
+        if beside is not None and sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            loaded = load_stage(context, plan, self._device)
+            loaded = load_stage(context, plan, self._device, beside=beside)
         except BaseException as failure:  # kept whole, to be raised in the thread that waits
             error = failure
         with self._changed:

@@ -748,3 +748,18 @@ def test_fingerprints_cover_every_file_of_an_index(tmp_path: Path) -> None:
         built.save_pretrained(tmp_path / str(len(prints)), max_shard_size="3KB")
         prints.add(find_model(tmp_path / str(len(prints))).fingerprint())
     assert len(prints) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_layers_of_another_shard_are_shared_and_not_loaded_again(dtype: torch.dtype) -> None:
+    model = find_model("vit-digits")
+    images = (torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)),)
+    held = model.load(LayerRange(0, 10), dtype=dtype)
+    loaded: list[int] = []
+    shard = model.load(LayerRange(0, 16), dtype=dtype, progress=loaded.append, beside=held)
+    whole: list[int] = []
+    expected = model.load(LayerRange(0, 16), dtype=dtype, progress=whole.append)(images)
+    assert torch.equal(shard(images)[0], expected[0])
+    assert all(shard.parts[layer] is part for layer, part in held.parts.items())
+    assert sum(loaded) == model.weight_bytes(LayerRange(10, 16), dtype)
+    assert sum(whole) == model.weight_bytes(LayerRange(0, 16), dtype)

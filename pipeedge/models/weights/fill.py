@@ -50,23 +50,27 @@ def fill(
     *,
     device: str | torch.device = "cpu",
     progress: Callable[[int], object] = lambda _: None,
+    beside: Shard | None = None,
 ) -> Shard:
     """Load weights from ``file`` into ``shard``, built on ``meta``, one tensor at a time; return the shard.
 
     Each tensor is converted to the shard's type while it is read. Weights that are packed, or quantised to 8
     bits here, pass through one buffer, one after the other. A table of words on the CPU stays in the file, if
-    it can be mapped. ``progress`` is called with the bytes stored for each tensor.
+    it can be mapped. ``progress`` is called with the bytes stored for each tensor. What another shard
+    ``beside`` it has already, of the same type and kernels, is shared with that.
 
     Raises:
         WeightsError: As for ``plan``, or the data ends early or is damaged.
     """
     fillings = plan(shard, architecture, file)
+    filled = () if beside is None else shard.adopt(beside)
+    missing = [one for one in fillings if not one.parameter.startswith(filled)]
     meta = shard.stored_tensors()
-    packed = {f"{name}.weight": layer for name, layer in shard.packed_layers()}
+    packed = {f"{name}.weight": layer for name, layer in shard.packed_layers() if not name.startswith(filled)}
     # One buffer serves all tensors that are packed or quantised: freed blocks of different sizes would leave
     # holes that are not reused.
     memory = torch.empty(max((meta[name].numel() for name in packed), default=0))
-    for filling in fillings:
+    for filling in missing:
         name, place = filling.parameter, meta[filling.parameter]
         layer = packed.get(name)
         if isinstance(layer, Int8Linear):
