@@ -24,7 +24,7 @@ from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured
 from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow
 from pipeedge.plan.problem import Problem
 
-__all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search"]
+__all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search", "moved_words"]
 
 Placing = tuple[PlacedStage, ...]
 Search = Callable[[Conditions, frozenset[str], Placing], Placing | None]
@@ -261,10 +261,11 @@ class LivePlanning:
         windows = max(waited if self._drift.duration else MANY_WINDOWS, self._patience())
         now = self._throughput(self._present, windows)
         best: Proposal | None = None
+        why = moved_words(self._drift.moved()) or "other hosts are there"
         for stages in self._possible():
             gain = self._throughput(stages, windows) / now - 1
             if gain >= LEAST_GAIN and (best is None or gain > best.gain):
-                best = self._proposal(stages, gain, self._why())
+                best = self._proposal(stages, gain, why)
         if best is None or not self._is_limit():
             return None
         return best if self._pays(best, now * self._problem.batch_size, left_items) else None
@@ -318,12 +319,6 @@ class LivePlanning:
         )
         return max(loads, default=0.0)
 
-    def _why(self) -> str:
-        """Return what has changed, for the user."""
-        moved = self._drift.moved()
-        words = [_moved_words(key, ratio) for key, ratio in sorted(moved.items())]
-        return "; ".join(words) or "other hosts are there"
-
 
 def _conditions(known: Mapping[_Key, float], common: float) -> Conditions:
     hosts = {key[0]: value for key, value in known.items() if len(key) == 1}
@@ -341,6 +336,9 @@ def _mean(seen: Sequence[Conditions]) -> Conditions:
     )
 
 
-def _moved_words(key: Sequence[str], ratio: float) -> str:
-    what = key[0] if len(key) == 1 else f"the link from {key[0]} to {key[1]}"
-    return f"{what} takes {figure(ratio)} times as long as planned"
+def moved_words(moved: Mapping[tuple[str, ...], float]) -> str:
+    """Say which hosts, and which links between two, take how many times as long as planned."""
+    names = {key: key[0] if len(key) == 1 else f"the link from {key[0]} to {key[1]}" for key in moved}
+    return "; ".join(
+        f"{names[key]} takes {figure(ratio)} times as long as planned" for key, ratio in sorted(moved.items())
+    )

@@ -308,6 +308,11 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
                 f"{si(sum(one.lost_s for one in later))}s without a new result, {repeated} computed again",
             )
         )
+    for better in run.replans:
+        gain, detail = f"{better.predicted_percent:+.0f}% predicted", better.why
+        if better.measured_percent is not None:
+            gain, detail = f"{better.measured_percent:+.0f}%", f"{gain}; {better.why}"
+        found.append(("gain of a better plan", gain, detail))
     memory = [stage.figures["rss_peak_mb"] for stage in run.stages if stage.figures.get("rss_peak_mb")]
     if memory:
         found.append(

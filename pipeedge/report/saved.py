@@ -116,6 +116,17 @@ class SavedEpoch:
 
 
 @dataclass(frozen=True)
+class SavedReplan:
+    """A better plan that was found while the run went on."""
+
+    why: str
+    predicted_percent: float
+    """Predicted gain in throughput."""
+    measured_percent: float | None
+    """Measured gain, or None if it was not measured."""
+
+
+@dataclass(frozen=True)
 class SavedRun:
     """A measured or simulated report of any version."""
 
@@ -145,6 +156,7 @@ class SavedRun:
     """Seconds of each activity (values of ``ThreadState``) of the thread that feeds the pipeline."""
     epochs: tuple[SavedEpoch, ...] = ()
     """Epochs, in order; empty for a run that cannot go on after a failure."""
+    replans: tuple[SavedReplan, ...] = ()
 
     @property
     def length_s(self) -> float | None:
@@ -192,6 +204,7 @@ def read_run(body: Any, name: str) -> SavedRun:
         data_rank=_data_rank(root, timeline),
         feed_s=_feed_seconds(timeline),
         epochs=tuple(_epoch(entry) for entry in _list(root, "epochs")),
+        replans=tuple(_replan(entry) for entry in _list(root, "replans")),
     )
 
 
@@ -259,6 +272,15 @@ def _epoch(entry: Value) -> SavedEpoch:
         seconds={key: entry.at(key).amount() for key in ("waiting_s", "preparing_s", "filling_s")},
         repeated=entry.at("repeated").whole(),
         stages=tuple(_stage(number, plan, None, None) for number, plan in enumerate(plans)),
+    )
+
+
+def _replan(entry: Value) -> SavedReplan:
+    measured = entry.find("measured_gain_percent")
+    return SavedReplan(
+        why=entry.at("why").text(),
+        predicted_percent=entry.at("predicted_gain_percent").number(),
+        measured_percent=None if measured is None else measured.number(),
     )
 
 

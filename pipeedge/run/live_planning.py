@@ -28,7 +28,7 @@ from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
 
-__all__ = ["RunWatcher", "watch_run"]
+__all__ = ["RunWatcher", "describe_proposal", "watch_run"]
 
 _LOOK_S = 1.0
 """Seconds between two looks at what the hub knows."""
@@ -119,7 +119,7 @@ class RunWatcher:
             self._change(planning, proposal, planned, seen)
         elif proposal.stages not in self._proposed:
             self._proposed.add(proposal.stages)
-            self._context.warn(f"{_described(proposal, planned)}; the run keeps its schedule")
+            self._context.warn(f"{describe_proposal(proposal, planned)}; the run keeps its schedule")
             self._context.replans.append(self._record(proposal, planned))
 
     def _change(
@@ -127,7 +127,7 @@ class RunWatcher:
     ) -> None:
         """Let the run follow a proposal, if nothing newer happens meanwhile."""
         record = self._record(proposal, planned)
-        line = f"{_described(proposal, planned)}; the run changes to it"
+        line = f"{describe_proposal(proposal, planned)}; the run changes to it"
         outcome = self._decider.change(self._session, planned, seen, proposal.why, line)
         if isinstance(outcome, Switched):
             planning.changed(proposal)
@@ -182,7 +182,7 @@ def _has_weights(facts: Options) -> bool:
     return facts.get("weights") is not None
 
 
-def _described(proposal: Proposal, planned: PlannedSchedule) -> str:
+def describe_proposal(proposal: Proposal, planned: PlannedSchedule) -> str:
     """Return the beginning of the line about a proposal."""
     stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in planned.schedule.stages)
     now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)

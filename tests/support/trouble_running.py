@@ -28,11 +28,16 @@ from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Pace, Planned, V
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.plan.after_loss import Survivor, smallest_change
+from pipeedge.plan.conditions import Conditions
+from pipeedge.plan.drift import Drift
+from pipeedge.plan.live_choice import Proposal, moved_words
 from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 from pipeedge.run.activity import Activity
+from pipeedge.run.live_planning import describe_proposal
 from pipeedge.run.outcome import explain_missing_figures
 from pipeedge.run.replanning import describe
 from pipeedge.run.stage import Encode
@@ -115,6 +120,19 @@ def a_rank_comes_back(patch: Patch) -> str:
     play.hear(7, "hello", rank=1, world=3, host="pi2").hear(7, "facts", facts={})
     play.note(play.state.judge_newcomer(7, None, 1.0))
     return play.said
+
+
+@says(
+    "pi2 takes 2 times as long as planned; with layers 1-12 on rank 0, layers 13-16 on rank 1, "
+    "4.5 items/s instead of 3 are predicted (+50%)…"
+)
+def a_host_is_slower_than_planned(patch: Patch) -> str:
+    moved: Drift[tuple[str, ...]] = Drift()
+    for _ in range(3):
+        moved.add({("pi2",): 2.0})
+    proposal = Proposal((), 0.5, moved_words(moved.moved()), 3.0, Conditions())
+    planned = PlannedSchedule(Schedule.from_partition([1, 12, 13, 16]))
+    return f"{describe_proposal(proposal, planned)}; the run keeps its schedule"
 
 
 @says("rank 2 (stage 2, …) has not stopped within … what it computes for a failed plan")

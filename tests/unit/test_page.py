@@ -19,6 +19,7 @@ from mutations import rounds
 from saved_reports import poisoned, recovered_epochs, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
+from pipeedge.observe.records import ReplanRecord
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.report import (
     compare_lines,
@@ -31,7 +32,7 @@ from pipeedge.report import (
 from pipeedge.report.bottleneck import Part
 from pipeedge.report.charts import Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
-from pipeedge.report.epochs import epochs_body
+from pipeedge.report.epochs import epochs_body, replans_body
 from pipeedge.report.gantt import coarsened, to_data
 from pipeedge.report.main import ReportRequest, make_report, parse_report
 from pipeedge.report.render import gantt_section
@@ -395,6 +396,20 @@ def test_epochs_are_shown_if_a_failure_was_survived() -> None:
     body["epochs"] = body["epochs"][:1]
     undisturbed = Page(render_run(read_run(through_json(body), "run.json")))
     assert "epochs" not in undisturbed.sections
+
+
+def test_better_plans_are_shown_with_their_gains() -> None:
+    body = simulated_body([1.0, 1.6, 0.7])
+    schedule = recovered_epochs()[0].schedule
+    body["replans"] = replans_body(
+        [
+            ReplanRecord(3.0, "b is slow", schedule, 0.25, "switched", 7, 1.5, 0.2),
+            ReplanRecord(9.0, "c is slow", schedule, 0.5),
+        ]
+    )
+    shown = Page(render_run(read_run(through_json(body), "run.json"))).sections[None]
+    for expected in ("+20%", "+25% predicted; b is slow", "+50% predicted", "c is slow"):
+        assert expected in shown, expected
 
 
 def test_the_times_of_a_stage_are_the_length_of_the_run() -> None:

@@ -17,6 +17,7 @@ from pipeedge.base.files import check_writable
 from pipeedge.base.schedule import Schedule
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.report.render import render_run
 from pipeedge.report.run_report import RunReport, print_report, save_report
@@ -161,6 +162,30 @@ def test_a_run_that_survived_failures_shows_its_epochs() -> None:
         4,
     )
     assert [(stage["rank"], stage["layers"]) for stage in third["schedule"]] == [(0, [1, 4]), (3, [5, 12])]
+
+
+def better_plans() -> tuple[ReplanRecord, ...]:
+    """Return a plan that the run changed to, and one that it did not."""
+    schedule = recovered_epochs()[1].schedule
+    switched = ReplanRecord(3.0, "b is slow", schedule, 0.25, "switched", 7, 1.5, 0.2)
+    return (switched, ReplanRecord(9.0, "c is slow", schedule, 0.125))
+
+
+def test_better_plans_are_shown_with_their_gains() -> None:
+    text = printed(report(replans=better_plans()))
+    layers = "layers 1-4 on rank 0, 5-8 on rank 3, 9-12 on rank 2"
+    lines = [line.strip() for line in text[text.index("re-planned") :].splitlines()[:2]]
+    assert lines == [
+        f"re-planned  after 3.00 s: b is slow; {layers}: +25% predicted, +20% measured; "
+        "switched at microbatch 7",
+        f"after 9.00 s: c is slow; {layers}: +12% predicted; reported",
+    ]
+    assert "re-planned" not in printed(report())
+    first, second = report(replans=better_plans()).to_body()["replans"]
+    assert (first["predicted_gain_percent"], first["measured_gain_percent"]) == (25.0, 20.0)
+    assert (first["outcome"], first["microbatch"], first["seconds"]) == ("switched", 7, 1.5)
+    assert (second["outcome"], second["measured_gain_percent"]) == ("reported", None)
+    assert [stage["rank"] for stage in second["schedule"]] == [0, 3, 2]
 
 
 def test_table_shows_the_main_figures() -> None:
