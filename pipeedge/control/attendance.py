@@ -32,6 +32,9 @@ class Terms:
     """Seconds within which a rank must appear. One that is not required must also send its facts."""
     required: frozenset[int] | None = None
     """Ranks without which there is no session, or None for all. Others are left out if they are late."""
+    joins_later: bool = False
+    """Whether a rank that is left out may still join after the plan. Then only an absent one is left out: the
+    failure of a rank before the plan ends the session, as nothing is lost yet and a mistake is likely."""
     brief: Raw | None = None
     """Information that a rank needs to state its facts, sent to each when it is admitted."""
     max_message_bytes: int = 64 << 10
@@ -90,7 +93,7 @@ class Attendance:
             line = f"{disagrees}start all with the same WORLD"
             failure = Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)
             return self._refuse(connection, line), failure if self._roster.participants is None else None
-        if rank in self._roster.left_out and not (self.admits_at(now) and self._roster.facts() is None):
+        if rank in self._roster.left_out and not self._admits_again(now):
             return self._send_away(connection, self._lateness(rank, f"rank {rank} (on {host})")), None
         self._roster.left_out.pop(rank, None)
         self._roster.seats[rank] = Seat(connection, host, now)
@@ -142,7 +145,7 @@ class Attendance:
         """Return the failure of the required ranks that have not appeared in time, or None."""
         if self._roster.participants is not None or self.admits_at(now):
             return None
-        absent = [rank for rank in self._roster.absent() if not self.can_do_without(rank)]
+        absent = [rank for rank in self._roster.absent() if not self._may_be_absent(rank)]
         return Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0]) if absent else None
 
     def close(self, now: float) -> list[tuple[int, Message]]:
@@ -150,12 +153,12 @@ class Attendance:
         if self.admits_at(now) or self._roster.facts() is not None:
             return []
         outgoing = []
-        for rank in filter(self.can_do_without, range(self._roster.world_size)):
+        for rank in filter(self._may_be_absent, range(self._roster.world_size)):
             seat = self._roster.seats.get(rank)
             name = self._roster.name(rank)
-            if seat is not None and seat.facts is None:
+            if seat is not None and seat.facts is None and self.can_do_without(rank):
                 outgoing += self.leave_out(rank, self._lateness(rank, name))
-            elif seat is None and rank not in self._roster.left_out:
+            if seat is None and rank not in self._roster.left_out:
                 cause = f"never appeared within {figure(self._terms.appear_s)} s"
                 self.leave_out(rank, Failure(FailureKind.ABSENT, cause, rank, name))
         return outgoing
@@ -179,8 +182,17 @@ class Attendance:
 
     def can_do_without(self, rank: int) -> bool:
         """Return whether the session continues if it loses ``rank``, which it never does after the plan."""
+        return self._may_be_absent(rank) and not self._terms.joins_later
+
+    def _may_be_absent(self, rank: int) -> bool:
         required = self._terms.required
         return self._roster.participants is None and required is not None and rank not in required
+
+    def _admits_again(self, now: float) -> bool:
+        """Return whether a rank that was left out is admitted; not while the plan is made without it."""
+        if self._roster.participants is not None:
+            return self._terms.joins_later
+        return self.admits_at(now) and self._roster.facts() is None
 
     def leave_out(self, rank: int, failure: Failure) -> list[tuple[int, Message]]:
         """Continue without ``rank``, and tell it if it is connected."""

@@ -147,6 +147,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         host: name of this rank's host (the host name of this machine).
         required: ranks without which there is no session (all). Others that do not come, or are lost before
             the plan, are left out.
+        joins_later: whether a rank that is left out may join after the plan; if so, one that is lost before
+            the plan is not left out, but ends the session.
         membership: key of the run, or None to speak in clear.
     """
 
@@ -159,6 +161,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         deadlines: Deadlines | None = None,
         host: str | None = None,
         required: frozenset[int] | None = None,
+        joins_later: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self._world = world
@@ -168,6 +171,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         self._deadlines = deadlines or Deadlines.of(world)
         self._host = socket.gethostname() if host is None else host
         self._required = required
+        self._joins_later = joins_later
         self._stack = ExitStack()
         # No other rank connects to a single one, so it uses any free port, and several can run at once.
         self._port = world.port if world.size > 1 else 0
@@ -214,6 +218,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                 terms=Terms(
                     appear_s=self._deadlines.appear_s,
                     required=self._required,
+                    joins_later=self._joins_later,
                     brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),

@@ -8,12 +8,13 @@ a better schedule ────────────────────�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.errors import EXIT_INFEASIBLE, WeightsError
+from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
+from pipeedge.base.wording import figure, plural
 from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
 from pipeedge.control.session import Announcement, Forms, Refusal, Remaining, Session
 from pipeedge.observe.metrics import StageStats
@@ -23,7 +24,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
-from pipeedge.run.replanning import Held, describe, plan_schedule_again
+from pipeedge.run.replanning import Held, describe, name_stages, plan_schedule_again
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
@@ -96,7 +97,28 @@ class Decider:
         )
         if request.schedule.replan == AUTO and not plan.goes_on and request.world.size > 1:
             return Refusal("--replan auto needs --on-failure continue where the input has no end")
-        return self._announced(plan)
+        missing = sorted(set(range(request.world.size)) - facts.keys())
+        return self._begin_without(missing, plan, facts) if missing else self._announced(plan)
+
+    def _begin_without(
+        self, missing: Sequence[int], plan: Plan, facts: Mapping[int, Options]
+    ) -> Announcement[Plan] | Refusal:
+        """Return the plan for the ranks that are here, though some have not come in time."""
+        request, model = self._context.request, self._context.model
+        cause = (
+            f"{plural(len(missing), 'rank')} {', '.join(map(str, missing))} of {request.world.size} never "
+            f"appeared within {figure(request.world.timeout_s)} s"
+        )
+        if not plan.goes_on:
+            return Refusal(f"{cause}: start each rank, with the same --addr and --port", EXIT_PEER)
+        planned = plan_schedule_again(request, model, plan, facts, self._held)
+        without = f"without {plural(len(missing), 'it', 'them')}"
+        if not isinstance(planned, PlannedSchedule):
+            return Refusal(f"{cause}; nothing fits {without}: {planned}", EXIT_PEER)
+        self._context.warn(f"{cause}; the run begins {without}, with {name_stages(planned.schedule)}")
+        return self._announced(
+            dataclasses.replace(plan, schedule=planned.schedule, prediction=planned.prediction)
+        )
 
     @property
     def present(self) -> Plan | None:

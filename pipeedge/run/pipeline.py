@@ -109,9 +109,13 @@ def run(
         show_waiting=warn if sys.stderr.isatty() else lambda line: None,
         record_stage_work=context.display_feed,
     )
+    goes_on = request.transport.goes_on
+    required = frozenset({0, request.schedule.data_rank}) if goes_on else None
     with (
         aborted_on_failure(transports),
-        Session(world, FORMS, callbacks, membership=membership) as session,
+        Session(
+            world, FORMS, callbacks, required=required, joins_later=goes_on, membership=membership
+        ) as session,
     ):
         session.open()
         return _take_part(context, session)

@@ -20,7 +20,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
-__all__ = ["Held", "describe", "plan_schedule_again"]
+__all__ = ["Held", "describe", "name_stages", "plan_schedule_again"]
 
 
 class Held:
@@ -111,13 +111,17 @@ def _layer_bytes(model: Model, schedule: Schedule) -> list[float]:
     ]
 
 
+def name_stages(schedule: Schedule) -> str:
+    """Return ``layers 1-8 on rank 0, layers 9-16 on rank 1``."""
+    return ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in schedule.stages)
+
+
 def describe(before: Plan, now: Plan) -> str:
     """Return the line for the user about a plan that follows another."""
     if now.schedule == before.schedule:
         line = f"{now.cause}; the run tries again with the same ranks"
     else:
-        stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in now.schedule.stages)
-        line = f"{now.cause}; the run goes on with {stages}"
+        line = f"{now.cause}; the run goes on with {name_stages(now.schedule)}"
     was, will_be = (
         None if plan.prediction is None else plan.prediction.throughput_items_per_s for plan in (before, now)
     )

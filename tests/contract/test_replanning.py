@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
+from rich.console import Console
 from runtime_request import request
 
 from pipeedge.base.errors import InfeasibleError
+from pipeedge.base.fields import encode
 from pipeedge.base.schedule import Schedule
+from pipeedge.control.session import Announcement, Refusal
 from pipeedge.models import find_model
+from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.run.context import RankContext, Transports
+from pipeedge.run.decision import FORMS, Decider
 from pipeedge.run.replanning import Held, describe, plan_schedule_again
+from pipeedge.transport.base import RendezvousService
+from pipeedge.transport.choice import make_rendezvous, make_transport
 
 MODEL = find_model("vit-digits")
 LAYERS = MODEL.n_layers
@@ -72,6 +81,45 @@ def test_rank_without_weights_or_memory_takes_nothing_and_the_missing_layer_is_n
     assert isinstance(reason, str)
     assert reason.startswith("layer 1 needs")
     assert "rank 0" in reason
+
+
+@pytest.mark.parametrize(
+    ("line", "here", "found"),
+    [
+        ("0 3 -c tcp -pt 1,8,9,16", (0, 1), "layers 1-8 on rank 0, layers 9-16 on rank 1"),
+        ("0 3 -c tcp -pt 1,8,9,16 -r 0,2", (0, 1), "layers 1-8 on rank 0, layers 9-16 on rank 1"),
+        ("0 2 -c tcp -pt 1,8,9,16", (0,), "layers 1-16 on rank 0"),
+        ("0 3 -c p2p -pt 1,8,9,16", (0, 1), None),
+    ],
+)
+def test_run_begins_without_ranks_that_never_came_if_it_could_go_on_without_them(
+    line: str, here: tuple[int, ...], found: str | None
+) -> None:
+    said: list[str] = []
+    told = {}
+    for rank in here:
+        asked = request(f"{rank}{line[1:]}")
+        known = rank_facts(asked, MODEL, weights="w", items=None if rank else 40, max_tokens=None)
+        told[rank] = FORMS.facts(Raw(encode(known)))
+    asked = request(line)
+    transports = Transports(lambda: make_transport(asked.transport, 0))
+
+    def open_rendezvous() -> RendezvousService:
+        return make_rendezvous(asked.transport, asked.world.addr)
+
+    context = RankContext(
+        asked, MODEL, Console, said.append, transports, transports.new(), open_rendezvous, open_rendezvous()
+    )
+    decision = Decider(context).decide(told)
+    missing = f"rank {len(here)} of {asked.world.size} never appeared within {asked.world.timeout_s:.0f} s"
+    if found is None:
+        assert isinstance(decision, Refusal)
+        assert decision.line == f"{missing}: start each rank, with the same --addr and --port"
+        return
+    assert isinstance(decision, Announcement)
+    context.rendezvous.close()
+    assert set(decision.participants) <= set(here)
+    assert said == [f"{missing}; the run begins without it, with {found}"]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_INFEASIBLE
+from pipeedge.control.attendance import Terms
 from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
 from pipeedge.control.failover import Newcomer, Wanted
@@ -25,18 +26,27 @@ class Run:
 
     Args:
         world: number of ranks.
-        participants: ranks with a part in the first plan.
+        participants: ranks with a part in the first plan; without any, it is still to be made.
+        late: ranks that do not come in time.
     """
 
-    def __init__(self, world: int, *participants: int) -> None:
+    def __init__(self, world: int, *participants: int, late: tuple[int, ...] = ()) -> None:
         self.now = 100.0
         self.world = world
-        self.state = HubState(world_size=world, timeout_s=TIMEOUT_S, now=self.now)
+        terms = Terms(TIMEOUT_S, required=frozenset({0}), joins_later=True)
+        self.state = HubState(world_size=world, timeout_s=TIMEOUT_S, now=self.now, terms=terms)
         self.told: dict[int, list[Message]] = {}
-        for rank in range(world):
+        for rank in set(range(world)) - set(late):
             self.come(rank, 10 + rank)
+        if late:
+            assert self.state.roster.facts() is None  # they may still come
+            self.pass_time(TIMEOUT_S + 0.5)
+        facts = self.state.roster.facts()
+        assert facts is not None
+        assert facts.keys() == set(range(world)) - set(late)
         plan, names = Raw(b'{"epoch":1}'), {rank: f"stage {rank}" for rank in participants}
-        self.note(self.state.plan(plan, participants, names, self.now, 0, goes_on=True))
+        if participants:
+            self.note(self.state.plan(plan, participants, names, self.now, 0, goes_on=True))
         self.participants = participants
 
     def note(self, outgoing: list[tuple[int, Message]]) -> None:
@@ -88,6 +98,45 @@ def running(world: int, *participants: int) -> Run:
     run = Run(world, *participants).start(1, *(10 + rank for rank in participants))
     assert [len(run.heard(10 + rank, "run")) for rank in participants] == [1] * len(participants)
     return run
+
+
+def test_rank_that_comes_after_the_beginning_is_a_spare() -> None:
+    run = Run(3, 0, 1, late=(2,)).start(1, 10, 11)
+    run.come(2, 12)
+    newcomer = run.state.task()
+    assert isinstance(newcomer, Newcomer)
+    assert (newcomer.rank, newcomer.connection) == (2, 12)
+    run.note(run.state.judge_newcomer(12, None, run.now))
+    assert [message.line for message in run.heard(10, "notice")] == [
+        "rank 2 (on pi2) has joined, and is there to take the place of another"
+    ]
+    run.close(11)
+    run.stop(1, 10, written=3)
+    assert sorted(run.plan(0, 2).facts) == [0, 2]
+    run.start(2, 10, 12)
+    assert [message.epoch for message in run.heard(12, "run")] == [2]
+
+
+def test_rank_that_comes_while_the_plan_is_made_without_it_is_told_so() -> None:
+    run = Run(3, late=(2,))
+    run.come(2, 12)
+    (verdict,) = run.heard(12, "verdict")
+    assert verdict.failure.line.startswith("rank 2 (on pi2) is too late, and the others go on without it")
+    assert run.state.verdict is None
+
+
+def test_run_does_not_begin_without_a_rank_that_failed_or_that_it_needs() -> None:
+    terms = Terms(TIMEOUT_S, required=frozenset({0, 2}), joins_later=True)
+    failed = HubState(world_size=3, timeout_s=TIMEOUT_S, now=0.0, terms=terms)
+    failed.received(11, Hello(1, 3, "pi1"), 1.0)
+    failed.received(11, Failed("no such device"), 1.0)
+    assert failed.verdict is not None
+    assert failed.verdict.line == "rank 1 (on pi1) failed: no such device"
+    alone = HubState(world_size=3, timeout_s=TIMEOUT_S, now=0.0, terms=terms)
+    alone.received(10, Hello(0, 3, "pi0"), 0.0)
+    alone.tick(TIMEOUT_S + 0.5)
+    assert alone.verdict is not None
+    assert alone.verdict.line.startswith("rank 2 of 3 never appeared within 10 s")
 
 
 def test_spare_takes_the_place_of_a_killed_rank_and_the_summary_is_that_of_the_last_epoch() -> None:
