@@ -67,6 +67,8 @@ MOST_FAULTS = 20
 CONTINUE = ("--on-failure", "continue", "--timeout", "20")
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 """Sizes of an embedder that computes its answers in no time."""
+MEDIUM = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
+"""Sizes of one that its clients keep busy, so that sentences wait."""
 REFERENCE = """
 import json, sys, time, warnings
 warnings.filterwarnings("ignore")
@@ -262,7 +264,7 @@ def padding(args: argparse.Namespace) -> None:
         sentences = [line for line in args.sentences.read_text().splitlines() if line.strip()]
     requests = [list(some) for some in batched(sentences)]
     with tempfile.TemporaryDirectory() as directory:
-        save_embedder(Path(directory), **SMALL)
+        save_embedder(Path(directory), **MEDIUM)
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         lengths = [[len(ids) for ids in tokenizer(request)["input_ids"]] for request in requests]
         with Ranks(directory, 1, "-u", str(SENTENCES)) as ranks, ThreadPoolExecutor(args.clients) as workers:

@@ -7,12 +7,12 @@ A microbatch is formed when the pipeline has room for one, from what waits at th
 waited longest is always part of it. Others join it if that is cheaper than travelling in a microbatch of
 their own: a microbatch costs as many tokens as its longest item has, for each of its items, and a fixed
 overhead. So sentences of like length travel together. Younger items may pass an older one in this way, but at
-most ``max_passes`` microbatches with younger items leave before it.
+most ``max_passes`` microbatches with younger items leave before it, or as many as all that wait would fill.
 """
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class BatchLimits:
     max_waiting: int
     """Largest number of items that wait."""
     max_passes: int = 8
-    """Largest number of microbatches with younger items that may leave before an item."""
+    """Largest number of microbatches with younger items that may leave before an item, while few wait."""
     overhead_tokens: int = 16
     """Cost of a microbatch besides its tokens, in tokens."""
 
@@ -59,14 +59,15 @@ class Batcher:
     """The items that wait, and the choice among them.
 
     No item was passed more often than an older one: what passes an item also passes all older ones. So the
-    youngest items of those ``max_passes`` microbatches that went furthest tell who must not be passed again.
+    youngest items of the microbatches that went furthest tell who must not be passed again.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._waiting: dict[int, WaitingItem] = {}  # a dict keeps the order of arrival
         self._alike: dict[int, dict[int, None]] = {}  # numbers by their tokens, in order of arrival
-        self._furthest: list[int] = []  # a heap
+        self._furthest: list[int] = []
+        """Youngest items of those microbatches that have passed some item that waits, in order."""
         self._latest = -1
         self._earliest_s = math.inf
         """Time before which no deadline is over."""
@@ -130,9 +131,9 @@ class Batcher:
             return ()
         numbers = tuple(sorted(self._choose()))
         self.cancel(numbers)
-        heapq.heappush(self._furthest, numbers[-1])
-        if len(self._furthest) > self._limits.max_passes:
-            heapq.heappop(self._furthest)
+        bisect.insort(self._furthest, numbers[-1])
+        oldest = next(iter(self._waiting), math.inf)
+        del self._furthest[: bisect.bisect(self._furthest, oldest)]
         return numbers
 
     def _choose(self) -> set[int]:
@@ -155,10 +156,11 @@ class Batcher:
     def _urgent(self) -> Iterator[WaitingItem]:
         """Yield the item that has waited longest, and those after it that must not be passed again."""
         yield from islice(self._waiting.values(), 1)
-        is_limited = len(self._furthest) == self._limits.max_passes
-        limit = min(self._furthest, default=math.inf) if is_limited else -1
+        most = max(self._limits.max_passes, math.ceil(len(self._waiting) / self._limits.max_items))
+        if len(self._furthest) < most:
+            return
         for item in islice(self._waiting.values(), 1, None):
-            if item.number > limit:
+            if item.number > self._furthest[-most]:
                 return
             yield item
 
