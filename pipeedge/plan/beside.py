@@ -1,8 +1,8 @@
 """The best schedule that can be loaded beside the one that runs. Pure: the solver is passed in.
 
-While a plan takes over from another, a host holds the layers of both, unless they are the same. The solver
-knows one limit of memory for each host, so the search branches where its answer needs more: that host either
-keeps its layers, or has only the memory that they leave.
+While a plan takes over from another, a host holds the layers of both; weights that both have are held once.
+The solver knows one limit of memory for each host, so the search branches where its answer needs more: that
+host either keeps its layers, or has only the memory that they leave.
 
     every limit as profiled ──answer fits──> done
              └─ a host has too little ─┬─> this host keeps its layers, or has none
@@ -23,7 +23,7 @@ from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.plan.conditions import PlacedStage, held_bytes, period_s, stage_seconds
 from pipeedge.plan.problem import HostKind, Problem
 
-__all__ = ["best_beside", "fits_beside", "placed"]
+__all__ = ["best_beside", "fits_beside", "placed", "to_load_bytes"]
 
 _MOST_SOLVED = 24
 """Largest number of problems that one search solves."""
@@ -54,10 +54,40 @@ def _too_large(
         layers = new.get(stage.host)
         if layers is None or layers == stage.layers or stage.host in kept:
             continue
-        both = held_bytes(problem, stage.host, layers) + held_bytes(problem, stage.host, stage.layers)
-        if both > problem.kind_of(stage.host).mem_bytes * (1 + 1e-9):
+        if _both_bytes(problem, stage, layers) > problem.kind_of(stage.host).mem_bytes * (1 + 1e-9):
             return stage
     return None
+
+
+def _both_bytes(problem: Problem, stage: PlacedStage, layers: LayerRange) -> float:
+    """Return the memory of a stage and of other layers beside it. Weights that both have are held once."""
+    both = held_bytes(problem, stage.host, layers) + held_bytes(problem, stage.host, stage.layers)
+    return both - sum(_weights(problem, stage.host)[layer] for layer in _shared(problem, stage, layers))
+
+
+def to_load_bytes(problem: Problem, present: Sequence[PlacedStage], wanted: Sequence[PlacedStage]) -> float:
+    """Return the bytes that the host with the most to load has to load."""
+    before = {stage.host: stage for stage in present}
+    most = 0.0
+    for stage in wanted:
+        weights, layers = _weights(problem, stage.host), range(stage.layers.start, stage.layers.stop)
+        old = before.get(stage.host)
+        if old is not None and old.layers == stage.layers:
+            continue
+        known = () if old is None else _shared(problem, old, stage.layers)
+        most = max(most, sum(weights[layer] for layer in layers if layer not in known))
+    return most
+
+
+def _weights(problem: Problem, host: str) -> Sequence[float]:
+    return problem.kind_of(host).weight_bytes or problem.layers.weight_bytes
+
+
+def _shared(problem: Problem, stage: PlacedStage, layers: LayerRange) -> range:
+    """Return the layers that a rank has already; none in a model whose layers share weights."""
+    if any(problem.layers.shared_with):
+        return range(0)
+    return range(max(stage.layers.start, layers.start), min(stage.layers.stop, layers.stop))
 
 
 def best_beside(
@@ -120,12 +150,17 @@ def _part(stage: PlacedStage, start: int, stop: int) -> PlacedStage | None:
 
 
 def _with_rest(tried: Problem, problem: Problem, stage: PlacedStage) -> Problem:
-    """Return the problem in which a host has only the memory that its present stage leaves."""
-    kind = tried.kind_of(stage.host)
-    rest = max(0.0, kind.mem_bytes - held_bytes(problem, stage.host, stage.layers))
-    return _with_kind(
-        tried, stage.host, dataclasses.replace(kind, name=f"{kind.name}, beside {stage.host}", mem_bytes=rest)
+    """Return the problem in which a host has the memory that its present stage leaves, and those layers."""
+    kind, weights = tried.kind_of(stage.host), list(_weights(problem, stage.host))
+    for layer in _shared(problem, stage, stage.layers):
+        weights[layer] = 0.0
+    rest = dataclasses.replace(
+        kind,
+        name=f"{kind.name}, beside {stage.host}",
+        mem_bytes=max(0.0, kind.mem_bytes - held_bytes(problem, stage.host, stage.layers)),
+        weight_bytes=tuple(weights),
     )
+    return _with_kind(tried, stage.host, rest)
 
 
 def _with_kept(tried: Problem, stage: PlacedStage) -> Problem:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeedge.base.wording import figure
-from pipeedge.plan.beside import fits_beside
+from pipeedge.plan.beside import fits_beside, to_load_bytes
 from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured, period_s
 from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow
 from pipeedge.plan.problem import Problem
@@ -302,22 +302,8 @@ class LivePlanning:
     def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:
         """Return whether a proposal saves more than it costs."""
         left = items_per_s * HORIZON_S if left_items is None else left_items
-        load_s = self._load_bytes(proposal.stages) / _LOAD_BYTES_PER_S
+        load_s = to_load_bytes(self._problem, self._present, proposal.stages) / _LOAD_BYTES_PER_S
         return left / items_per_s - left / (items_per_s * (1 + proposal.gain)) > load_s + _SPARE_S
-
-    def _load_bytes(self, stages: Placing) -> float:
-        """Return the bytes that the host with the most to load has to load."""
-        before = {stage.host: stage.layers for stage in self._present}
-        weights = {
-            stage.host: self._problem.kind_of(stage.host).weight_bytes or self._problem.layers.weight_bytes
-            for stage in stages
-        }
-        loads = (
-            sum(weights[stage.host][stage.layers.start : stage.layers.stop])
-            for stage in stages
-            if before.get(stage.host) != stage.layers
-        )
-        return max(loads, default=0.0)
 
 
 def _conditions(known: Mapping[_Key, float], common: float) -> Conditions:

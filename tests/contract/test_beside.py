@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan import scheduler
-from pipeedge.plan.beside import best_beside, fits_beside, placed
+from pipeedge.plan.beside import best_beside, fits_beside, placed, to_load_bytes
 from pipeedge.plan.conditions import Conditions, PlacedStage, held_bytes, period_s, with_conditions
 from pipeedge.plan.live_choice import Placing
 from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem
 
 
-def random_problem(random: Random, layers: int = 5) -> Problem:
+def random_problem(
+    random: Random, layers: int = 5, shared_with: tuple[int, ...] = (0, 0, 1, 0, 2)
+) -> Problem:
     """Return a small problem with everything that costs time."""
 
     def times(most: float) -> tuple[float, ...]:
@@ -43,7 +46,7 @@ def random_problem(random: Random, layers: int = 5) -> Problem:
             2.0,
             tuple(random.uniform(1.0, 4.0) for _ in range(layers)),
             1.0,
-            shared_with=(0, 0, 1, 0, 2),
+            shared_with=shared_with,
         ),
         kinds,
         {"a": "fast", "b": "slow", "c": "slow"},
@@ -74,9 +77,26 @@ def placings(problem: Problem) -> Iterator[Placing]:
                 yield tuple(map(PlacedStage, hosts, ranges))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_search_finds_the_best_schedule_that_fits_beside_the_present_one(seed: int) -> None:
-    problem = random_problem(Random(seed))
+def test_weights_that_a_host_has_are_neither_held_twice_nor_loaded() -> None:
+    kind = HostKind("board", 10.0, 1.0, time_s=(1.0,) * 4, activation_bytes=(1.0,) * 4)
+    sizes = LayerSizes((2.0, 3.0, 1.0, 1.0), 0.0, (0.0,) * 4, 1.0)
+    problem = Problem(sizes, (kind,), {"a": "board", "b": "board"})
+    present = (PlacedStage("a", LayerRange(0, 2)), PlacedStage("b", LayerRange(2, 4)))
+    wanted = (PlacedStage("a", LayerRange(0, 3)), PlacedStage("b", LayerRange(3, 4)))
+    # a: 2 + 3 + 1 of weights and twice 1 of activations
+    assert fits_beside(replace(problem, kinds=(replace(kind, mem_bytes=8.0),)), present, wanted)
+    assert not fits_beside(replace(problem, kinds=(replace(kind, mem_bytes=7.9),)), present, wanted)
+    assert to_load_bytes(problem, present, wanted) == 1.0
+    assert to_load_bytes(problem, present, present) == 0.0
+    assert to_load_bytes(problem, present[:1], present) == 2.0
+
+
+@pytest.mark.parametrize("shared_with", [(), (0, 0, 1, 0, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_the_best_schedule_that_fits_beside_the_present_one(
+    seed: int, shared_with: tuple[int, ...]
+) -> None:
+    problem = random_problem(Random(seed), shared_with=shared_with)
 
     def fits(stages: Placing) -> bool:
         return all(
