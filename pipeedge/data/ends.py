@@ -189,6 +189,8 @@ class DataEnds:
     """Lines for the user about what an earlier run has left."""
     watcher: Watcher | None = None
     """Hears of the schedule and the work of the stages, if somebody wants to."""
+    held_out: InputSource | None = None
+    """Last items, on which plans are tried; None if none are."""
 
 
 class DataSetStream:

@@ -1,6 +1,7 @@
 """The choice of microbatch size, cut, hosts, number types and bits together (``--plan auto``).
 
     profiles of the hosts ─> microbatch sizes up to -u ─> sched-pipeline --plan auto ─> one schedule
+                                                               └─ tighter limits <─ trial on held-out items
 
 ``sched-pipeline`` names the profiles that are missing and what was not measured, and plans without it.
 """
@@ -8,20 +9,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from pipeedge.base.errors import ScheduleError
+from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.program import program_name
-from pipeedge.base.wording import figure
+from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import count, figure
 from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_program
 from pipeedge.plan.schedule_files import schedule_on
 from pipeedge.plan.scheduler import PromisedStage, SchedulerRequest, Solution
 from pipeedge.plan.spec_files import find_named, read_files
+from pipeedge.plan.specs import ModelProfile, short_dtype
 
-__all__ = ["JointPlan", "choose_together", "profiled_sizes"]
+__all__ = ["JointPlan", "Trial", "choose_together", "profiled_sizes"]
 
+_NOTHING = 1e-9
+"""Largest expected loss that counts as none."""
+_LESS = 0.1
+"""Least part by which the expected loss of the next plan is smaller, so that it is not nearly the same."""
+_WIDTHS = (0, 16, 8, 6, 4)
+"""Bits of links that the scheduler chooses from by default."""
+_BEGINNING = "--plan auto takes "
 _CHOSEN = ("--batch-size=", "--dtype=")
 """Options of a single schedule that the plan chooses."""
 
@@ -32,8 +42,56 @@ class JointPlan:
 
     solution: Solution
     microbatch_size: int
-    note: str
-    """What was chosen, in one line."""
+    notes: tuple[str, ...]
+    """What was tried and chosen, a line each."""
+
+
+class Trial(Sized, Protocol):
+    """A trial of plans on held-out items, of which it has a number."""
+
+    def __call__(self, schedule: Schedule, microbatch_size: int, /) -> float:
+        """Return the fraction of the items whose class under ``schedule`` is that of float32."""
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Limits of the choice; None for those of the scheduler."""
+
+    min_agreement: float | None
+    dtypes: tuple[str, ...] | None = None
+    widths: tuple[int, ...] | None = None
+
+    def arguments(self) -> list[str]:
+        """Return the options of the scheduler."""
+        options = {
+            "--min-agreement": None if self.min_agreement is None else [self.min_agreement],
+            "--dtypes": self.dtypes,
+            "--widths": self.widths,
+        }
+        return [
+            f"{name}={','.join(map(str, values))}" for name, values in options.items() if values is not None
+        ]
+
+    def without(self, answer: dict[str, Any], dtypes: Iterable[str]) -> _Limits | None:
+        """Return limits that exclude a plan, or None if it is exact.
+
+        The next plan is to have less expected loss. One that is expected to lose nothing loses its fewest
+        bits, or a number type.
+
+        Args:
+            answer: What the scheduler says of the plan.
+            dtypes: Profiled number types.
+        """
+        loss = answer["loss"]
+        if loss > _NOTHING:
+            return replace(self, min_agreement=1 - loss * (1 - _LESS))
+        fewest = min((row["quant_bits"] for row in answer["schedule"] if row["quant_bits"]), default=0)
+        if fewest:
+            widths = _WIDTHS if self.widths is None else self.widths
+            return replace(self, widths=tuple(bits for bits in widths if bits == 0 or bits > fewest))
+        used = {row["dtype"] for row in answer["schedule"]} - {"float32"}
+        left = tuple(dtype for dtype in self.dtypes or tuple(dtypes) if dtype not in used)
+        return replace(self, dtypes=left) if used and left else None
 
 
 def choose_together(
@@ -42,8 +100,9 @@ def choose_together(
     hosts: Sequence[str] | None,
     *,
     exactly: bool = False,
+    trial: Trial | None = None,
 ) -> JointPlan:
-    """Find the best plan with microbatches of at most the requested size.
+    """Find the best plan with microbatches of at most the requested size that passes its trial.
 
     Args:
         asked: the files, and the largest microbatch size.
@@ -51,10 +110,12 @@ def choose_together(
             scheduler's default.
         hosts: the host of each rank; None where the hosts are called by their ranks.
         exactly: whether microbatches must have the requested size.
+        trial: tries plans on held-out items; one with less than the wanted agreement gives way to the next
+            best one. None takes the best plan untried.
 
     Raises:
         ScheduleError: no profile has such a microbatch size.
-        InfeasibleError: no plan keeps the limits.
+        InfeasibleError: no plan keeps the limits, or passes its trial.
         PipeEdgeError: as ``scheduler.solve``.
     """
     sizes = [asked.microbatch_size] if exactly else profiled_sizes(asked)
@@ -63,35 +124,81 @@ def choose_together(
             f"--plan auto: no host has a profile of {asked.model_name} for microbatches of at most "
             f"{asked.microbatch_size} ({asked.dev_types_file}); allow larger ones with -u"
         )
-    printed = run_program(
-        [
-            "--plan=auto",
-            "--format=json",
-            *(option for option in asked.arguments() if not option.startswith(_CHOSEN)),
-            f"--batch-sizes={','.join(map(str, sizes))}",
-            *([] if min_agreement is None else [f"--min-agreement={min_agreement}"]),
-            f"--time-limit={asked.time_limit_s}",
-        ],
-        timeout_s=asked.time_limit_s + GRACE_S,
-    )
-    return _read_plan(printed, hosts)
+
+    def plan(limits: _Limits) -> tuple[JointPlan, dict[str, Any]]:
+        printed = run_program(
+            [
+                "--plan=auto",
+                "--format=json",
+                *(option for option in asked.arguments() if not option.startswith(_CHOSEN)),
+                f"--batch-sizes={','.join(map(str, sizes))}",
+                *limits.arguments(),
+                f"--time-limit={asked.time_limit_s}",
+            ],
+            timeout_s=asked.time_limit_s + GRACE_S,
+        )
+        return _read_plan(printed, hosts)
+
+    if trial is None:
+        return plan(_Limits(min_agreement))[0]
+    return _first_that_passes(plan, _Limits(min_agreement), trial, _profiled_dtypes(asked))
+
+
+def _first_that_passes(
+    plan: Callable[[_Limits], tuple[JointPlan, dict[str, Any]]],
+    limits: _Limits | None,
+    trial: Trial,
+    dtypes: Sequence[str],
+) -> JointPlan:
+    """Return the best plan with the wanted agreement on held-out items.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    refused: list[str] = []
+    wanted = None
+    while limits is not None:
+        try:
+            found, answer = plan(limits)
+        except InfeasibleError:
+            if not refused:
+                raise
+            break
+        wanted = 1 - answer["max_loss"] if wanted is None else wanted
+        part = trial(found.solution.schedule, found.microbatch_size)
+        measured = f"{figure(part, 4)} on {count(len(trial), 'held-out item')}"
+        (chosen,) = found.notes
+        if part >= wanted - _NOTHING:
+            return replace(found, notes=(*refused, f"{chosen}, {measured}"))
+        refused.append(
+            f"--held-out refuses {chosen.removeprefix(_BEGINNING)}: {measured}, {figure(wanted, 4)} wanted"
+        )
+        limits = limits.without(answer, dtypes)
+    raise InfeasibleError(f"no plan keeps the agreement on held-out items: {refused[-1]}")
 
 
 def profiled_sizes(asked: SchedulerRequest) -> list[int]:
     """Return the microbatch sizes up to the requested one that hosts have profiles for, ascending."""
+    return sorted({profile.batch_size for profile in _profiles(asked)})
+
+
+def _profiled_dtypes(asked: SchedulerRequest) -> list[str]:
+    """Return the number types of these profiles."""
+    return sorted({short_dtype(profile.dtype) for profile in _profiles(asked)})
+
+
+def _profiles(asked: SchedulerRequest) -> Iterable[ModelProfile]:
+    """Yield the profiles of the hosts with microbatches of at most the requested size."""
     files = read_files(device_types=asked.dev_types_file, devices=asked.dev_file)
-    return sorted(
-        {
-            profile.batch_size
-            for kind, listed in files.devices.items()
-            if kind in files.device_types and (not asked.hosts or set(listed) & set(asked.hosts))
-            for profile in find_named(files.device_types[kind].profiles, asked.model_name) or ()
-            if profile.batch_size <= asked.microbatch_size
-        }
-    )
+    for kind, listed in files.devices.items():
+        if kind in files.device_types and (not asked.hosts or set(listed) & set(asked.hosts)):
+            for profile in find_named(files.device_types[kind].profiles, asked.model_name) or ():
+                if profile.batch_size <= asked.microbatch_size:
+                    yield profile
 
 
-def _read_plan(text: str, hosts: Sequence[str] | None) -> JointPlan:
+def _read_plan(text: str, hosts: Sequence[str] | None) -> tuple[JointPlan, dict[str, Any]]:
+    """Return the plan that the scheduler printed, and all that it says of it."""
     try:
         answer: dict[str, Any] = json.loads(text)
         rows = answer["schedule"]
@@ -128,14 +235,14 @@ def _read_plan(text: str, hosts: Sequence[str] | None) -> JointPlan:
             feed_s=answer["feed_s"],
             collect_s=answer["collect_s"],
         )
-        return JointPlan(solution, int(answer["batch_size"]), _note(answer))
+        return JointPlan(solution, int(answer["batch_size"]), (_note(answer),)), answer
     except (ValueError, KeyError, TypeError) as error:
         raise not_understood(error) from error
 
 
 def _note(answer: dict[str, Any]) -> str:
     rate = answer["throughput_items_per_s"]
-    parts = [f"--plan auto takes microbatches of {int(answer['batch_size'])}"]
+    parts = [f"{_BEGINNING}microbatches of {int(answer['batch_size'])}"]
     if rate is not None:
         parts.append(f"{figure(rate, 3)} items/s")
     if answer["losses_known"]:

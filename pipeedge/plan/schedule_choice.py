@@ -27,6 +27,7 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest
 
 if TYPE_CHECKING:
+    from pipeedge.plan.joint_choice import Trial
     from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
 __all__ = ["PlannedSchedule", "plan_schedule", "scheduler_request"]
@@ -53,6 +54,7 @@ def plan_schedule(
     eight_bit: bool = True,
     ranks: Collection[int] | None = None,
     losses: bool = False,
+    trial: Trial | None = None,
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for.
 
@@ -63,12 +65,15 @@ def plan_schedule(
         eight_bit: whether pictures are sent as bytes.
         ranks: those whose hosts the scheduler may use, when others are lost; None for all.
         losses: whether to ask the scheduler what the loss of each host would cost.
+        trial: tries joint plans on held-out items; None if they are taken untried.
 
     Raises:
         ScheduleError: it does not fit the model or the world.
         InfeasibleError: the scheduler finds that none exists.
     """
-    planned = _requested_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks, losses=losses)
+    planned = _requested_schedule(
+        request, model, tokens, eight_bit=eight_bit, ranks=ranks, losses=losses, trial=trial
+    )
     if planned is None:
         order = request.schedule.rank_order
         stages = request.world.size if order is None else len(order)
@@ -138,6 +143,7 @@ def _requested_schedule(
     eight_bit: bool,
     ranks: Collection[int] | None,
     losses: bool,
+    trial: Trial | None,
 ) -> PlannedSchedule | None:
     wanted = request.schedule
     if wanted.partition is not None:
@@ -158,9 +164,10 @@ def _requested_schedule(
         from pipeedge.plan.joint_choice import choose_together
 
         # Once items travel in microbatches of some size, it stays.
-        chosen = choose_together(asked, wanted.min_agreement, wanted.hosts, exactly=ranks is not None)
+        exactly = ranks is not None
+        chosen = choose_together(asked, wanted.min_agreement, wanted.hosts, exactly=exactly, trial=trial)
         found, size = chosen.solution, chosen.microbatch_size
-        notes = (*unlisted, chosen.note, *found.warnings)
+        notes = (*unlisted, *chosen.notes, *found.warnings)
     elif wanted.automatic_dtype:
         found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
         notes = (*unlisted, note, *found.warnings)

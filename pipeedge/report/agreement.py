@@ -18,12 +18,23 @@ import torch
 import torch.nn.functional as F
 
 from pipeedge.base.payload import Payload
-from pipeedge.base.schedule import LayerRange
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import count, figure
+from pipeedge.compress.link import LinkDecoder, LinkEncoder
 from pipeedge.data import InputSource
 from pipeedge.models import Model
+from pipeedge.models.dtypes import dtype_name, find_dtype
+from pipeedge.request.scheduling import CompressionRequest
 
-__all__ = ["Agreement", "Outputs", "agreement", "joined", "outputs_by_block", "without_padding"]
+__all__ = [
+    "Agreement",
+    "Outputs",
+    "agreement",
+    "joined",
+    "outputs_by_block",
+    "outputs_of_schedule",
+    "without_padding",
+]
 
 SAME_DIRECTION = 0.99
 """Least cosine at which two vectors of a model without classes count as the same answer."""
@@ -119,7 +130,7 @@ def outputs_by_block(
     dtype: torch.dtype,
     progress: Callable[[float], object] = lambda _part: None,
 ) -> Outputs:
-    """Return the outputs of all items of ``source``, computed one block at a time.
+    """Return the outputs of all items of ``source``, computed one block at a time in one number type.
 
     Args:
         model: The whole model.
@@ -133,6 +144,40 @@ def outputs_by_block(
     Raises:
         PipeEdgeError: The input cannot be read, or the weights are missing or of another type.
     """
+    whole = StagePlan(LayerRange(0, model.n_layers), 0, dtype=dtype_name(dtype))
+    return outputs_of_schedule(
+        model, source, microbatch_size, Schedule((whole,)), weights=weights, device=device, progress=progress
+    )
+
+
+def outputs_of_schedule(
+    model: Model,
+    source: InputSource,
+    microbatch_size: int,
+    schedule: Schedule,
+    *,
+    weights: Path | None,
+    device: torch.device,
+    compression: CompressionRequest | None = None,
+    progress: Callable[[float], object] = lambda _part: None,
+) -> Outputs:
+    """Return the outputs of all items of ``source``, with the number types and bits of a schedule.
+
+    Its stages are computed here one after the other, one block at a time.
+
+    Args:
+        model: The whole model.
+        source: The items. Between two blocks, the hidden states of all of them are in memory.
+        microbatch_size: Number of items computed together.
+        schedule: Layers and number types of the stages, and the bits of the links between them.
+        weights: Weights of the model, or None for the default ones.
+        device: Device to compute on.
+        compression: How links compress values; None for the defaults.
+        progress: Called with the fraction that is done, from 0 to 1.
+
+    Raises:
+        PipeEdgeError: The input cannot be read, or the weights are missing or of another type.
+    """
     numbers: list[int] = []
     tokens: list[Sequence[int] | None] = []
     payloads: list[Payload] = []
@@ -140,17 +185,29 @@ def outputs_by_block(
         numbers += batch.numbers
         tokens.append(batch.tokens)
         payloads.append(batch.payload)
-    for start in range(0, model.n_layers, _LAYERS_AT_ONCE):
-        layers = LayerRange(start, min(start + _LAYERS_AT_ONCE, model.n_layers))
-        shard = model.load(layers, weights, device, dtype)
-        with torch.inference_mode():
-            for index, payload in enumerate(payloads):
-                moved = tuple(tensor.to(device) for tensor in payload)
-                payloads[index] = tuple(tensor.to("cpu") for tensor in shard(moved))
-        del shard  # released before the next one is loaded
-        progress(layers.stop / model.n_layers)
+    for stage in schedule.stages:
+        for start in range(stage.layers.start, stage.layers.stop, _LAYERS_AT_ONCE):
+            layers = LayerRange(start, min(start + _LAYERS_AT_ONCE, stage.layers.stop))
+            shard = model.load(layers, weights, device, find_dtype(stage.dtype))
+            with torch.inference_mode():
+                for index, payload in enumerate(payloads):
+                    moved = tuple(tensor.to(device) for tensor in payload)
+                    payloads[index] = tuple(tensor.to("cpu") for tensor in shard(moved))
+            del shard  # released before the next one is loaded
+            progress(layers.stop / model.n_layers)
+        if stage.quant_bits:
+            payloads = _through_link(payloads, stage.quant_bits, compression or CompressionRequest())
     outputs = [without_padding(found, each) for (found,), each in zip(payloads, tokens, strict=True)]
     return Outputs(tuple(numbers), joined(outputs))
+
+
+def _through_link(payloads: Sequence[Payload], bits: int, compression: CompressionRequest) -> list[Payload]:
+    """Return payloads as received over a link with ``bits`` bits a value."""
+    encoder = LinkEncoder(
+        compression.clamp, window=compression.window_size, transform=compression.link_transform
+    )
+    decoder = LinkDecoder()
+    return [decoder.decode(encoder.encode(payload, bits)) for payload in payloads]
 
 
 def without_padding(outputs: torch.Tensor, tokens: Sequence[int] | None) -> torch.Tensor:

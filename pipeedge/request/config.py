@@ -248,6 +248,8 @@ class RunRequest:
         if self.schedule.joint and (self.links.link_bits is not None or self.links.quant_bits is not None):
             given = "--link-bits" if self.links.link_bits is not None else "-q"
             raise ScheduleError(f"{given} and --plan auto: the plan chooses the bits; leave out {given}")
+        if self.schedule.held_out and self.schedule.data_rank != 0:
+            raise ScheduleError("--held-out needs the input on rank 0, which plans: leave out -D/--data-rank")
         if not 0 <= self.schedule.data_rank < self.world.size:
             raise RequestError(
                 f"-D/--data-rank {self.schedule.data_rank} is outside the world: "
@@ -274,6 +276,7 @@ class RunRequest:
             "-b/--batch-size": self.input.max_items,
             "--output": self.output.results,
             "--check": self.output.check_items,
+            "--held-out": self.schedule.held_out,
         }
         if self.schedule.replan == AUTO and self.transport.on_failure is None:
             raise RequestError("--serve with --replan auto needs --on-failure continue")

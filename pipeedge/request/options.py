@@ -102,7 +102,7 @@ SECTIONS = (
     ),
     Section(
         _SCHEDULE,
-        options_of(ScheduleRequest, "plan", "dtypes", "min_agreement"),
+        options_of(ScheduleRequest, "plan", "dtypes", "min_agreement", "held_out"),
         topic="number types",
         chapter="[dtypes.md](dtypes.md)",
     ),

@@ -106,6 +106,16 @@ class ScheduleRequest:
         help="with --dtype auto or --plan auto: least fraction of items whose class must be that of float32, "
         "as profiled (any with --dtype auto, 0.99 with --plan auto)",
     )
+    held_out: int = option(
+        0,
+        "--held-out",
+        type=int,
+        metavar="N",
+        obeyed_by=ObeyedBy.RANK_0,
+        check=Check(lambda items: items >= 0, "the number of items must not be negative"),
+        help="with --plan auto: first compute the last N items of the input here as the plan would, and take "
+        "the next best plan if fewer of them than --min-agreement have the class of float32",
+    )
     hosts: tuple[str, ...] | None = option(
         None, "-H/--hosts", type=names, obeyed_by=ObeyedBy.RANK_0, help="host of each rank, as in devices.yml"
     )
@@ -180,6 +190,8 @@ class ScheduleRequest:
     def _check_dtypes(self) -> None:
         if self.min_agreement is not None and not (self.automatic_dtype or self.joint):
             raise ScheduleError("--min-agreement needs --dtype auto or --plan auto")
+        if self.held_out and not self.joint:
+            raise ScheduleError("--held-out needs --plan auto, which has a next best plan")
         if self.joint:
             if not self.automatic:
                 raise ScheduleError(f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file")

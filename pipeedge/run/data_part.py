@@ -31,6 +31,7 @@ from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, out
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.held_out import open_held_out
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.reading import RunInput
 from pipeedge.run.resuming import find_rows, request_dependencies
@@ -64,19 +65,21 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
     if output.results is not None:
         check_output_path(output.results, model)
     source = open_run_input(request, model)
+    held_out = open_held_out(request, model, source) if request.schedule.held_out else None
     compared = None
     if output.check_items:
         source.check_distinct(output.check_items, "--check")
         compared = source.first(output.check_items)
     if output.results is None:
-        return DataEnds(DataSetSource(source), ResultWriter(None, model, None), compared, replaced)
+        writer = ResultWriter(None, model, None)
+        return DataEnds(DataSetSource(source), writer, compared, replaced, held_out=held_out)
     found, note = find_rows(output.results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
     writer = ResultWriter(output.results, model, None, depends_on, found)
     if found is not None:
         source = source.rest(found.position)
     notes = () if note is None else (note,)
-    return DataEnds(DataSetSource(source), writer, compared, replaced, notes)
+    return DataEnds(DataSetSource(source), writer, compared, replaced, notes, held_out=held_out)
 
 
 @contextmanager

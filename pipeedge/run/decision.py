@@ -28,6 +28,7 @@ from pipeedge.run.replanning import Held, describe, name_stages, plan_schedule_a
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
+    from pipeedge.plan.joint_choice import Trial
 
 __all__ = ["FORMS", "Decider", "RunSession", "find_facts"]
 
@@ -60,10 +61,16 @@ def find_facts(context: RankContext, data: DataEnds | None) -> dict[str, Any]:
 
 
 class Decider:
-    """Rank 0's decisions: the plan, and those that follow when ranks are lost or come."""
+    """Rank 0's decisions: the plan, and those that follow when ranks are lost or come.
 
-    def __init__(self, context: RankContext) -> None:
+    Args:
+        context: This rank.
+        trial: Tries the first plan on held-out items; None if they were not asked for.
+    """
+
+    def __init__(self, context: RankContext, trial: Trial | None = None) -> None:
         self._context = context
+        self._trial = trial
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
@@ -79,7 +86,9 @@ class Decider:
         known = _input_facts(facts, data_rank)
         with context.activity.busy("scheduling"):
             eight_bit = known.pixel_table is not None
-            planned = plan_schedule(request, context.model, known.max_tokens, eight_bit=eight_bit)
+            planned = plan_schedule(
+                request, context.model, known.max_tokens, eight_bit=eight_bit, trial=self._trial
+            )
         for note in planned.notes:
             context.warn(note)
         plan = Plan(

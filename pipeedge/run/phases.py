@@ -132,7 +132,12 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         PipeEdgeError: There is no plan; the same line on every rank. Or the rows that an earlier run has left
             are of another plan.
     """
-    decider = Decider(context)
+    trial = None
+    if prepared.data is not None and prepared.data.held_out is not None:
+        from pipeedge.run.held_out import HeldOutTrial  # only the data rank needs it
+
+        trial = HeldOutTrial(context.request, context.model, prepared.data.held_out, prepared.device)
+    decider = Decider(context, trial)
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on)
     if session.serves_hub:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from pipeedge.base.wording import figure
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_outline
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
+
+if TYPE_CHECKING:
+    from pipeedge.plan.joint_choice import Trial
 
 __all__ = ["show_schedule"]
 
@@ -28,6 +32,7 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
         _tokens_here(request, model),
         eight_bit=not arrays,
         losses=request.transport.goes_on,
+        trial=_trial(request) if request.schedule.held_out else None,
     )
     for line in planned.schedule.lines():
         show(line)
@@ -50,6 +55,18 @@ def _loss_lines(request: RunRequest, planned: PlannedSchedule) -> Iterator[str]:
             yield f"loss of {loss.host}: ends the run: {why}"
         elif loss.throughput_items_per_s is not None:
             yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} items/s on the others"
+
+
+def _trial(request: RunRequest) -> Trial:
+    """Return what tries plans on the last items of the input."""
+    from pipeedge.data import open_run_input  # these import torch, which other dry runs do without
+    from pipeedge.models import find_model
+    from pipeedge.run.held_out import HeldOutTrial, open_held_out
+    from pipeedge.run.stage import resolve_device
+
+    model = find_model(request.model.name)
+    items = open_held_out(request, model, open_run_input(request, model))
+    return HeldOutTrial(request, model, items, resolve_device(request.model.device))
 
 
 def _tokens_here(request: RunRequest, model: Outline) -> int | None:

@@ -9,6 +9,8 @@ import yaml
 from shipped_model import DIGITS
 
 from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError
+from pipeedge.base.schedule import Schedule
+from pipeedge.plan.joint_choice import Trial
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.spec_writing import add_model
@@ -25,9 +27,9 @@ def profile(size: int, dtype: str, seconds: float, agreement: float | None = Non
     return {"batch_size": size, "dtype": dtype, "time_s": [seconds] * LAYERS, **known}
 
 
-def files(folder: Path, bandwidth: float = 1000) -> str:
-    profiles = [profile(4, "float32", 0.1), profile(8, "float32", 0.15), profile(8, "int8", 0.1, 0.996)]
-    profiles.append(profile(64, "int8", 0.1, 0.996))
+def files(folder: Path, bandwidth: float = 1000, int8_agreement: float = 0.996) -> str:
+    profiles = [profile(4, "float32", 0.1), profile(8, "float32", 0.15)]
+    profiles += [profile(size, "int8", 0.1, int8_agreement) for size in (8, 64)]
     types = {"board": {"mem_MB": 1024, "bw_Mbps": bandwidth, "model_profiles": {"vit-digits": profiles}}}
     model = {
         "layers": LAYERS,
@@ -45,9 +47,27 @@ def files(folder: Path, bandwidth: float = 1000) -> str:
     )
 
 
-def planned(options: str, ranks: frozenset[int] | None = None) -> PlannedSchedule:
+def planned(options: str, ranks: frozenset[int] | None = None, trial: Trial | None = None) -> PlannedSchedule:
     request = parse_runtime(["0", "2", *options.split()], Environment()).request
-    return plan_schedule(request, DIGITS, ranks=ranks)
+    return plan_schedule(request, DIGITS, ranks=ranks, trial=trial)
+
+
+class FewBits:
+    """A trial in which each number type and each number of bits costs what it says."""
+
+    def __init__(self, **losses: float) -> None:
+        self._losses = losses
+        self.tried: list[str] = []
+
+    def __len__(self) -> int:
+        return 100
+
+    def __call__(self, schedule: Schedule, microbatch_size: int, /) -> float:
+        stages = [f"{stage.dtype} {stage.quant_bits}" for stage in schedule.stages]
+        self.tried.append(f"{microbatch_size} {', '.join(stages)}")
+        used = {stage.dtype for stage in schedule.stages}
+        used |= {f"bits{stage.quant_bits}" for stage in schedule.stages}
+        return 1 - sum(loss for name, loss in self._losses.items() if name in used)
 
 
 def test_plan_has_types_bits_and_microbatch_size(tmp_path: Path) -> None:
@@ -74,6 +94,44 @@ def test_least_agreement_is_kept(tmp_path: Path) -> None:
     assert {stage.dtype for stage in found.schedule.stages} == {"float32"}
 
 
+def test_plan_that_fails_on_held_out_items_gives_way_to_the_next_best(tmp_path: Path) -> None:
+    options = f"{files(tmp_path, bandwidth=0.4)} --min-agreement 0.98"
+    trial = FewBits(bits4=0.05)
+    found = planned(options, trial=trial)
+    assert trial.tried[0] == "8 int8 4, int8 0"
+    assert trial.tried[-1] == "8 float32 8, float32 0"
+    assert found.schedule.stages[0].quant_bits == 8
+    refused, taken = found.notes[0], found.notes[len(trial.tried) - 1]
+    assert refused.startswith("--held-out refuses microbatches of 8, ")
+    assert refused.endswith("an agreement of 0.986 expected: 0.95 on 100 held-out items, 0.98 wanted")
+    assert taken.startswith("--plan auto takes microbatches of 8, ")
+    assert taken.endswith("an agreement of 1 expected, 1 on 100 held-out items")
+
+
+def test_plan_expected_to_lose_nothing_loses_its_fewest_bits(tmp_path: Path) -> None:
+    options = f"{files(tmp_path, bandwidth=0.8)} --min-agreement 1"
+    trial = FewBits(bits8=0.01)
+    found = planned(options, trial=trial)
+    assert trial.tried == ["8 float32 8, float32 0", "8 float32 0"]
+    assert found.schedule.stages[0].quant_bits == 0
+
+
+def test_plan_expected_to_lose_nothing_loses_its_number_type(tmp_path: Path) -> None:
+    options = f"{files(tmp_path, int8_agreement=1)} --min-agreement 1 -u 8"
+    trial = FewBits(int8=0.01)
+    found = planned(options, trial=trial)
+    assert trial.tried == ["8 int8 0, int8 0", "8 float32 0, float32 0"]
+    assert {stage.dtype for stage in found.schedule.stages} == {"float32"}
+
+
+def test_no_plan_is_taken_that_fails_on_held_out_items(tmp_path: Path) -> None:
+    trial = FewBits(float32=0.5, int8=0.5)
+    with pytest.raises(InfeasibleError, match="no plan keeps the agreement on held-out items: --held-out re"):
+        planned(files(tmp_path), trial=trial)
+    assert trial.tried[0] == "8 int8 0, int8 0"
+    assert trial.tried[-1] == "8 float32 0, float32 0"
+
+
 def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
     options = files(tmp_path)
     assert planned(f"{options} --min-agreement 1 -u 4", frozenset({0})).microbatch_size == 4
@@ -89,6 +147,10 @@ def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
         ("--link-bits 8", "--link-bits and --plan auto: the plan chooses the bits"),
         ("--survive-loss", "--survive-loss and --plan auto cannot be combined"),
         ("-pt 1,4,5,16", "--plan auto needs automatic scheduling"),
+        ("--plan cut --held-out 5", "--held-out needs --plan auto"),
+        ("--held-out 5 -D 1", "--held-out needs the input on rank 0"),
+        ("--held-out -5", "--held-out -5: the number of items must not be negative"),
+        ("--serve 80 --held-out 5", "leave out --held-out"),
     ],
 )
 def test_what_the_plan_chooses_is_not_given(tmp_path: Path, more: str, message: str) -> None:

@@ -47,9 +47,9 @@ data       sentence_rules items source model_inputs pictures selection tables un
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing flights requests service watching figures bodies description reference
            tensors replies gate asking routes inference pages application server serving
-run        activity worker stage under_way reading data_rank context links stage_part resuming data_part parts
-           replanning decision live_planning phases reporting outcome shelf epochs pipeline preview main
-           __main__
+run        activity worker stage under_way reading held_out data_rank context links stage_part resuming
+           data_part parts replanning decision live_planning phases reporting outcome shelf epochs pipeline
+           preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
            data_work converting products synthetic display job layer_work dtype_agreement sensitivity session
            main
