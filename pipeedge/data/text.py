@@ -130,10 +130,15 @@ class Tokenizer:
         """Number of tokens of the longest sentence or pair, special tokens included."""
         return min(self.model.config.max_positions, self.rules.most_tokens or sys.maxsize)
 
-    def items(self, sentences: Sequence[Sentence], *, truncate: bool = True) -> TokenItems:
-        """Tokenise sentences, or pairs. Those that are too long for the model are truncated, with a warning.
+    def items(self, sentences: Sequence[Sentence], *, truncate: bool = True, warn: bool = True) -> TokenItems:
+        """Tokenise sentences, or pairs. Those that are too long for the model are truncated.
 
         Of such a pair, the longer sentence loses its end first.
+
+        Args:
+            sentences: What to tokenise.
+            truncate: Whether to truncate; if not, the first one that is too long is an error.
+            warn: Whether to log that some were truncated.
 
         Raises:
             InputError: The tokenizer does not fit the model, or a sentence is too long and ``truncate`` is
@@ -152,7 +157,7 @@ class Tokenizer:
                 f"{sentences[too_long[0]].source}: more than the {count(limit, 'token')} that "
                 f"{self.model.name} takes; shorten it, or have it truncated"
             )
-        if too_long:
+        if too_long and warn:
             log.warning(
                 "%d of %d sentences are longer than the %d tokens of %s and are truncated; the first: %s",
                 len(too_long),
@@ -161,6 +166,7 @@ class Tokenizer:
                 self.model.name,
                 sentences[too_long[0]].source,
             )
+        if too_long:
             shorter = self._encode([texts[number] for number in too_long], limit)
             for number, one in zip(too_long, shorter, strict=True):
                 encoded[number] = one

@@ -42,6 +42,14 @@ class Asker:
         self._timeout_s = timeout_s
         self._workers = ThreadPoolExecutor(read_threads(), "prepare")
 
+    def check_count(self, items: int) -> None:
+        """Refuse a request with more items than may ever wait, before any of them is prepared.
+
+        Raises:
+            InputError: There are too many.
+        """
+        self.service.queue.check_count(items)
+
     async def prepare(self, work: Callable[[], _Value]) -> _Value:
         """Call ``work``, which decodes or tokenises, in another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)

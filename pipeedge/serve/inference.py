@@ -89,6 +89,7 @@ class InferenceRoutes:
         if unknown:
             raise InputError(f"there is no such output; the model has one, {_OUTPUTS}")
         tensors = read_tensors(body, content[int(length) :])
+        self._asker.check_count(max((len(array) for array in tensors.values() if array.ndim), default=0))
         items = await self._asker.prepare(lambda: self._items(tensors))
         outputs = _stacked(await self._asker.answers(request, items))
         return json_reply(
@@ -115,7 +116,7 @@ class InferenceRoutes:
                 raise InputError(f"no input is called {kind}, which is what the model takes as {BYTES}")
             return self._preparation.arrays(tensors, "inputs")
         values = tensors[kind]
-        if values.dtype != object or values.size != len(values):
+        if values.dtype != object or not values.ndim or values.size != len(values):
             raise InputError(f"{kind} must be {BYTES} of shape [items]")
         return [self._item(kind, index, value) for index, value in enumerate(values.ravel())]
 

@@ -120,9 +120,22 @@ class Preparation:
         raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes images")
 
     def sentence(
-        self, text: str, pair: str | None = None, *, source: str = "input", truncate: bool = True
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        source: str = "input",
+        truncate: bool = True,
+        warn: bool = True,
     ) -> Item:
         """Return the item for a sentence, or for a pair of them.
+
+        Args:
+            text: The sentence.
+            pair: The other one of a pair, or None.
+            source: Its name in messages.
+            truncate: Whether to cut one that is too long.
+            warn: Whether to log that it was cut.
 
         Raises:
             InputError: It is empty, too long and not to be truncated, or the model takes images.
@@ -133,7 +146,7 @@ class Preparation:
         if not any(one.strip() for one in sentence.texts):
             raise InputError(f"{source}: the sentence is empty")
         with self._tokenizing:
-            return self._tokenizer.items([sentence], truncate=truncate).read(0)
+            return self._tokenizer.items([sentence], truncate=truncate, warn=warn).read(0)
 
     def image(self, data: bytes, source: str = "input") -> Item:
         """Return the item for an image file in memory.

@@ -124,11 +124,7 @@ class RequestQueue:
             EndedError: The pipeline takes no further items.
         """
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        if len(items) > self._limits.max_waiting:
-            raise InputError(
-                f"{count(len(items), 'item')} in one request: at most {self._limits.max_waiting} may wait; "
-                "send several requests"
-            )
+        self.check_count(len(items))
         entries = list(map(Entry.of, items))
         with self._lock:
             if block:
@@ -156,6 +152,18 @@ class RequestQueue:
         for ticket, entry in zip(tickets, entries, strict=True):
             entry.future.add_done_callback(partial(self._cancelled, ticket))
         return [entry.future for entry in entries]
+
+    def check_count(self, items: int) -> None:
+        """Refuse a request with more items than may ever wait.
+
+        Raises:
+            InputError: There are too many.
+        """
+        if items > self._limits.max_waiting:
+            raise InputError(
+                f"{count(items, 'item')} in one request: at most {self._limits.max_waiting} may wait; "
+                "send several requests"
+            )
 
     def drain(self) -> None:
         """Take no further items; the stream ends when all that wait have been fed."""

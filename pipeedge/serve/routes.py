@@ -69,6 +69,7 @@ class Routes:
         inputs: Sequence[object] = body.input if isinstance(body.input, list) else [body.input]
         if inputs and all(isinstance(one, int) for one in inputs):
             inputs = [inputs]  # one text, as token ids
+        self._asker.check_count(len(inputs))
         items = await self._asker.prepare(lambda: [self._embeddable(*pair) for pair in enumerate(inputs)])
         answers = await self._asker.answers(request, items)
         vectors = [_vector(answer) for answer in answers]
@@ -96,12 +97,15 @@ class Routes:
     def _embeddable(self, index: int, value: object) -> Item:
         source = f"input[{index}]"
         if isinstance(value, list):
-            return self._preparation.item({"input_ids": np.array(value, np.int64)}, source)
+            try:
+                return self._preparation.item({"input_ids": np.array(value, np.int64)}, source)
+            except OverflowError:
+                raise InputError(f"{source}: a token id is not a number of 64 bits") from None
         if not isinstance(value, str):
             raise InputError(f"{source}: is a single number; give a text, or a list of token ids")
         if not self._model.takes_text:
             return self._preparation.image(decode_data_url(value, source), source)
-        return self._preparation.sentence(value, source=source, truncate=False)
+        return self._preparation.sentence(value, source=source, truncate=False, warn=False)
 
     async def embed(self, request: Request) -> Response:
         """Answer ``POST /embed``."""
@@ -204,6 +208,7 @@ class Routes:
             body = decode_body(await request.body(), ClassifyBody)
             if isinstance(body.inputs, str):
                 return [decode_data_url(body.inputs, "inputs")], False
+            self._asker.check_count(len(body.inputs))
             decoded = functools.partial(_decoded_or_error, body.inputs)
             return [decoded(index) for index in range(len(body.inputs))], True
         return [await request.body()], False
@@ -246,9 +251,10 @@ class Routes:
         wrong = next((number for number, each in enumerate(texts) if len(each) not in (1, 2)), None)
         if wrong is not None:
             raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one, or a pair")
+        self._asker.check_count(len(texts))
         return await self._asker.prepare(
             lambda: [
-                self._preparation.sentence(*each, source=f"inputs[{number}]", truncate=truncate)
+                self._preparation.sentence(*each, source=f"inputs[{number}]", truncate=truncate, warn=False)
                 for number, each in enumerate(texts)
             ]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from typing import Any
@@ -25,20 +26,24 @@ _LAST_REPLIES_S = 5
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if its requests come too slowly, or if there are too many others."""
+    """A connection that ends if its requests come too slowly, or if it is idle and there are too many."""
 
     _headers_due: asyncio.TimerHandle | None = None
+    _heard_at = 0.0
+    """Time when the client sent something last, in seconds."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._heard_at = self.loop.time()
         if len(self.connections) > _MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._expect_headers()
+            self._longest_idle().transport.abort()
+        if not transport.is_closing():
+            self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
+        self._heard_at = self.loop.time()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_expecting()
@@ -49,6 +54,20 @@ class _Connection(H11Protocol):
         """Forget the connection."""
         self._stop_expecting()
         super().connection_lost(exc)
+
+    def _longest_idle(self) -> _Connection:
+        """Return the connection that has been idle for longest, or this one if all others have a request.
+
+        Those who only hold connections open must not keep others from asking.
+        """
+        idle = (
+            one
+            for one in self.connections
+            if isinstance(one, _Connection)
+            and not one.transport.is_closing()
+            and (one.cycle is None or one.cycle.response_complete)
+        )
+        return min(idle, key=lambda one: one._heard_at, default=self)
 
     def _expect_headers(self) -> None:
         self._headers_due = self.loop.call_later(_HEADERS_S, self.transport.close)
@@ -107,7 +126,8 @@ class HttpServer:
             "backlog": _MAX_CONNECTIONS,
         }
         self._listener = listener
-        # Its log would have a line for every malformed request.
+        # Their logs would have a line for every malformed request.
+        logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", **settings))
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
 

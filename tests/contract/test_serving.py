@@ -150,6 +150,25 @@ def large_picture() -> bytes:
         ("/embed", {"inputs": "a"}, 400, "vit-digits classifies: ask /classify"),
         ("/v1/embeddings", {"input": "a"}, 400, "vit-digits classifies: ask /classify"),
         ("/nothing", {}, 404, "there is no such route"),
+        ("/classify", {"inputs": ["no image"] * 600}, 400, "600 items in one request: at most 512 may wait"),
+        ("/classify", {"inputs": "data:text/html,<b>"}, 400, "a data URL must be data:image/...;base64,..."),
+        ("/classify", {"inputs": "data:text/html;base64,PGI+"}, 400, "image 0: cannot be read as an image"),
+        (
+            "/v2/models/vit-digits/infer",
+            {"inputs": [{"name": "image", "shape": [], "datatype": "BYTES", "data": "a"}]},
+            400,
+            "image must be BYTES",
+        ),
+        (
+            "/v2/models/vit-digits/infer",
+            b'{"inputs": [{"name": "image", "shape": [1], "datatype": "FP32", "data": '
+            + b"[" * 99_999
+            + b"]" * 99_999
+            + b"}]}",
+            400,
+            "the request is not JSON: maximum recursion depth exceeded",
+        ),
+        ("/v2/models/..%2f..%2fetc%2fpasswd/infer", {}, 404, "there is no such model"),
     ],
 )
 def test_a_wrong_request_gets_a_sentence(
@@ -160,7 +179,7 @@ def test_a_wrong_request_gets_a_sentence(
     assert re.search(line, reply.line), reply.line
 
 
-def test_a_broken_form_gets_a_sentence(digits: ServedModel) -> None:
+def test_a_broken_form_gets_a_sentence(digits: ServedModel, caplog: pytest.LogCaptureFixture) -> None:
     kind = "multipart/form-data; boundary=x"
     for body in (
         b"no form",
@@ -170,6 +189,7 @@ def test_a_broken_form_gets_a_sentence(digits: ServedModel) -> None:
         reply = digits.post("/classify", body, content_type=kind)
         assert reply.status == 400, reply.body
         assert "form" in reply.line
+    assert caplog.records == []  # or strangers would fill the log
 
 
 # --- sentences --------------------------------------------------------------------------------------
@@ -256,11 +276,20 @@ def test_a_wrong_sentence_gets_one(
     assert re.search(line, reply.line), reply.line
 
 
-def test_a_long_sentence_is_truncated_on_request(classifier: tuple[ServedModel, Any]) -> None:
+def test_a_long_sentence_is_truncated_on_request(
+    classifier: tuple[ServedModel, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     served, reference = classifier
     reply = served.post("/predict", {"inputs": "cat " * 99, "truncate": True})
     expected = scores(reference, " ".join(["cat"] * (MOST_TOKENS - 2)))
     assert reply.json[0]["score"] == pytest.approx(expected.max(), abs=1e-5)
+    assert caplog.records == []
+
+
+def test_too_many_texts_are_refused_before_any_is_looked_at(classifier: tuple[ServedModel, Any]) -> None:
+    reply = classifier[0].post("/predict", {"inputs": [[""]] * 41})
+    assert reply.status == 400
+    assert "41 items in one request: at most 40 may wait" in reply.line
 
 
 @pytest.mark.parametrize(
@@ -271,6 +300,7 @@ def test_a_long_sentence_is_truncated_on_request(classifier: tuple[ServedModel, 
         ({"input": []}, "the request has no inputs"),
         ({"input": [3, "a"]}, r"input\[0\]: is a single number"),
         ({"input": [[9999]]}, "input_ids has 9999"),
+        ({"input": [2**70]}, r"input\[0\]: a token id is not a number of 64 bits"),
     ],
 )
 def test_errors_of_embeddings_have_the_form_of_openai(
@@ -512,6 +542,14 @@ def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch) ->
             return False
 
         until(answers, "an answer after the crowd")
+
+
+def test_idle_connections_keep_nobody_out(digits: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 20)
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", digits.port), LIMIT_S))
+        assert digits.post("/classify", picture(0)).status == 200
 
 
 def test_what_is_accepted_is_answered_before_the_end(going: threading.Event) -> None:

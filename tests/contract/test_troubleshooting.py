@@ -19,6 +19,7 @@ import trouble_data
 import trouble_meeting
 import trouble_planning
 import trouble_running
+import trouble_serving
 import trouble_starting
 import trouble_weights
 from places import ROOT
@@ -33,6 +34,7 @@ PARTS = (
     trouble_meeting,
     trouble_planning,
     trouble_running,
+    trouble_serving,
     trouble_starting,
     trouble_weights,
 )

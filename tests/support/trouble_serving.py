@@ -1,0 +1,250 @@
+"""Cases of test_troubleshooting.py: a pipeline that answers, over HTTP and from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from clock import Clock
+from PIL import Image
+from ports import free_port
+from trouble import DIGITS, Cases, Patch, Provoke, refused, start
+
+from pipeedge import Pipeline
+from pipeedge.data import Microbatch
+from pipeedge.request.environment import Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.serve.application import make_application
+from pipeedge.serve.asking import Asker
+from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.gate import GateLimits, read_keys
+from pipeedge.serve.requests import RequestQueue
+from pipeedge.serve.service import Service
+from pipeedge.serve.serving import Serving
+from pipeedge.serve.watching import PipelineWatch
+
+CASES = Cases()
+says = CASES.says
+PICTURE = np.zeros((8, 8), np.uint8)
+
+OPTIONS = {
+    "--serve …: give PORT, or ADDR:PORT": "0 1 -m vit-digits --serve pi1",
+    "--api-key needs --serve, which it protects": "0 1 -m vit-digits --api-key keys",
+}
+for quote, line in OPTIONS.items():
+    says(quote)(lambda patch, line=line: start(line))
+
+
+def service(max_waiting: int = 2) -> Service:
+    request = parse_runtime(["0", "1", "-m", "vit-digits", "--quiet"], Environment()).request
+    return Service.open(request, DIGITS, max_waiting=max_waiting)
+
+
+def asked(
+    path: str,
+    body: bytes = b"",
+    *,
+    limits: GateLimits | None = None,
+    told: int | None = None,
+    headers: dict[str, str] | None = None,
+    served: Service | None = None,
+) -> str:
+    """Return the line that the application answers to a request, without a connection."""
+    sent: list[Any] = []
+    come = [{"type": "http.request", "body": body, "more_body": told is not None}]
+
+    async def receive() -> Any:
+        return come.pop() if come else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    length = len(body) if told is None else told
+    given = {"content-length": str(length), **(headers or {})}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    asker = Asker(served or service(), timeout_s=0.05)
+    app = make_application(asker, PipelineWatch(), limits or GateLimits(1 << 20, 0.05))
+    asyncio.run(app(scope, receive, send))
+    asker.close()
+    return json.loads(sent[1]["body"])["error"]
+
+
+def item(served: Service) -> Any:
+    return served.preparation.item(PICTURE)
+
+
+# --- starting ---------------------------------------------------------------------------------------
+
+
+def opened(*options: str) -> str:
+    request = parse_runtime(["0", "1", "-m", "vit-digits", "--quiet", *options], Environment()).request
+    lines: list[str] = []
+    Serving(lines.append).open(request, DIGITS).sink.__exit__(None, None, None)
+    return "\n".join(lines)
+
+
+@says("…: cannot listen there (Address already in use); choose another port, or an address of this machine")
+def _port_in_use(patch: Patch) -> str:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        return refused(lambda: opened("--serve", str(other.getsockname()[1])))
+
+
+@says("answers anyone who can reach …: give --api-key FILE, or listen on the loopback")
+def _open_to_all(patch: Patch) -> str:
+    return opened("--serve", f"0.0.0.0:{free_port()}")
+
+
+@says("--serve needs the package …: pip install 'pipeedge[serve]'")
+def _no_package(patch: Patch) -> str:
+    patch.setattr("importlib.util.find_spec", lambda name: None)
+    return refused(lambda: opened("--serve", "8000"))
+
+
+@says("--api-key keys: cannot be read (No such file or directory)")
+def _no_keys(patch: Patch) -> str:
+    return refused(lambda: read_keys(Path("keys")))
+
+
+@says("--api-key no-keys: the file has no key; write one a line")
+def _empty_keys(patch: Patch) -> str:
+    Path("no-keys").write_text("\n")
+    return refused(lambda: read_keys(Path("no-keys")))
+
+
+# --- replies ----------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[str, bytes]] = {
+    "vit-digits takes images: ask /classify": ("/predict", b'{"inputs": "a"}'),
+    "the request does not fit: …": ("/classify", b'{"image": "a"}'),
+    "the request is not JSON: …": ("/predict", b"a sentence"),
+    "inputs: is neither a data URL nor base64": ("/classify", b'{"inputs": "a picture"}'),
+    "3 items in one request: at most 2 may wait; send several requests": (
+        "/classify",
+        b'{"inputs": ["", "", ""]}',
+    ),
+    "there is no such route; GET /docs lists them": ("/generate", b"{}"),
+    "there is no such model; GET / shows the one that is served": ("/v2/models/other/infer", b"{}"),
+}
+
+
+def _wrong(path: str, body: bytes) -> Provoke:
+    return lambda patch: asked(path, body, headers={"content-type": "application/json"})
+
+
+for quote, (path, body) in WRONG.items():
+    says(quote)(_wrong(path, body))
+
+
+@says("the key is missing or wrong: send Authorization: Bearer KEY")
+def _no_key(patch: Patch) -> str:
+    return asked("/classify", limits=GateLimits(1, 1.0, (b"secret",)))
+
+
+@says("the request is larger than 1,048,576 bytes (--max-body)")
+def _large(patch: Patch) -> str:
+    return asked("/classify", bytes((1 << 20) + 1))
+
+
+@says("the request did not come within 0.05 s")
+def _slow(patch: Patch) -> str:
+    return asked("/classify", b"a", told=2)
+
+
+@says("the headers are more than 100, or longer than 16,384 bytes")
+def _headers(patch: Patch) -> str:
+    return asked("/classify", headers={"cookie": "a" * 20_000})
+
+
+@says("2 items wait already, and there is no room for 1 more; try again later")
+def _full(patch: Patch) -> str:
+    served = service()
+    served.queue.submit([item(served)] * 2)
+    return refused(lambda: served.queue.submit([item(served)]))
+
+
+@says("the request was not answered within 0.05 s")
+def _late(patch: Patch) -> str:
+    stream = io.BytesIO()
+    Image.fromarray(PICTURE).save(stream, "PNG")
+    return asked("/classify", stream.getvalue())
+
+
+@says("the deadline was over before the item was computed")
+def _expired(patch: Patch) -> str:
+    clock = Clock()
+    queue = RequestQueue(BatchLimits(1, 1, 4), clock=clock)
+    served = service()
+    (future,) = queue.submit([item(served)], timeout_s=1)
+    clock.now = 2
+    queue.drain()
+    stream = queue.stream(1)
+    stream.wait()
+    return refused(future.result)
+
+
+@says("the pipeline is ending and takes no further items")
+def _ending(patch: Patch) -> str:
+    served = service()
+    served.queue.drain()
+    return refused(lambda: served.queue.submit([item(served)]))
+
+
+@says("input: the outputs are no numbers: are the weights whole?")
+def _not_finite(patch: Patch) -> str:
+    served = service()
+    (future,) = served.queue.submit([item(served)])
+    served.queue.stream(8).wait()
+    served.queue.write(0, torch.full((1, 10), torch.nan), Microbatch((), (None,), ("input",), (0,)))
+    return refused(future.result)
+
+
+# --- from Python ------------------------------------------------------------------------------------
+
+
+@says("the pipeline is not running: use it in a with statement")
+def _not_running(patch: Patch) -> str:
+    return refused(lambda: Pipeline("vit-digits").submit(PICTURE))
+
+
+@says("max_waiting 0: must be at least 1")
+def _no_room(patch: Patch) -> str:
+    return refused(lambda: Pipeline("vit-digits", max_waiting=0))
+
+
+@says("the pipeline was closed before the item was computed")
+def _closed(patch: Patch) -> str:
+    served = service()
+    (future,) = served.queue.submit([item(served)])
+    served.queue.abandon()
+    return refused(future.result)
+
+
+@says("input: int; vit-digits takes images")
+def _number(patch: Patch) -> str:
+    return refused(lambda: service().preparation.item(7))
+
+
+@says("input: uint8 [2, 8, 8, 3]; an image is [height, width], or that with channels")
+def _stack(patch: Patch) -> str:
+    return refused(lambda: service().preparation.item(np.zeros((2, 8, 8, 3), np.uint8)))
+
+
+@says("inputs[0]: pixel_values has values that no image of 8 bits a value gives; …")
+def _values(patch: Patch) -> str:
+    values = np.full((1, 1, 8, 8), 0.1234, np.float32)
+    return refused(lambda: service().preparation.arrays({"pixel_values": values}, "inputs"))
