@@ -97,6 +97,16 @@ void write_times(JsonWriter& json, const yaml::Profile& profile) {
   write_other(json, profile.other);
 }
 
+void write_handling(JsonWriter& json, const yaml::Handling& handling) {
+  json.open('{');
+  json.key("receive_s").value(handling.receive_s);
+  json.key("receive_s_per_byte").value(handling.receive_s_per_byte);
+  json.key("send_s").value(handling.send_s);
+  json.key("send_s_per_byte").value(handling.send_s_per_byte);
+  write_other(json, handling.other);
+  json.close('}');
+}
+
 void write_profile(JsonWriter& json, const yaml::Profile& profile) {
   json.open('{');
   json.key("batch_size").value(profile.batch_size);
@@ -109,6 +119,14 @@ void write_profile(JsonWriter& json, const yaml::Profile& profile) {
   write_number(json, "process_bytes", profile.process_bytes);
   if (profile.threads > 0) json.key("threads").value(profile.threads);
   if (!profile.kernels.empty()) json.key("kernels").value(profile.kernels);
+  if (!profile.handling.empty()) {
+    json.key("handling").open('{');
+    for (const auto& [transport, handling] : profile.handling) {
+      json.key(transport);
+      write_handling(json, handling);
+    }
+    json.close('}');
+  }
   if (!profile.lengths.empty()) {
     json.key("lengths").open('[');
     for (const yaml::Profile& other : profile.lengths) {

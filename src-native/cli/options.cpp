@@ -34,6 +34,12 @@ Format format_of(const std::string& name, const std::string& value) {
   throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem nor files");
 }
 
+std::string transport_of(const std::string& name, const std::string& value) {
+  const auto& known = yaml::kTransports;
+  if (std::find(known.begin(), known.end(), value) != known.end()) return value;
+  throw UsageError(name + ": '" + yaml::printable(value) + "' is not one of p2p, rpc, tcp, tcp-tls");
+}
+
 std::vector<Group> option_groups() {
   return {
       {"Files",
@@ -115,6 +121,12 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.tokens = whole_number(n, v, 1, 1e9);
             }},
+           {{"--transport"},
+            "NAME",
+            "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp\n"
+            "with a key); handling microbatches costs what a profile\n"
+            "says of it [p2p]",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.transport = transport_of(n, v); }},
            {{"-i", "--buffers-in"},
             "N",
             "microbatches that a stage buffers before computing [2]",

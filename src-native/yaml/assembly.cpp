@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../core/lengths.hpp"
+#include "../core/links.hpp"
 #include "../core/number_types.hpp"
 #include "wording.hpp"
 
@@ -54,6 +55,23 @@ Profile profile_at(const Profile& profile, double tokens) {
   found.tokens = tokens;
   found.lengths.clear();
   return found;
+}
+
+// Adds to a type of the problem what a transport costs it for uncompressed microbatches. The data rank is charged
+// for receiving the results only: the first stage is mostly on its host, and then takes its input from memory.
+void add_handling(const Handling& handling, const Problem& problem, DeviceType& type) {
+  const auto layers = static_cast<std::size_t>(problem.model.layers());
+  type.receive_s.resize(layers);
+  type.send_s.resize(layers);
+  const auto receive_s = [&](std::size_t cut) {
+    return handling.receive_s + handling.receive_s_per_byte * cut_bytes(problem, static_cast<int>(cut));
+  };
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    type.receive_s[layer] += receive_s(layer);
+    type.send_s[layer] +=
+        handling.send_s + handling.send_s_per_byte * cut_bytes(problem, static_cast<int>(layer) + 1);
+  }
+  if (type.collect_s > 0) type.collect_s += receive_s(layers);
 }
 
 // Returns the model's sizes for sentences of `tokens`, at least the part that does not grow.
@@ -268,6 +286,8 @@ Assembly assemble(const Models& models, const DeviceTypes& types, const Devices&
       problem.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
                                weights_in(*find_number_type(type_dtype), profile, problem.model), at.time_s,
                                at.receive_s, at.send_s, at.activation_bytes, at.feed_s.value_or(0), at.collect_s.value_or(0), {}});
+      const auto handling = profile.handling.find(request.transport);
+      if (handling != profile.handling.end()) add_handling(handling->second, problem, problem.types.back());
       assembly.notes.push_back({type_dtype, profile.threads, profile.kernels, lengths_of(profile), {}});
     }
   }

@@ -1,14 +1,19 @@
 // The Problem that the scheduler's files describe together, for one request.
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../core/problem.hpp"
 #include "specs.hpp"
 
 namespace pipeedge::yaml {
+
+// Transports of links, as profiles name them.
+constexpr std::array<std::string_view, 4> kTransports{"p2p", "rpc", "tcp", "tcp-tls"};
 
 // A request for a schedule.
 struct Request {
@@ -20,6 +25,7 @@ struct Request {
   double buffers_out = 2;
   std::string data_host;               // empty: links from and to the data rank do not count
   double tokens = 0;                   // of the longest sentence; 0: as profiled
+  std::string transport = "p2p";       // of the links: one of kTransports
   double input_bytes = -1;             // of one item of input; negative: according to models.yml and the dtype
   std::vector<std::string> hosts;      // hosts to schedule on, from the devices file; empty: all
   bool names_unprofiled = true;        // warn about device types without a profile for the request

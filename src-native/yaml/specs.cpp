@@ -166,6 +166,16 @@ void read_lengths(const View& lengths, Profile& profile) {
   }
 }
 
+Handling handling_from(const View& view) {
+  Handling handling;
+  handling.receive_s = view.at("receive_s").number();
+  handling.receive_s_per_byte = view.at("receive_s_per_MB").number() / kBytesPerMB;
+  handling.send_s = view.at("send_s").number();
+  handling.send_s_per_byte = view.at("send_s_per_MB").number() / kBytesPerMB;
+  handling.other = others(view, {"receive_s", "receive_s_per_MB", "send_s", "send_s_per_MB"});
+  return handling;
+}
+
 // Reads keys that other tools may have used for something else, which then remain among the other keys.
 void read_notes(const View& view, Profile& profile, std::set<std::string_view>& known) {
   const auto number = [&](const char* key, double unit) {
@@ -204,10 +214,15 @@ Profile profile_from(const View& view) {
   profile.weight_bytes = per_layer(view, "weights_MB", profile.time_s.size(), kBytesPerMB);
   profile.feed_s = seconds_of(view, "feed_s");
   profile.collect_s = seconds_of(view, "collect_s");
+  if (const auto handling = view.find("handling")) {
+    for (const auto& [transport, entry] : handling->entries()) {
+      profile.handling.emplace(transport, handling_from(entry));
+    }
+  }
   if (const auto tokens = view.find("tokens")) profile.tokens = tokens->whole_number(1);
   if (const auto lengths = view.find("lengths")) read_lengths(*lengths, profile);
   std::set<std::string_view> known = kLengthKeys;
-  known.insert({"batch_size", "dtype", "weights_MB", "feed_s", "collect_s", "lengths"});
+  known.insert({"batch_size", "dtype", "weights_MB", "feed_s", "collect_s", "handling", "lengths"});
   read_notes(view, profile, known);
   profile.other = others(view, known);
   return profile;

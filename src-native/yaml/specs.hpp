@@ -5,7 +5,8 @@
 //                                  agreement_at_bits: bits -> [of each cut]
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
-//                                  agreement, process_MB, threads, kernels]   (optional from spread_s on); for
+//                                  agreement, process_MB, threads, kernels, handling: transport -> receive_s,
+//                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
 //                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
@@ -48,6 +49,15 @@ struct ModelSpec {
   OtherKeys other;
 };
 
+// What a transport costs a stage in addition to Profile::receive_s and send_s.
+struct Handling {
+  double receive_s = 0;                // of a microbatch
+  double receive_s_per_byte = 0;
+  double send_s = 0;
+  double send_s_per_byte = 0;
+  OtherKeys other;
+};
+
 struct Profile {
   double batch_size = 0;
   std::string dtype;                   // as written, with or without "torch."
@@ -66,6 +76,7 @@ struct Profile {
   double threads = 0;                  // 0: unknown
   std::string kernels;                 // with which it was profiled; empty: unknown
   double tokens = 0;                   // sentence length; 0 if unknown or not text
+  std::map<std::string, Handling> handling;  // by transport; empty if the profile does not have it
   std::vector<Profile> lengths;        // profiles of other lengths, with the lists and `tokens` only
   OtherKeys other;
 };
