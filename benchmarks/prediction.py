@@ -94,13 +94,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def profile(model: str, directory: Path, cores: Cores, iterations: int | None) -> None:
+def profile(model: str, directory: Path, cores: Cores, iterations: int | None, ubatch: int = UBATCH) -> None:
     """Write ``models.yml`` and ``device_types.yml`` with the types core0 and core1.
 
     Both cores are profiled at once, because they share caches and memory bandwidth in the run. Without
     ``iterations`` the profiler chooses their number, as it does for its users: more for a small model.
     """
-    options = ["-m", model, "--random-weights", "-b", str(UBATCH)]
+    options = ["-m", model, "--random-weights", "-b", str(ubatch)]
     if iterations is not None:
         options += ["-i", str(iterations)]
     running = []
@@ -137,14 +137,14 @@ def read(path: Path) -> dict[str, Any]:
     return dict(yaml.safe_load(path.read_text()))
 
 
-def write_cluster(model: str, directory: Path, part: float) -> None:
+def write_cluster(model: str, directory: Path, part: float, ubatch: int = UBATCH) -> None:
     """Write two hosts; the second can hold only the fraction ``part`` of the layers, with buffers."""
     spec = read(directory / "models.yml")[model]
     kinds = read(directory / "device_types.yml")
     layers = int(part * spec["layers"]) // 4 * 4
     buffered = 2 * (spec["parameters_out"][-layers - 1] + spec["parameters_out"][-1])
     activations = max(kinds["core1"]["model_profiles"][model][0]["activations_MB"][-layers:])
-    memory = sum(spec["mem_MB"][-layers:]) + activations + buffered * UBATCH * 4 / 2**20
+    memory = sum(spec["mem_MB"][-layers:]) + activations + buffered * ubatch * 4 / 2**20
     kinds["core1"]["mem_MB"] = memory + 0.001
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))

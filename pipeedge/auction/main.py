@@ -150,6 +150,7 @@ def _auctioneer(request: AuctionRequest, files: SpecFiles, replaced: frozenset[P
         tokens=request.tokens,
         chunk=selling.chunk,
         largest=selling.largest,
+        transport="tcp-tls" if request.world.keys.given else "p2p",
     )
 
     def expected(bid: Bid) -> Bid | None:

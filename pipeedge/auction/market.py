@@ -58,6 +58,8 @@ class Call:
     """Number of microbatches that a stage buffers until they are sent."""
     chunk: _Called = 1
     """Number of layers whose multiples stages begin and end at, except at the model's end."""
+    transport: Name = "p2p"
+    """Transport of the links, as profiles name it."""
     largest: bool = False
     """Whether to ask, for each first layer, only for the stage that extends furthest."""
 
@@ -222,6 +224,7 @@ def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, ca
         + call.buffers_out * buffered[None, :]
         + _largest_within(_known(profile.activation_bytes, call.layers))
     )
+    profile = profile.over(call.transport, buffered.tolist())
     receive = np.concatenate(([0.0], _known(profile.receive_s, call.layers)[1:], [0.0]))
     send = np.concatenate(([0.0], _known(profile.send_s, call.layers)[:-1], [0.0]))
     layers_s = np.maximum(0.0, seconds[None, :] - seconds[:, None])

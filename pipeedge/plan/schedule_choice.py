@@ -188,6 +188,11 @@ def _requested_schedule(
     return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
 
 
+def _transport(request: RunRequest) -> str:
+    """Return the transport of the links as profiles name it."""
+    return f"{request.transport.comm}-tls" if request.world.keys.given else request.transport.comm
+
+
 def scheduler_request(
     request: RunRequest,
     model: Outline,
@@ -231,6 +236,7 @@ def scheduler_request(
         microbatch_size=request.microbatch_size,
         link_bits=request.links.link_bits or "0",
         tokens=tokens,
+        transport=_transport(request),
         data_host=data_host,
         hosts=hosts,
         input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),

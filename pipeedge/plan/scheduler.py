@@ -65,6 +65,8 @@ class SchedulerRequest:
     """Bits per value on links between stages, or ``auto``."""
     tokens: int | None = None
     """Tokens of the longest sentence, to which times and sizes are scaled; None: as profiled."""
+    transport: str = "p2p"
+    """Transport of the links, whose costs are counted where a profile has them."""
     objective: str = "throughput"
     time_limit_s: float = 10.0
     survive_loss: bool = False
@@ -105,6 +107,7 @@ class SchedulerRequest:
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
             "--tokens": self.tokens,
+            "--transport": None if self.transport == "p2p" else self.transport,
             "--data-host": self.data_host,
             "--input-bytes": self.input_bytes,
             "--hosts": ",".join(self.hosts) or None,

@@ -110,9 +110,27 @@ def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
         **_lists(profile),
         **({"weights_MB": _mb(profile.weight_bytes)} if profile.weight_bytes else {}),
         **{key: value for key, value in notes.items() if value is not None},
+        **_handling_of(profile),
         **profile.extra,
         **({} if profile.tokens is None else {"tokens": profile.tokens}),
         **({"lengths": [_length_entry(other) for other in profile.lengths]} if profile.lengths else {}),
+    }
+
+
+def _handling_of(profile: ModelProfile) -> dict[str, Any]:
+    if not profile.handling:
+        return {}
+    return {
+        "handling": {
+            transport: {
+                "receive_s": costs.receive_s,
+                "receive_s_per_MB": costs.receive_s_per_byte * BYTES_PER_MB,
+                "send_s": costs.send_s,
+                "send_s_per_MB": costs.send_s_per_byte * BYTES_PER_MB,
+                **costs.extra,
+            }
+            for transport, costs in profile.handling.items()
+        }
     }
 
 

@@ -22,7 +22,9 @@ __all__ = [
     "ModelProfile",
     "ModelSpec",
     "NeighborLink",
+    "TRANSPORTS",
     "SpecFiles",
+    "TransportHandling",
     "short_dtype",
 ]
 
@@ -30,6 +32,10 @@ BYTES_PER_MB = 1 << 20
 """``mem_MB`` in YAML counts 2**20 bytes."""
 BYTES_PER_SECOND_PER_MBPS = (1 << 20) / 8
 """``bw_Mbps`` in YAML counts 2**20 bits a second."""
+
+
+TRANSPORTS = ("p2p", "rpc", "tcp", "tcp-tls")
+"""Transports of links, as profiles name them."""
 
 
 def short_dtype(dtype: str) -> str:
@@ -126,6 +132,43 @@ class LengthProfile:
 
 
 @dataclass(frozen=True)
+class TransportHandling:
+    """What a transport costs a stage in addition to ``receive_s`` and ``send_s`` of its layers."""
+
+    receive_s: float
+    """Seconds to receive a microbatch, whatever its size."""
+    receive_s_per_byte: float
+    """Seconds to receive a byte of it."""
+    send_s: float
+    """Seconds to send a microbatch, whatever its size."""
+    send_s_per_byte: float
+    """Seconds to send a byte of it."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("receive_s", "receive_s_per_byte", "send_s", "send_s_per_byte"):
+            _check_numbers(name, [getattr(self, name)])
+
+    def receiving_s(self, size_bytes: float) -> float:
+        """Return the seconds to receive a microbatch."""
+        return self.receive_s + self.receive_s_per_byte * size_bytes
+
+    def sending_s(self, size_bytes: float) -> float:
+        """Return the seconds to send a microbatch."""
+        return self.send_s + self.send_s_per_byte * size_bytes
+
+    def scaled(self, factor: float) -> TransportHandling:
+        """Return the costs on a device that takes ``factor`` times as long."""
+        return replace(
+            self,
+            receive_s=factor * self.receive_s,
+            receive_s_per_byte=factor * self.receive_s_per_byte,
+            send_s=factor * self.send_s,
+            send_s_per_byte=factor * self.send_s_per_byte,
+        )
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """Measurements of one model's layers on one kind of device."""
 
@@ -161,6 +204,8 @@ class ModelProfile:
     """Number of compute threads, or None if unknown."""
     kernels: str | None = None
     """Name of the kernels, or None if unknown."""
+    handling: Mapping[str, TransportHandling] = field(default_factory=dict)
+    """What handling costs over each transport; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -202,6 +247,30 @@ class ModelProfile:
             # The cost of a link depends only on the bytes.
             receive_s=scaled("receive_s", attention=False),
             send_s=scaled("send_s", attention=False),
+        )
+
+    def over(self, transport: str, cut_bytes: Sequence[float]) -> ModelProfile:
+        """Return the profile with the costs of ``transport`` included, as ``sched-pipeline`` counts them.
+
+        The data rank is charged for receiving the results only: the first stage is mostly on its host, and
+        then takes its input from memory.
+
+        Args:
+            transport: transport of the links.
+            cut_bytes: bytes of an uncompressed microbatch before each layer, and after the last.
+        """
+        costs = self.handling.get(transport)
+        if costs is None:
+            return replace(self, handling={})
+        nothing = (0.0,) * len(self.time_s)
+        given = zip(self.receive_s or nothing, cut_bytes[:-1], strict=True)
+        taken = zip(self.send_s or nothing, cut_bytes[1:], strict=True)
+        return replace(
+            self,
+            receive_s=tuple(seconds + costs.receiving_s(size) for seconds, size in given),
+            send_s=tuple(seconds + costs.sending_s(size) for seconds, size in taken),
+            collect_s=self.collect_s and self.collect_s + costs.receiving_s(cut_bytes[-1]),
+            handling={},
         )
 
     @property

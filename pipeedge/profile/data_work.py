@@ -3,8 +3,8 @@
     shipped photo ──decode──> group ──stack──> frame ──> |     the runtime's own ReadAhead and Feeder
                                             | ──> frame ──read──> judge, write      its own Collector
 
-Both ends run against frames in memory; the cost of moving each byte to and from the network is added, as for
-a stage. The photo is decoded again for each item, like a file; sentences are tokenised before a run.
+Both ends run against frames in memory; what moves them to and from the network is in ``transport_costs``.
+The photo is decoded again for each item, like a file; sentences are tokenised before a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from pipeedge.base.crew import Crew
-from pipeedge.base.payload import TensorSpec, specs_bytes
+from pipeedge.base.payload import TensorSpec
 from pipeedge.data import DataSetSource, InputSource
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
@@ -30,7 +30,6 @@ from pipeedge.data.results import ResultWriter
 from pipeedge.data.text import TokenItems
 from pipeedge.models import Model
 from pipeedge.models.dtypes import stream_dtype
-from pipeedge.profile.handling import Wire
 from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
@@ -75,7 +74,6 @@ def measure_data_work(
     *,
     tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
-    wire: Wire | None = None,
     clock: Callable[[], float] = time.perf_counter,
     stretch: float = 1.0,
 ) -> DataWork:
@@ -86,14 +84,12 @@ def measure_data_work(
         microbatch_size: number of items in a microbatch.
         tokens: sentence length (text only; by default the longest).
         dtype: number type of the first stage.
-        wire: additional cost of each byte, or None for no cost.
         clock: returns the time of all threads of the process in seconds.
         stretch: elapsed seconds per second of ``clock``.
 
     Raises:
         InputError: there is no input to measure with.
     """
-    wire = wire or Wire()
     items = RepeatedItems(usual_items(model, tokens), microbatch_size * (1 + _MICROBATCHES))
     source, activity = InputSource(items), Activity()
     sender = _FrameSender(
@@ -111,8 +107,8 @@ def measure_data_work(
         collection = Collection(writer, counts_accuracy=model.output_kind == "logits")
         Collector(feeder, Incoming(receiver, None, activity), collection).run()
     return DataWork(
-        stretch * _usual_step(sender.posted_at) + wire.send_s_per_byte * sender.bytes,
-        stretch * _usual_step(receiver.taken_at) + wire.receive_s_per_byte * specs_bytes(outputs),
+        stretch * _usual_step(sender.posted_at),
+        stretch * _usual_step(receiver.taken_at),
     )
 
 
@@ -158,7 +154,6 @@ class _FrameSender:
     capacity: int
     clock: Callable[[], float]
     posted_at: list[float] = field(default_factory=list)
-    bytes: int = 0
 
     def __post_init__(self) -> None:
         self._buffer = FrameBuffer(self.capacity)
@@ -172,9 +167,8 @@ class _FrameSender:
         message = self._buffer.write(
             kind=Kind.MICROBATCH, number=packet.number, items=packet.items, payload=packet.payload
         )
-        self.bytes = message.nbytes
         self.posted_at.append(self.clock())
-        return _ArrivedFrame(self.bytes)
+        return _ArrivedFrame(message.nbytes)
 
     def finish(self) -> None:
         """Do nothing: there is no receiver."""

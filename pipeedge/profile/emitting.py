@@ -124,6 +124,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         weight_bytes=() if exact else tuple(layer.memory_bytes for layer in layers),
         feed_s=results.feed_s,
         collect_s=results.collect_s,
+        handling=results.handling,
         agreement=results.agreement,
         process_bytes=None if process is None else round(process / BYTES_PER_MB, 1) * BYTES_PER_MB,
         threads=results.threads,
@@ -159,6 +160,7 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
         lengths=tuple(replace(other, **_scaled_lists(other, factor)) for other in profile.lengths),
         feed_s=None if profile.feed_s is None else factor * profile.feed_s,
         collect_s=None if profile.collect_s is None else factor * profile.collect_s,
+        handling={name: costs.scaled(factor) for name, costs in profile.handling.items()},
         extra={**profile.extra, "synthetic": {"from": source, "factor": factor}},
     )
 

@@ -21,12 +21,14 @@ from pipeedge.base.machine import ControlGroups, available_bytes, processors
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
+from pipeedge.plan.specs import TRANSPORTS, TransportHandling
 from pipeedge.profile.data_work import DataWork, measure_data_work
 from pipeedge.profile.forecast import OnePass
-from pipeedge.profile.handling import Handling, Wire, distinct, measure_handling, measure_wire
+from pipeedge.profile.handling import Handling, distinct, measure_handling
 from pipeedge.profile.job import SEED, Job, Readings
 from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload, summaries, time_layers
 from pipeedge.profile.results import ProfileResults
+from pipeedge.profile.transport_costs import measure_transports
 
 __all__ = ["Advance", "measure_data_rank", "measure_layers", "time_one_pass"]
 
@@ -135,7 +137,6 @@ def measure_data_rank(job: Job) -> DataWork | None:
         job.batch_size,
         tokens=job.tokens[0],
         dtype=job.dtype,
-        wire=_wire(job, quota),
     )
     if quota.pauses:
         measure = functools.partial(measure, clock=time.process_time, stretch=quota.stretch)
@@ -145,18 +146,19 @@ def measure_data_rank(job: Job) -> DataWork | None:
         return None
 
 
-def _wire(job: Job, quota: _Quota) -> Wire:
-    """Return the processor time that moving a byte to and from the network costs a stage."""
-    # With a processor to spare, moving bytes to and from the network takes no time from a stage.
+def measure_links(job: Job) -> dict[str, TransportHandling]:
+    """Return what each transport costs a stage on this device."""
+    quota = _Quota.of_this_process()
+    # With a processor to spare, the threads that move bytes take no time from a stage.
     spare = job.device.type == "cpu" and not quota.pauses and processors() > torch.get_num_threads()
-    return Wire() if spare else measure_wire(quota.stretch)
+    return measure_transports(TRANSPORTS, whole_process=not spare, stretch=quota.stretch)
 
 
 def _handling(job: Job, quota: _Quota, tokens: int | None, advance: Advance) -> list[Handling]:
     """Return the costs of links at the cut before each layer, and at the one after the last."""
     advance("measuring the costs of links", 0.0)
     cuts = [job.specs(cut, tokens) for cut in range(job.layers.start, job.layers.stop + 1)]
-    measure = functools.partial(measure_handling, device=job.device, wire=_wire(job, quota))
+    measure = functools.partial(measure_handling, device=job.device)
     if quota.pauses and job.device.type == "cpu":  # copies to a GPU take waiting time, not processor time
         measure = functools.partial(measure, clock=time.thread_time, stretch=quota.stretch)
     found = {specs: measure(specs) for specs in distinct(cuts)}

@@ -21,22 +21,26 @@ the same figures for shorter sentences, with ``tokens``, shapes, times and activ
 For number types other than float32 there is ``memory_float32`` too, and ``agreement`` at the top if it was
 measured: the fraction of items whose class is that of float32.
 
-At the top, ``feed`` and ``collect`` are the seconds that a data rank on this device takes to read and feed a
-microbatch, and to collect its results.
+At the top, ``handling`` has what each transport costs a stage: ``receive`` and ``send`` in seconds for each
+microbatch, ``receive_per_MB`` and ``send_per_MB`` in seconds for each 2**20 bytes of it. ``feed`` and
+``collect`` are the seconds that a data rank on this device takes to read and feed a microbatch, and to
+collect its results.
 
 ``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
-``agreement``, ``tokens``, ``feed`` and ``collect`` at the top are this tool's own; a file without them can be
-read. Other keys are kept. Missing layers are added to a file; nothing in it is ever replaced.
+``agreement``, ``tokens``, ``feed``, ``collect`` and ``handling`` at the top are this tool's own; a file
+without them can be read. Other keys are kept. Missing layers are added to a file; nothing in it is ever
+replaced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import Field, read_document, write_document
-from pipeedge.plan.specs import BYTES_PER_MB
+from pipeedge.plan.specs import BYTES_PER_MB, TransportHandling
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
 
 __all__ = ["load_results", "save_results"]
@@ -63,7 +67,15 @@ _TOP_KEYS = {
     "tokens",
     "feed",
     "collect",
+    "handling",
 }
+_HANDLING_KEYS = {
+    "receive": ("receive_s", 1),
+    "receive_per_MB": ("receive_s_per_byte", BYTES_PER_MB),
+    "send": ("send_s", 1),
+    "send_per_MB": ("send_s_per_byte", BYTES_PER_MB),
+}
+"""Field of what a transport costs, and the bytes in its unit, for each key."""
 
 
 def load_results(path: Path) -> ProfileResults:
@@ -77,6 +89,7 @@ def load_results(path: Path) -> ProfileResults:
     kernels = document.find("kernels")
     agreement, tokens = document.find("agreement"), document.find("tokens")
     feed, collect = document.find("feed"), document.find("collect")
+    handling = document.find("handling")
     try:
         return ProfileResults(
             model_name=document.at("model_name").text(),
@@ -92,11 +105,22 @@ def load_results(path: Path) -> ProfileResults:
             tokens=None if tokens is None else tokens.whole_number(least=1),
             feed_s=None if feed is None else feed.number(),
             collect_s=None if collect is None else collect.number(),
+            handling={} if handling is None else _read_handling(handling),
             extra=_rest(document, _TOP_KEYS),
         )
     except SpecError as error:
         where = "" if str(error).startswith(document.file) else f"{document.file}: "
         raise SpecError(f"{where}{error}") from error
+
+
+def _read_handling(entry: Field) -> dict[str, TransportHandling]:
+    return {
+        transport: TransportHandling(
+            **{name: costs.at(key).number() / unit for key, (name, unit) in _HANDLING_KEYS.items()},
+            extra=_rest(costs, set(_HANDLING_KEYS)),
+        )
+        for transport, costs in entry.entries().items()
+    }
 
 
 def _read_layer(entry: Field) -> LayerResult:
@@ -156,11 +180,20 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "tokens": results.tokens,
         "feed": results.feed_s,
         "collect": results.collect_s,
+        "handling": _handling(results.handling) or None,
     }
     document = {key: value for key, value in top.items() if value is not None}
     write_document(
         path, {**document, **results.extra, "profile_data": [_layer(x) for x in results.profile_data]}
     )
+
+
+def _handling(costs: Mapping[str, TransportHandling]) -> dict[str, dict[str, Any]]:
+    return {
+        transport: {key: getattr(one, name) * unit for key, (name, unit) in _HANDLING_KEYS.items()}
+        | dict(one.extra)
+        for transport, one in costs.items()
+    }
 
 
 def _layer(result: LayerResult) -> dict[str, Any]:

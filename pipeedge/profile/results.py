@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.wording import count
-from pipeedge.plan.specs import short_dtype
+from pipeedge.plan.specs import TransportHandling, short_dtype
 
 __all__ = [
     "LayerResult",
@@ -138,6 +138,8 @@ class ProfileResults:
     """Seconds that a data rank takes to read and feed a microbatch, or None if unknown."""
     collect_s: float | None = None
     """Seconds that a data rank takes to collect the results of a microbatch, or None if unknown."""
+    handling: Mapping[str, TransportHandling] = field(default_factory=dict)
+    """What each transport costs a stage; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the file that this program does not know."""
 
@@ -244,6 +246,7 @@ class ProfileResults:
             agreement=old.agreement if self.agreement is None else self.agreement,
             feed_s=old.feed_s if self.feed_s is None else self.feed_s,
             collect_s=old.collect_s if self.collect_s is None else self.collect_s,
+            handling=self.handling or old.handling,
         )
 
 

@@ -26,7 +26,13 @@ from pipeedge.profile.display import conditions_summary, progress_bar, spread_wa
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.forecast import duration_text, profile_seconds
 from pipeedge.profile.job import Job
-from pipeedge.profile.layer_work import Advance, measure_data_rank, measure_layers, time_one_pass
+from pipeedge.profile.layer_work import (
+    Advance,
+    measure_data_rank,
+    measure_layers,
+    measure_links,
+    time_one_pass,
+)
 from pipeedge.profile.measuring import Pacing
 from pipeedge.profile.products import Products, chosen_figures
 from pipeedge.profile.request import ProfileCommand
@@ -123,6 +129,8 @@ def _measure(jobs: Sequence[Job], tell: Tell) -> list[ProfileResults]:
             what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
             part = _part_of(advance, what, sum(shares[:number]), shares[number])
             found.append((measure_layers(job, part), measure_data_rank(job)))
+        advance("measuring the transports", 1.0)
+        handling = measure_links(jobs[0])
     agreement = measure_agreement(jobs, tell)
     return [
         replace(
@@ -131,6 +139,7 @@ def _measure(jobs: Sequence[Job], tell: Tell) -> list[ProfileResults]:
             agreement=agreement.get(job.conditions.dtype),
             feed_s=None if data_work is None else data_work.feed_s,
             collect_s=None if data_work is None else data_work.collect_s,
+            handling=handling,
         )
         for job, (measured, data_work) in zip(jobs, found, strict=True)
     ]

@@ -22,6 +22,8 @@ from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLin
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
+TRANSPORT = "p2p"
+"""Transport whose costs are counted, the default of a run."""
 BUFFERS = 2
 """Number of microbatches that a stage buffers at its input, and as many at its output."""
 
@@ -73,6 +75,10 @@ class Workload:
     def sent_bytes(self, stage: StagePlan) -> int:
         """Return the bytes of a microbatch that ``stage`` sends."""
         return self.cut_bytes(stage.layers.stop, stage.dtype, stage.quant_bits)
+
+    def all_cut_bytes(self, dtype: str) -> tuple[int, ...]:
+        """Return the bytes of an uncompressed microbatch before each layer, and after the last."""
+        return tuple(self.cut_bytes(layer, dtype) for layer in range(self.model.layers + 1))
 
     def codec_s(self, sender: StagePlan) -> float:
         """Return the seconds to encode, or decode, a microbatch that ``sender`` sends."""
@@ -154,7 +160,8 @@ class SimulatedCluster:
                         f"{count(len(profile.time_s), 'layer')}, but the model has {load.model.layers}; "
                         "profile it again"
                     )
-                return profile if load.tokens is None else profile.at_tokens(load.tokens)
+                scaled = profile if load.tokens is None else profile.at_tokens(load.tokens)
+                return scaled.over(TRANSPORT, load.all_cut_bytes(stage.dtype))
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
             f"{name} (host {host}) has no profile of {load.model_name} with microbatches of "
@@ -173,7 +180,10 @@ class SimulatedCluster:
         _, device = self.type_of(data_host)
         for profile in device.profiles.get(load.model_name, ()):
             if _same_conditions(profile, dtype, load):
-                return profile.feed_s or 0.0, profile.collect_s or 0.0
+                collect_s, costs = profile.collect_s or 0.0, profile.handling.get(TRANSPORT)
+                if collect_s and costs is not None:
+                    collect_s += costs.receiving_s(load.cut_bytes(load.model.layers, dtype))
+                return profile.feed_s or 0.0, collect_s
         return 0.0, 0.0
 
     def link(self, source: str, destination: str) -> NeighborLink:

@@ -124,8 +124,8 @@ std::vector<Group> option_groups() {
            {{"--transport"},
             "NAME",
             "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp\n"
-            "with a key); handling microbatches costs what a profile\n"
-            "says of it [p2p]",
+            "with a key), whose costs count if profiles have them\n"
+            "[p2p]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.request.transport = transport_of(n, v); }},
            {{"-i", "--buffers-in"},
             "N",

@@ -14,8 +14,16 @@ from pipeedge.base.errors import InfeasibleError, PipeEdgeError, ScheduleError
 from pipeedge.data.defaults import shipped_sentences
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.spec_files import load_device_types
 from pipeedge.plan.spec_writing import save_device_types, save_models
-from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
+from pipeedge.plan.specs import (
+    TRANSPORTS,
+    DeviceType,
+    LengthProfile,
+    ModelProfile,
+    ModelSpec,
+    TransportHandling,
+)
 from pipeedge.run.preview import show_schedule
 
 
@@ -68,6 +76,35 @@ def write_text_cluster(folder: Path, lengths: tuple[int, ...]) -> str:
     save_device_types(folder / "t.yml", {"board": board})
     (folder / "d.yml").write_text("board: [a, b]\n")
     return f"-m {model.name} -sm {folder}/m.yml -sdt {folder}/t.yml -sd {folder}/d.yml -H a,b"
+
+
+@pytest.mark.parametrize(
+    ("options", "transport"),
+    [("", "p2p"), ("-c rpc", "rpc"), ("-c tcp", "tcp"), ("--key member.pem", "tcp-tls")],
+)
+def test_the_costs_of_the_own_transport_are_predicted(tmp_path: Path, options: str, transport: str) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512,))} {options}"
+    model = find_model("bert-base-uncased")
+
+    def planned() -> tuple[list[float], tuple[int, ...]]:
+        found = plan_schedule(request(line), model)
+        assert found.prediction is not None
+        return [stage.busy_s for stage in found.prediction.stages], found.schedule.ranks
+
+    before, _ = planned()
+    seconds = dict(zip(TRANSPORTS, (0.001, 0.002, 0.003, 0.004), strict=True))
+    types = load_device_types(tmp_path / "t.yml")
+    (profile,) = types["board"].profiles[model.name]
+    handling = {name: TransportHandling(each, 0.0, 10 * each, 0.0) for name, each in seconds.items()}
+    known = {model.name: (dataclasses.replace(profile, handling=handling),)}
+    save_device_types(tmp_path / "t.yml", {"board": dataclasses.replace(types["board"], profiles=known)})
+    # Between the data rank, rank 0, and a stage on it nothing is handled.
+    cost = seconds[transport]
+    after, ranks = planned()
+    received = [cost if number or rank else 0.0 for number, rank in enumerate(ranks)]
+    sent = [10 * cost if number == 0 or rank else 0.0 for number, rank in enumerate(ranks)]
+    more = [sum(each) for each in zip(before, received, sent, strict=True)]
+    assert after == pytest.approx(more)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])

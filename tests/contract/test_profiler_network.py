@@ -13,9 +13,11 @@ import torch
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.profile import handling, network
-from pipeedge.profile.handling import Handling, Wire, measure_handling, measure_wire
+from pipeedge.plan.specs import TRANSPORTS
+from pipeedge.profile import network, transport_costs
+from pipeedge.profile.handling import Handling, measure_handling
 from pipeedge.profile.network import measure_link, parse_place
+from pipeedge.profile.transport_costs import measure_transports
 
 
 @contextmanager
@@ -142,36 +144,20 @@ def test_an_invalid_port_is_refused(text: str) -> None:
             parse_place(text)
 
 
-def test_a_failing_network_does_not_hang_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(connection: object, memory: object) -> None:
-        raise ConnectionResetError("gone")
-
-    waits = []
-    acquire = threading.Semaphore.acquire
-
-    def count(self: threading.Semaphore, *arguments: object, **named: object) -> bool:
-        if threading.current_thread() is threading.main_thread():
-            waits.append(named)
-        return acquire(self, *arguments, **named)
-
-    monkeypatch.setattr(handling, "_WIRE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(handling, "_receive_into", fail)
-    monkeypatch.setattr(threading.Semaphore, "acquire", count)
-    with pytest.raises(ConnectionResetError, match="gone"):
-        measure_wire()
-    assert len(waits) == 1  # not one for each piece
-
-
-def test_handling_a_payload_takes_its_own_time_and_that_of_its_bytes() -> None:
+def test_handling_a_payload_takes_its_own_time() -> None:
     ticks = itertools.count()  # a clock by which everything takes one second
-    wire = Wire(receive_s_per_byte=0.25, send_s_per_byte=0.5)
     specs = (TensorSpec((8, 16), torch.float32), TensorSpec((8,), torch.float32))
-    found = measure_handling(specs, torch.device("cpu"), wire, clock=lambda: next(ticks), stretch=3.0)
-    size = 4 * (8 * 16 + 8)
-    assert found == Handling(receive_s=3 + 0.25 * size, send_s=3 + 0.5 * size)
+    found = measure_handling(specs, torch.device("cpu"), clock=lambda: next(ticks), stretch=3.0)
+    assert found == Handling(receive_s=3, send_s=3)
 
 
-def test_the_network_stack_takes_time_in_both_directions() -> None:
-    wire = measure_wire()
-    assert wire.receive_s_per_byte > 0
-    assert wire.send_s_per_byte > 0
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_costs_of_every_transport_are_measured(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_costs, "_SIZES", {1 << 10: 3, 1 << 16: 3})
+    alone, whole = (
+        measure_transports([transport], whole_process=every, stretch=2.0)[transport]
+        for every in (False, True)
+    )
+    for costs in (alone, whole):
+        assert min(costs.receiving_s(1 << 16), costs.sending_s(1 << 16)) >= 0
+        assert costs.sending_s(1 << 16) + costs.receiving_s(1 << 16) > 0

@@ -22,6 +22,7 @@ from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
 from pipeedge.plan import spec_files
+from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile import layer_work, session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
 from pipeedge.profile.job import Job
@@ -38,9 +39,13 @@ DIGITS = ("-m", "vit-digits", "-i", "2")
 # --- the whole program ------------------------------------------------------------------------------
 
 
+TCP = TransportHandling(1e-5, 2e-10, 3e-5, 4e-10)
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "measure_links", lambda job: {"tcp": TCP})
     return tmp_path
 
 

@@ -198,6 +198,64 @@ def test_costs_besides_the_layers_are_counted(cluster: Cluster) -> None:
     assert [stage["compute_s"] for stage in stages] == pytest.approx([3.02, 3.205])
 
 
+HANDLING = {
+    "tcp": {"receive_s": 0.25, "receive_s_per_MB": 2, "send_s": 0.5, "send_s_per_MB": 4, "note": "kept"},
+    "tcp-tls": {"receive_s": 0, "receive_s_per_MB": 32, "send_s": 0, "send_s_per_MB": 64},
+}
+
+
+@pytest.mark.parametrize("transport", [None, "rpc", "tcp", "tcp-tls"])
+@pytest.mark.parametrize("profile", [{}, {"receive_s": [4, 3, 2, 1], "send_s": [1, 2, 3, 4], "collect_s": 5}])
+def test_handling_costs_what_the_profile_says_of_the_transport(
+    cluster: Cluster, transport: str | None, profile: dict[str, object]
+) -> None:
+    options = ["--format=problem", *([f"--transport={transport}"] if transport else [])]
+    with_profile(cluster, **profile)
+    before = json.loads(cluster.run(*options).out)["types"][0]
+    with_profile(cluster, **profile, handling=HANDLING)
+    after = json.loads(cluster.run(*options).out)["types"][0]
+    costs = HANDLING.get(transport or "p2p")
+    if costs is None:
+        assert after == before
+        return
+    sizes = [elements * 8 * 4 / MIB for elements in (1000, 1000, 2000, 1000, 2000)]
+    nothing = [0] * 4
+    receive = zip(before.get("receive_s", nothing), sizes[:-1], strict=True)
+    send = zip(before.get("send_s", nothing), sizes[1:], strict=True)
+
+    def more(key: str, size: float) -> float:
+        return costs[key] + costs[f"{key}_per_MB"] * size
+
+    assert after["receive_s"] == pytest.approx([old + more("receive_s", size) for old, size in receive])
+    assert after["send_s"] == pytest.approx([old + more("send_s", size) for old, size in send])
+    collect = before["collect_s"] and before["collect_s"] + more("receive_s", sizes[-1])
+    assert after["collect_s"] == pytest.approx(collect)
+    # Python counts the same, for bids and simulations.
+    (read,) = spec_files.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"]
+    over = read.over(transport, [size * MIB for size in sizes])
+    assert over.receive_s == pytest.approx(after["receive_s"])
+    assert over.send_s == pytest.approx(after["send_s"])
+    assert (over.collect_s or 0) == pytest.approx(after["collect_s"])
+
+
+@pytest.mark.parametrize(
+    ("handling", "reason"),
+    [
+        ([], "handling: is a list; a map is expected"),
+        ({"tcp": {"receive_s": 1}}, "tcp: the key receive_s_per_MB is missing"),
+        ({"tcp": HANDLING["tcp"] | {"send_s": -1}}, "send_s: is -1"),
+    ],
+)
+def test_handling_that_is_not_valid_is_refused(cluster: Cluster, handling: object, reason: str) -> None:
+    with_profile(cluster, handling=handling)
+    assert reason in cluster.run().error
+
+
+def test_an_unknown_transport_is_refused(cluster: Cluster) -> None:
+    error = "--transport: 'udp' is not one of p2p, rpc, tcp, tcp-tls"
+    assert cluster.run("--transport", "udp").error == error
+
+
 def test_a_stage_on_the_data_host_also_feeds_and_collects(cluster: Cluster) -> None:
     with_profile(cluster, feed_s=0.5, collect_s=0.25)
     assert json.loads(cluster.run("--format=json").out)["bottleneck_s"] == pytest.approx(3)

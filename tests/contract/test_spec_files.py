@@ -19,7 +19,14 @@ from places import ROOT
 
 from pipeedge.base.errors import PipeEdgeError, SpecError
 from pipeedge.plan import spec_files, spec_writing
-from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec, NeighborLink
+from pipeedge.plan.specs import (
+    DeviceType,
+    LengthProfile,
+    ModelProfile,
+    ModelSpec,
+    NeighborLink,
+    TransportHandling,
+)
 
 MIB = 2**20
 
@@ -89,6 +96,8 @@ def device_types(draw: st.DrawFn) -> DeviceType:
     other = st.builds(LengthProfile, tokens=st.integers(1, 99), **measured(layers))
     lengths = st.lists(other, max_size=2, unique_by=lambda one: one.tokens).map(tuple)
     tokens = st.tuples(st.none(), st.just(())) | st.tuples(st.integers(100, 512), lengths)
+    costs = (st.floats(0, 1e6) for _ in range(4))
+    handling = st.builds(TransportHandling, *costs, extra=extras)
     profiles = tokens.flatmap(
         lambda known: st.builds(
             ModelProfile,
@@ -104,6 +113,7 @@ def device_types(draw: st.DrawFn) -> DeviceType:
             process_bytes=st.none() | amounts,
             threads=st.none() | st.integers(1, 64),
             kernels=st.sampled_from([None, "onednn", "torch", "emulated"]),
+            handling=st.dictionaries(names, handling, max_size=2),
         )
     )
     listed = st.lists(profiles, max_size=2, unique_by=lambda p: (p.batch_size, p.dtype)).map(tuple)

@@ -31,7 +31,7 @@ from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.fields import decode, encode
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec
+from pipeedge.plan.specs import DeviceType, LengthProfile, ModelProfile, ModelSpec, TransportHandling
 from pipeedge.request.environment import Environment
 
 # Exhaustive search in plain Python, from the definition. --------------------------------------------------
@@ -169,15 +169,25 @@ def test_a_bid_uses_the_requested_sentence_length() -> None:
         replace(CALL, tokens=0)
 
 
-def test_a_bid_includes_handling_and_activations() -> None:
+@pytest.mark.parametrize("transport", ["p2p", "tcp-tls"])
+def test_a_bid_includes_handling_and_activations(transport: str) -> None:
     """Link handling and activations are counted if the profile has them; the original's has not."""
     receive, send = (7.0, 0.1, 0.2, 0.3), (0.4, 0.5, 0.6, 7.0)
     profile = ModelProfile(
-        2, "torch.float32", (1, 2, 3, 4), receive_s=receive, send_s=send, activation_bytes=(0, 0, 300, 0)
+        2,
+        "torch.float32",
+        (1, 2, 3, 4),
+        receive_s=receive,
+        send_s=send,
+        activation_bytes=(0, 0, 300, 0),
+        handling={"tcp-tls": TransportHandling(0.01, 0.02, 0.03, 0.04)},
     )
     kind = DeviceType(1000.0, 50.0, {"m": (profile,)})
-    bid = bid_of("pi", "kind", kind, {}, MODEL, CALL)
+    bid = bid_of("pi", "kind", kind, {}, MODEL, replace(CALL, transport=transport))
     sizes = [4, 1, 2, 3, 4]
+    if transport == "tcp-tls":
+        receive = tuple(s + 0.01 + 0.02 * 8 * size for s, size in zip(receive, sizes[:-1], strict=True))
+        send = tuple(s + 0.03 + 0.04 * 8 * size for s, size in zip(send, sizes[1:], strict=True))
     for first, last in itertools.combinations(range(5), 2):
         held = sum(MODEL.mem_bytes[first:last]) + 16 * sizes[first] + 16 * sizes[last]
         held += 300 if first <= 2 < last else 0

@@ -51,8 +51,8 @@ run        activity worker stage under_way reading held_out data_rank context li
            data_part parts replanning decision live_planning phases reporting outcome shelf epochs pipeline
            preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
-           data_work converting products synthetic display job layer_work dtype_agreement sensitivity session
-           main
+           data_work transport_costs converting products synthetic display job layer_work
+           dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.base.errors import SpecError
+from pipeedge.base.errors import PeerFailedError, SpecError
 from pipeedge.base.guard import guard
 from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
-from pipeedge.base.payload import specs_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
+from pipeedge.plan.specs import TRANSPORTS, TransportHandling
+from pipeedge.profile import transport_costs
 from pipeedge.profile.data_work import measure_data_work
 from pipeedge.profile.emitting import model_spec
-from pipeedge.profile.handling import Wire
 from pipeedge.profile.job import Job
 from pipeedge.profile.measuring import (
     Pacing,
@@ -33,8 +33,8 @@ from pipeedge.profile.measuring import (
 from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, ranges_text
+from pipeedge.profile.transport_costs import measure_transports
 from pipeedge.request.config import ModelRequest
-from pipeedge.transport.frame import HEADER_BYTES
 
 MIB = 2**20
 
@@ -57,6 +57,11 @@ measurements = st.builds(
     activations_bytes=st.none() | amounts.map(lambda value: value * MIB),
     receive_s=maybe,
     send_s=maybe,
+)
+
+
+handling_costs = st.builds(
+    TransportHandling, amounts, amounts, amounts, amounts, extra=st.sampled_from([{}, {"note": "kept"}])
 )
 
 
@@ -91,6 +96,7 @@ def results(draw: st.DrawFn) -> ProfileResults:
         kernels=draw(st.sampled_from([None, "onednn", "torch"])),
         process_bytes=draw(st.none() | st.integers(1, 999).map(lambda value: value * MIB)),
         tokens=tokens,
+        handling=draw(st.dictionaries(st.sampled_from(TRANSPORTS), handling_costs, max_size=4)),
         extra=draw(st.sampled_from([{}, {"board": [1, 2]}])),
     )
 
@@ -357,15 +363,26 @@ def test_the_data_rank_feeds_and_collects_as_in_a_run(
 ) -> None:
     model = find_model(name if name not in model_dirs else str(model_dirs[name]))
     ticks = itertools.count()
-    wire = Wire(receive_s_per_byte=1.0, send_s_per_byte=1.0)
-    found = measure_data_work(
-        model, 3, tokens=5, dtype=dtype, wire=wire, clock=lambda: float(next(ticks)), stretch=0.5
-    )
-    # The clock is read once a microbatch. Pictures go out as bytes, and what comes back is float32.
-    outputs = specs_bytes(model.payload_specs(model.n_layers, 3, 5))
-    assert found.collect_s == pytest.approx(0.5 + outputs)
-    values = specs_bytes(model.input_specs(3, 5))
-    assert 0 <= found.feed_s - 0.5 - values - HEADER_BYTES < 64 * len(model.input_names)
+    found = measure_data_work(model, 3, tokens=5, dtype=dtype, clock=lambda: float(next(ticks)), stretch=0.5)
+    # The clock is read once a microbatch.
+    assert found.collect_s == found.feed_s == 0.5
+
+
+def test_a_transport_that_this_machine_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PeerFailedError("no TensorPipe here")
+
+    monkeypatch.setattr(transport_costs, "make_transport", fail)
+    assert measure_transports(TRANSPORTS, whole_process=True) == {}
+
+
+@given(amounts, amounts)
+def test_costs_of_two_frames_lie_on_a_line_that_is_not_negative(small_s: float, large_s: float) -> None:
+    fixed, per_byte = transport_costs._line(10, small_s, 110, large_s)
+    assert min(fixed, per_byte) >= 0
+    if small_s <= large_s <= 11 * small_s:
+        assert fixed + 10 * per_byte == pytest.approx(small_s)
+        assert fixed + 110 * per_byte == pytest.approx(large_s)
 
 
 # --- interruption -----------------------------------------------------------------------------------
