@@ -16,9 +16,10 @@ from pipeedge.auction.market import Bid, Call, NoBid, Offer
 from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decode, decoding, encode, reader
+from pipeedge.control.forms import Announcement, Deadlines, Forms, Refusal
 from pipeedge.control.member import Callbacks
 from pipeedge.control.messages import MAX_BYTES
-from pipeedge.control.session import Announcement, Deadlines, Forms, Refusal, Session
+from pipeedge.control.session import Session
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.membership import Membership
 

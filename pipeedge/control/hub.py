@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import selectors
 import socket
 import threading
 import time
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,15 +14,14 @@ from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.attendance import Terms
+from pipeedge.control.callers import Caller, in_turn, surplus
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.connection import Connection
-from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import beat_interval_s
-from pipeedge.control.messages import TO_HUB, Decoder, Message, Verdict, frame
+from pipeedge.control.messages import Message
 from pipeedge.control.rules import HubState
-from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
+from pipeedge.control.wire import ClearEnd, SealedEnd
 from pipeedge.transport.membership import Membership
 
 __all__ = ["Hub"]
@@ -37,59 +34,10 @@ _MAX_STRANGERS = 256
 """The same in a run with a key, where each is closed soon."""
 _PROOF_S = 5.0
 """Seconds within which a peer must prove that it has the key, and read why it is refused."""
-_GRACE_S = 0.1
-"""Seconds that a peer has to reply to the answer of TLS before another connection may replace it."""
 _STRANGERS_AT_ONCE = 16
 """Largest number of strangers that are served before the ranks get their turn, as a handshake takes long."""
 _ACCEPTED_AT_ONCE = 1024
 """Largest number of connections that are accepted before those that are open get their turn."""
-
-
-class _Caller(Connection):
-    """A connection that the hub has accepted.
-
-    Args:
-        number: number of the connection.
-        sock: its socket.
-        peer: address of the other end, for messages.
-        end: this end.
-        max_message_bytes: length of the longest message that is accepted.
-        now: time at which it was accepted.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        sock: socket.socket,
-        peer: str,
-        end: WireEnd,
-        *,
-        max_message_bytes: int,
-        now: float,
-    ) -> None:
-        super().__init__(sock, end, Decoder(TO_HUB | EPOCH_TO_HUB, max_message_bytes))
-        self.number = number
-        self.peer = peer
-        self.close_at = now + _PROOF_S
-        """Time at which it is closed if the peer has not proved to be a member."""
-        self.spared_until: float | None = None
-        """Time from which another connection may replace it, once its peer was answered."""
-
-    def answered(self, now: float) -> None:
-        """Leave the peer time to reply, once, so that it cannot hold its place by sending bit by bit."""
-        if self.spared_until is None:
-            self.spared_until = now + _GRACE_S
-
-    @property
-    def is_stranger(self) -> bool:
-        """Whether the peer has not proved to be a member, or has proved to be none."""
-        return not self.end.established or bool(self.end.failure)
-
-    def queue_message(self, message: Message) -> None:
-        """Queue a message. A verdict replaces all messages of which nothing has been sent yet."""
-        if isinstance(message, Verdict):
-            self.withdraw()
-        self.queue(frame(message))
 
 
 class Hub:
@@ -123,7 +71,7 @@ class Hub:
         self._parting_s = min(_PARTING_S, timeout_s / 5)
         self._context = None if membership is None else membership.server_context()
         self._max_connections = world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS)
-        self._connections: dict[int, _Caller] = {}
+        self._connections: dict[int, Caller] = {}
         self._opened = 0
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
@@ -324,7 +272,7 @@ class Hub:
         if ready.pop(self._wakened, None) is not None:
             self._wakened.recv(4096)
         strangers = [connection for connection, _ in ready.values() if connection.is_stranger]
-        waiting = {connection.number for connection in _in_turn(strangers)[_STRANGERS_AT_ONCE:]}
+        waiting = {connection.number for connection in in_turn(strangers)[_STRANGERS_AT_ONCE:]}
         for connection, mask in ready.values():
             if connection.number not in waiting:
                 self._exchange(connection, mask)
@@ -371,48 +319,25 @@ class Hub:
 
     def _add(self, sock: socket.socket, peer: str) -> None:
         end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context, accepts=True)
-        connection = _Caller(
+        connection = Caller(
             self._opened,
             sock,
             peer,
             end,
             max_message_bytes=self._max_message_bytes,
-            now=self._clock(),
+            close_at=self._clock() + _PROOF_S,
         )
         self._opened += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _make_room(self) -> None:
-        """Close connections beyond the limit: the oldest ones, from the address that has most at the time.
-
-        Strangers at one address thus do not displace a rank at another.
-        """
-        surplus = len(self._connections) - self._max_connections
-        if surplus <= 0:
-            return
+        """Close the connections beyond the limit."""
         ranked, now = set(self._state.roster.connections()), self._clock()
-        unknown = [
-            each
-            for number, each in self._connections.items()
-            if number not in ranked and (each.spared_until is None or each.spared_until <= now)
-        ]
-        strangers = [each for each in unknown if each.is_stranger]
-        crowds: dict[str, deque[_Caller]] = defaultdict(deque)
-        for each in strangers if len(strangers) >= surplus else unknown:
-            crowds[each.peer].append(each)
-        sizes = [(-len(crowd), peer) for peer, crowd in crowds.items()]
-        heapq.heapify(sizes)
-        while surplus and sizes:
-            size, peer = sizes[0]
-            self._drop(crowds[peer].popleft())
-            surplus -= 1
-            if size == -1:
-                heapq.heappop(sizes)
-            else:
-                heapq.heapreplace(sizes, (size + 1, peer))
+        for each in surplus(self._connections, ranked, self._max_connections, now):
+            self._drop(each)
 
-    def _exchange(self, connection: _Caller, mask: int) -> None:
+    def _exchange(self, connection: Caller, mask: int) -> None:
         if connection.number not in self._connections or not mask & selectors.EVENT_READ:
             return
         was_refused, why = bool(connection.end.failure), ""
@@ -432,7 +357,7 @@ class Hub:
         if connection.end.failure and not was_refused:
             self._refuse(connection)
 
-    def _refuse(self, connection: _Caller) -> None:
+    def _refuse(self, connection: Caller) -> None:
         """Hear no more of a peer that is no member, but leave it a moment to read why."""
         failure, now = connection.end.failure, self._clock()
         if connection.number in self._state.roster.connections():
@@ -466,23 +391,8 @@ class Hub:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: _Caller, why: str = "", *, left: str = "") -> None:
+    def _drop(self, connection: Caller, why: str = "", *, left: str = "") -> None:
         self._selector.unregister(connection.socket)
         connection.close()
         del self._connections[connection.number]
         self._queue(self._state.closed(connection.number, self._clock(), why, left=left))
-
-
-def _in_turn(strangers: list[_Caller]) -> list[_Caller]:
-    """Return the order in which strangers are served.
-
-    First come those that were answered already, because without the key a stranger gets no further. Then come
-    the newest of each address in turn: where they come faster than they can be served, those that have waited
-    longest have little hope, and a rank that is closed dials again.
-    """
-    newer: Counter[str] = Counter()
-    places = {}
-    for stranger in sorted(strangers, key=lambda each: each.number, reverse=True):
-        places[stranger.number] = (stranger.spared_until is None, newer[stranger.peer])
-        newer[stranger.peer] += 1
-    return sorted(strangers, key=lambda each: places[each.number])

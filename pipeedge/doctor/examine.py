@@ -13,9 +13,10 @@ from pipeedge.base.errors import DeadlineError, PipeEdgeError, RequestError
 from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
+from pipeedge.control.forms import Announcement, Deadlines, Forms
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks
-from pipeedge.control.session import Announcement, Deadlines, Forms, Session
+from pipeedge.control.session import Session
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from, warning
 from pipeedge.doctor.link_checks import check_links, check_promises
 from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, MeetingPoint, measure_links

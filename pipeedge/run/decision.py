@@ -16,7 +16,8 @@ from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import figure, plural
 from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
-from pipeedge.control.session import Announcement, Forms, Refusal, Remaining, Session
+from pipeedge.control.forms import Announcement, Forms, Refusal, Remaining
+from pipeedge.control.session import Session
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts
 from pipeedge.plan.planning import InputFacts, Plan

@@ -21,9 +21,9 @@ from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import printable
+from pipeedge.control.forms import GoingOn
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Start
-from pipeedge.control.session import GoingOn
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar

@@ -28,9 +28,11 @@ from pipeedge.base.errors import (
     RequestError,
     exit_code,
 )
+from pipeedge.control.callers import Caller
 from pipeedge.control.dialling import HubAddress, connect_in_clear
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.hub import Hub, _Caller
+from pipeedge.control.forms import Announcement, Deadlines, Forms, Refusal
+from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import (
     StageWork,
 )
@@ -51,14 +53,7 @@ from pipeedge.control.messages import (
     WorkByRank,
     frame,
 )
-from pipeedge.control.session import (
-    Announcement,
-    Deadlines,
-    Forms,
-    Refusal,
-    Session,
-    report_early_failure,
-)
+from pipeedge.control.session import Session, report_early_failure
 from pipeedge.control.wire import ClearEnd
 from pipeedge.request.config import WorldRequest
 
@@ -69,7 +64,7 @@ def test_a_verdict_overtakes_queued_telemetry() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = ClearEnd(accepts=True)
-        connection = _Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, now=0.0)
+        connection = Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, close_at=5.0)
         for _ in range(200):
             connection.queue_message(RankRecord(1, "x" * 20_000))
         connection.send()  # as much as the kernel buffers, the last message in part

@@ -19,6 +19,7 @@ from wire_messages import framed
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.control import hub as hub_module
+from pipeedge.control.callers import in_turn
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
@@ -278,7 +279,7 @@ def test_strangers_are_served_in_turn_by_address_and_the_newest_of_each_first() 
     crowd = [stranger(number, "10.0.0.3") for number in range(5)]
     crowd[1].spared_until = 7.0
     lonely = stranger(7, "10.0.0.2")
-    order = hub_module._in_turn([*crowd, lonely])
+    order = in_turn([*crowd, lonely])
     assert [(each.number, each.peer[-1]) for each in order] == [
         (1, "3"),  # it was answered already
         (4, "3"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeedge.base.fields import Options
 from pipeedge.base.schedule import LayerRange, Schedule
-from pipeedge.control.session import Announcement, Refusal
+from pipeedge.control.forms import Announcement, Refusal
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline

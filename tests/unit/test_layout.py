@@ -36,7 +36,8 @@ transport  base channel frame leases lifecycle interfaces membership new_key loo
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages epoch_messages epochs changing epoch_member ledger turns
-           roster attendance telemetry verdicts failover rules wire connection hub dialling member session
+           roster attendance telemetry verdicts failover rules wire connection callers hub dialling
+           member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice

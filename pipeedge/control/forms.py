@@ -1,0 +1,93 @@
+"""What a program supplies to a session: readers of its messages, its decisions, and deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from msgspec import Raw
+
+from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.control.attendance import Terms
+from pipeedge.request.config import WorldRequest
+
+__all__ = ["Announcement", "Deadlines", "Forms", "GoingOn", "Refusal", "Remaining"]
+
+_Facts = TypeVar("_Facts")
+_Plan = TypeVar("_Plan")
+_Stats = TypeVar("_Stats")
+
+
+@dataclass(frozen=True)
+class Forms(Generic[_Facts, _Plan, _Stats]):
+    """Functions that read the facts, the plan and the stats of a program, like ``base.fields.reader`` makes.
+
+    A reader raises one of ``base.fields.MALFORMED`` or RequestError for a malformed message.
+    """
+
+    facts: Callable[[Raw], _Facts]
+    plan: Callable[[Raw], _Plan]
+    stats: Callable[[Raw], _Stats]
+    max_message_bytes: int = Terms.max_message_bytes
+    """Length of the longest message that a rank sends to rank 0, in bytes."""
+
+
+@dataclass(frozen=True)
+class Announcement(Generic[_Plan]):
+    """A plan for all ranks."""
+
+    plan: _Plan
+    participants: tuple[int, ...]
+    """Ranks with a part in the plan; only these are monitored from now on. Empty if it ends the session."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
+    data_rank: int | None = None
+    """Rank that receives the records of all others; None if nothing is recorded."""
+    goes_on: bool = False
+    """Whether the session goes on, with other plans, when a rank but 0 and the data rank is lost."""
+    line: str = ""
+    """Notice for the user of what has happened and what is done, with another plan."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason why the ranks cannot run together."""
+
+    line: str
+    exit_code: int = EXIT_REQUEST
+
+
+@dataclass(frozen=True)
+class Remaining(Generic[_Facts]):
+    """The ranks for which a session that goes on after failures needs another plan."""
+
+    facts: Mapping[int, _Facts]
+    """Facts of each rank that may have a part."""
+    cause: str
+    """Reason why the last plan failed, for the user."""
+    lost: tuple[int, ...] = ()
+    """Ranks that were lost since the last plan."""
+
+
+@dataclass(frozen=True)
+class GoingOn(Generic[_Facts, _Plan]):
+    """What rank 0 decides in a session that goes on after failures, in a thread of its own."""
+
+    plan: Callable[[Remaining[_Facts]], Announcement[_Plan] | Refusal]
+    review: Callable[[int, _Facts], str | None]
+    """Returns why a process with this rank and these facts cannot take part, or None if it can, instead of an
+    earlier process of that rank."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds within which a session reports an absent and a silent rank."""
+
+    appear_s: float
+    silence_s: float
+
+    @classmethod
+    def of(cls, world: WorldRequest) -> Deadlines:
+        """Return the deadlines that ``--timeout`` sets."""
+        return cls(world.timeout_s, world.timeout_s)
