@@ -237,7 +237,6 @@ class DataSetSource:
 
     def __init__(self, source: InputSource) -> None:
         self._source = source
-        self._rest = source
 
     @property
     def total(self) -> int:
@@ -256,8 +255,8 @@ class DataSetSource:
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """Items skipped so far by the last stream."""
-        return self._rest.skipped
+        """Items skipped so far, each once, however many streams have read it."""
+        return self._source.skipped
 
     def stream(
         self,
@@ -269,8 +268,8 @@ class DataSetSource:
     ) -> DataSetStream:
         """Return the microbatches from item ``position`` on, read ahead unless they are in memory."""
         del stages  # the links hold back an input that is there already
-        self._rest = self._source if position is None else self._source.rest(position)
-        if self._rest.in_memory:
-            return DataSetStream(self._rest, microbatch_size)
-        reading = ReadAhead(self._rest, microbatch_size, threads=read_threads(), rows=rows)
-        return DataSetStream(self._rest, microbatch_size, reading)
+        rest = self._source if position is None else self._source.rest(position)
+        if rest.in_memory:
+            return DataSetStream(rest, microbatch_size)
+        reading = ReadAhead(rest, microbatch_size, threads=read_threads(), rows=rows)
+        return DataSetStream(rest, microbatch_size, reading)

@@ -138,8 +138,8 @@ class InputSource:
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """Items skipped so far by the last pass over ``microbatches``."""
-        return tuple(self._skipped.values())
+        """Items skipped so far, in the order of the input; what is read again counts once."""
+        return tuple(item for _, item in sorted(self._skipped.items()))
 
     def check_distinct(self, wanted: int, option: str) -> None:
         """Check that the first ``wanted`` items are distinct, before comparing results on them.
@@ -217,8 +217,6 @@ class InputSource:
         )
 
     def _groups(self, microbatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
-        for number in [number for number in self._skipped if number >= self._position]:
-            del self._skipped[number]
         waiting: list[tuple[int, Item]] = []
         for numbered in self._readable_items(readings):
             waiting.append(numbered)
@@ -235,6 +233,7 @@ class InputSource:
         numbered = enumerate(zip(self._order, readings, strict=True), start=self._position)
         for number, (index, reading) in numbered:
             if isinstance(reading, Item):
+                self._skipped.pop(number, None)
                 yield number, reading
             elif self._skip_bad:
                 self._skipped[number] = SkippedItem(self._items.source(index), str(reading))

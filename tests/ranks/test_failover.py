@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +36,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, pixels: Path) -> bytes
     return (folder / "out.npz").read_bytes()
 
 
-def world(folder: Path, size: int, pixels: Path, *options: object, signals: str) -> World:
-    own = {0: ("--input", pixels, "--output", "out.npz", "--report", "report.json")}
+def world(
+    folder: Path,
+    size: int,
+    pixels: Path,
+    *options: object,
+    signals: str,
+    metrics: tuple[object, ...] = (),
+) -> World:
+    own = {0: ("--input", pixels, "--output", "out.npz", "--report", "report.json", *metrics)}
     return World(folder, size, *OPTIONS, *GOES_ON, *options, own=own, env={SIGNALS_ITSELF: signals})
+
+
+def served(port: int) -> dict[str, float]:
+    """Return what rank 0 counts on its page of metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    return {name: float(value) for name, value in re.findall(r"pipeedge_(\w+)_total\{rank=.0.\} (\S+)", text)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=lambda one: one.name)
@@ -62,18 +78,26 @@ def test_neighbours_take_the_layers_of_a_lost_rank(
 def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lost(
     tmp_path: Path, pixels: Path, undisturbed: bytes
 ) -> None:
+    """Rank 1 is lost by an exception; the metrics count it."""
     # Rank 2 stops after rank 1 was lost, so that the run does not end before rank 1 is back.
-    signals = f"1:60:{signal.SIGKILL:d},2:100:{signal.SIGSTOP:d}"
-    with world(tmp_path, 4, pixels, "--timeout", 60, signals=signals) as ranks:
-        ranks.start().wait(1)
+    signals = f"1:60:0,2:100:{signal.SIGSTOP:d}"
+    port = free_port()
+    metrics = ("--prometheus-port", port) if find_spec("prometheus_client") is not None else ()
+    with world(tmp_path, 4, pixels, "--timeout", 60, signals=signals, metrics=metrics) as ranks:
+        assert ranks.start().wait(1)[1].status == 1
         until(lambda: "without a result" in ranks.text(0, "err"), "the run goes on")
         ranks.start(1)
         ranks.until(lambda: "rank 1 (on " in ranks.text(0, "err"), "rank 1 joins")
+        counted = served(port) if metrics else {"epochs": 2.0, "lost_ranks": 1.0}
         ranks.signal(2, signal.SIGKILL)
         ended = ranks.wait(0, 1, 3)
     assert [end.status for end in ended.values()] == [0, 0, 0], ended
     assert (tmp_path / "out.npz").read_bytes() == undisturbed
     first, joined, second = (line for line in ended[0].err.splitlines() if "without a result" not in line)
+    assert " failed: " in first
+    assert "a layer that cannot be computed; the run goes on" in first
+    assert counted["epochs"] == 2
+    assert counted["lost_ranks"] == 1
     assert first.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 2")
     assert joined.endswith("has joined, and is there to take the place of another")
     assert second.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 1")

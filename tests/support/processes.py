@@ -51,7 +51,8 @@ DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 SIGNALS_ITSELF = "TEST_RANKS_THAT_SIGNAL_THEMSELVES"
 """Environment variable: ``RANK:MICROBATCH:SIGNAL,...``, for forked ranks that get a signal in a run that
-would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch."""
+would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch.
+Instead of signal 0, it raises an exception there."""
 IS_SLOW = "TEST_RANK_THAT_IS_SLOW"
 """Environment variable: ``RANK:SECONDS``, for a forked rank that computes that much longer."""
 
@@ -177,8 +178,11 @@ def _disturb_stage(rank: str, env: Mapping[str, str]) -> None:
     compute = Stage.__call__
 
     def disturbed(self: Stage, packet: Packet) -> Packet:
-        if packet.number in signals:
-            os.kill(os.getpid(), signals.pop(packet.number))
+        number = signals.pop(packet.number, None)
+        if number == 0:
+            raise RuntimeError("a layer that cannot be computed")
+        if number is not None:
+            os.kill(os.getpid(), number)
         if who == rank:
             time.sleep(float(seconds))
         return compute(self, packet)

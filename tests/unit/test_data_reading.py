@@ -9,7 +9,7 @@ from fake_items import NumberedItems
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import InputError
-from pipeedge.data import InputSource, ReadAhead
+from pipeedge.data import DataSetSource, InputSource, ReadAhead
 from pipeedge.data.items import Item
 from pipeedge.transport.channel import Closed
 
@@ -96,6 +96,18 @@ def test_bad_items_that_are_skipped_leave_gaps() -> None:
     groups = list(source.groups(3, reading.readings()))
     assert [[number for number, _ in group.numbered] for group in groups] == [[0, 2, 3], [5, 6, 7]]
     assert [skipped.reason for skipped in source.skipped] == ["item 1 is bad", "item 4 is bad"]
+
+
+@pytest.mark.parametrize("position", [None, 2, 5])
+def test_skipped_items_count_once_however_often_they_are_read(position: int | None) -> None:
+    source = DataSetSource(InputSource(Gated(8, frozenset({1, 4, 6}), paired=False), skip_bad=True))
+    for at, groups in ((None, 2), (position, 9)):
+        crew, stream = Crew(), source.stream(2, position=at)
+        stream.start(crew)
+        for _ in range(groups):
+            stream.take()
+        crew.stop(Closed())
+    assert [skipped.reason for skipped in source.skipped] == [f"item {n} is bad" for n in (1, 4, 6)]
 
 
 def test_stop_wakes_waiters_while_a_read_hangs() -> None:
