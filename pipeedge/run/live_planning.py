@@ -81,6 +81,8 @@ class RunWatcher:
         if plan is None:
             return
         problem = profiled_problem(self._context.request, self._context.model, plan)
+        if not any(any(kind.time_s) for kind in problem.kinds):
+            return  # in profiles without times, nothing can be slower
         search = LiveSearch(problem, self._names, self._context.request.links.quant_bits)
         varying = plan.max_tokens is not None or plan.items is None
         planning = LivePlanning(problem, search, varying=varying)
