@@ -18,7 +18,7 @@ __all__ = ["SealedSocket", "Stream", "socket_of"]
 _BATCH_BYTES = 128 << 10
 """Size of what is sent or received at once. It stays in the processor's cache until it is used."""
 _RECORD_BYTES = 16 << 10
-"""Largest part that TLS encrypts at once; also the size of what is received where little is expected."""
+"""Largest record of TLS, and the size of what is received where little is expected."""
 
 
 class SealedSocket:
@@ -124,9 +124,10 @@ class SealedSocket:
         self.socket.close()
 
     def _encrypt(self, data: memoryview) -> None:
+        # Each call gives up the interpreter's lock, so all records of a batch are made in one.
         write, done = self.tls.write, 0
         while done < len(data):
-            done += write(data[done : done + _RECORD_BYTES])
+            done += write(data[done : done + _BATCH_BYTES])
 
     def _read_records(self, limit: int = _RECORD_BYTES) -> int:
         """Take what has arrived; return its size, 0 if the peer has closed."""
