@@ -181,11 +181,11 @@ class HubState:
         return self._heeded(outgoing, now)
 
     def _take_result(self, rank: int, message: Record | Done, now: float) -> list[tuple[int, Message]]:
+        if isinstance(message, Record):  # of an epoch that has ended, or of the last one
+            return self._take_record(rank, message, now)
         if not self._complete:
             raise ValueError(message.kind)
-        if isinstance(message, Done):
-            return self._take_done(rank, message, now)
-        return self._take_record(rank, message, now)
+        return self._take_done(rank, message, now)
 
     # A step takes the type of message under which _STEPS lists it.
     _Step: TypeAlias = Callable[["HubState", int, Any, float], list[tuple[int, Message]]]

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, WorkRecord
-from pipeedge.observe.timeline import LaneId, LaneKind, Span, ThreadState, Timeline
+from pipeedge.observe.timeline import LaneId, LaneKind, Span, ThreadState, Timeline, lane_of_epoch
 
 __all__ = ["assemble", "series"]
 
@@ -16,7 +16,9 @@ _POINTS = 200
 _US = 1e-6
 
 
-def assemble(recordings: Sequence[Recording], began_s: float, length_s: float) -> Timeline:
+def assemble(
+    recordings: Sequence[Recording], began_s: float, length_s: float, earlier: Sequence[Recording] = ()
+) -> Timeline:
     """Return the timeline of a run.
 
     Lanes with phases reach from 0 to the end without a gap: before its first microbatch a lane waits for the
@@ -26,19 +28,35 @@ def assemble(recordings: Sequence[Recording], began_s: float, length_s: float) -
         recordings: recordings of all ranks.
         began_s: beginning of the run on the hub's clock.
         length_s: length of the run in seconds.
+        earlier: recordings of epochs that ended before the last one, which have lanes of their own.
     """
     spans: list[Span] = []
     for recording in sorted(recordings, key=lambda one: one.rank):
         for lane in recording.lanes:
-            spans += _lane_spans(recording.rank, lane, began_s, length_s)
+            spans += _lane_spans(recording.rank, lane, began_s, length_s, is_later=recording.epoch > 1)
         for link in recording.links:
             spans += _link_spans(recording.rank, link, began_s, length_s)
         for work in recording.works:
             spans += _work_spans(recording.rank, work, began_s, length_s)
+    for recording in sorted(earlier, key=lambda one: (one.epoch, one.rank)):
+        spans += _earlier_spans(recording, began_s, length_s)
     return Timeline(length_s, tuple(spans))
 
 
-def _lane_spans(rank: int, lane: LaneRecord, began_s: float, length_s: float) -> Iterator[Span]:
+def _earlier_spans(recording: Recording, began_s: float, length_s: float) -> Iterator[Span]:
+    """Yield what a rank did in an epoch that has ended, on lanes of their own, without fill and drain."""
+    for lane in recording.lanes:
+        for span in _lane_spans(recording.rank, lane, began_s, length_s, is_later=True):
+            if span.doing not in (ThreadState.FILL, ThreadState.DRAIN):
+                yield replace(span, lane=lane_of_epoch(recording.epoch, span.lane))
+    for link in recording.links:
+        for span in _link_spans(recording.rank, link, began_s, length_s):
+            yield replace(span, lane=lane_of_epoch(recording.epoch, span.lane))
+
+
+def _lane_spans(
+    rank: int, lane: LaneRecord, began_s: float, length_s: float, *, is_later: bool
+) -> Iterator[Span]:
     at = 0.0
 
     def until(end_s: float, doing: ThreadState, microbatch: int | None = None) -> Iterator[Span]:
@@ -49,7 +67,7 @@ def _lane_spans(rank: int, lane: LaneRecord, began_s: float, length_s: float) ->
             yield Span(rank, lane.lane.label, doing, at, end_s, microbatch)
             at = end_s
 
-    if lane.rows and lane.phases[0].is_wait:
+    if lane.rows and (is_later or lane.phases[0].is_wait):
         yield from until(lane.rows[0].start_s - began_s, ThreadState.FILL)
     for row in lane.rows:
         end = row.start_s - began_s

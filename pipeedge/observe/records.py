@@ -187,7 +187,7 @@ class WorkRecord(Struct, frozen=True):
 
 
 class Recording(Struct, frozen=True):
-    """Everything that one rank recorded of a run. Times are the hub's."""
+    """Everything that one rank recorded of a run, or of one of its epochs. Times are the hub's."""
 
     rank: Count
     host: Name
@@ -203,8 +203,11 @@ class Recording(Struct, frozen=True):
     replans: tuple[ReplanRecord, ...] = ()
     """Better plans that rank 0 found."""
 
+    epoch: Count = 0
+    """Number of the epoch, in a run that goes on after failures."""
+
     def to_text(self) -> str:
-        """Return the recording as a message."""
+        """Return the recording as a message, without line breaks."""
         return fields.encode(self).decode()
 
     @classmethod

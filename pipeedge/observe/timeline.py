@@ -9,6 +9,7 @@ spans leave no gap from 0 to the end of the run: a thread either works or waits,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +17,16 @@ from typing import Any
 
 from pipeedge.base.fields import Count
 
-__all__ = ["ThreadState", "LaneId", "LaneKind", "Span", "Timeline", "stages_label"]
+__all__ = [
+    "ThreadState",
+    "LaneId",
+    "LaneKind",
+    "Span",
+    "Timeline",
+    "lane_of_epoch",
+    "split_epoch",
+    "stages_label",
+]
 
 
 class ThreadState(str, Enum):
@@ -122,6 +132,20 @@ def stages_label(stages: Sequence[int]) -> str:
     if len(stages) == stages[-1] - stages[0] + 1:
         return f"stages {stages[0]}-{stages[-1]}"
     return f"stages {', '.join(map(str, stages))}"
+
+
+_OF_EPOCH = re.compile(r"epoch \d+, ")
+
+
+def lane_of_epoch(epoch: int, label: str) -> str:
+    """Return the label of a lane in an epoch that has ended: ``epoch 1, stage 3``."""
+    return f"epoch {epoch}, {label}"
+
+
+def split_epoch(label: str) -> tuple[str, str]:
+    """Split ``epoch 1, stage 3`` into ``epoch 1, `` and ``stage 3``; the first is empty for other labels."""
+    found = _OF_EPOCH.match(label)
+    return ("", label) if found is None else (found[0], label[found.end() :])
 
 
 @dataclass(frozen=True)

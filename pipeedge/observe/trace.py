@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeedge.base.schedule import Schedule
 from pipeedge.observe.records import EpochRecord
-from pipeedge.observe.timeline import LaneId, Span, ThreadState, Timeline
+from pipeedge.observe.timeline import LaneId, Span, ThreadState, Timeline, split_epoch
 
 __all__ = ["timeline_events", "trace_events"]
 
@@ -91,9 +91,10 @@ def _with_receives(
     for span in timeline.spans:
         yield span
         at = max(0, bisect_right(destinations, span.start_s, key=itemgetter(0)) - 1)
-        if span.doing is ThreadState.SEND and span.lane in destinations[at][1]:
-            rank, lane = destinations[at][1][span.lane]
-            yield Span(rank, lane, ThreadState.RECEIVE, span.start_s, span.end_s, span.microbatch)
+        epoch, sent_on = split_epoch(span.lane)
+        if span.doing is ThreadState.SEND and sent_on in destinations[at][1]:
+            rank, lane = destinations[at][1][sent_on]
+            yield Span(rank, f"{epoch}{lane}", ThreadState.RECEIVE, span.start_s, span.end_s, span.microbatch)
 
 
 def _recoveries(epochs: Sequence[EpochRecord], data_rank: int, thread: int) -> Iterator[dict[str, Any]]:

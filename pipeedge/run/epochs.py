@@ -34,7 +34,7 @@ from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
-from pipeedge.run.outcome import finish
+from pipeedge.run.outcome import finish, make_recording
 from pipeedge.run.parts import Parts, open_monitor
 from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream
 from pipeedge.run.shelf import Shelf
@@ -48,6 +48,8 @@ __all__ = ["take_turns"]
 
 _STAGES_AHEAD = 3
 """Number of microbatches under way for each stage: one computes, one waits for it, one is on its way."""
+_MOST_RECORDED = 4 << 20
+"""Number of characters that a rank records of all epochs but the last."""
 _JOIN_S = 0.05
 """Seconds between two attempts to wake the threads of a stopped epoch."""
 
@@ -69,7 +71,15 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
         return None
     # Not with the crew of the epoch, which may have been stopped.
     of_last = dataclasses.replace(context, transport=turn.context.transport)
-    return finish(of_last, session, turn.plan, turn.parts, startup_s=rank.startup_s, device=prepared.device)
+    return finish(
+        of_last,
+        session,
+        turn.plan,
+        turn.parts,
+        startup_s=rank.startup_s,
+        device=prepared.device,
+        epoch=turn.epoch,
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,6 +120,7 @@ class _Rank:
         self._latest: _Turn | None = None  # the latest epoch in which this rank had a part and that ran
         self.startup_s = 0.0
         """Seconds from the start of the process to the first microbatch."""
+        self._recorded = 0
         session.member.on_end(self._stop_all)
 
     def begin(self, order: Prepare) -> None:
@@ -237,6 +248,17 @@ class _Rank:
         if step is MemberStep.STOPPING:
             dropped = turn.is_change and not turn.runs
             self._turns.stopped(turn.epoch, None if self._log is None else self._log.stopped(dropped=dropped))
+        self._record(turn)
+
+    def _record(self, turn: _Turn) -> None:
+        """Tell the data rank what was recorded of an epoch that has ended, as far as there is room for it."""
+        if not turn.runs or turn.parts is None:
+            return
+        member = self._session.member
+        text = make_recording(turn.context, member, turn.parts, turn.epoch).to_text()
+        self._recorded += len(text)
+        if self._recorded <= _MOST_RECORDED:
+            member.record(f"\n{text}")
 
     def _stop(self, turn: _Turn) -> None:
         """End all threads and links of an epoch."""

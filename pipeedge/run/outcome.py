@@ -27,7 +27,7 @@ from pipeedge.run.phases import close_links
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
 
-__all__ = ["explain_missing_figures", "finish"]
+__all__ = ["explain_missing_figures", "finish", "make_recording"]
 
 
 def finish(
@@ -38,6 +38,7 @@ def finish(
     *,
     startup_s: float,
     device: torch.device,
+    epoch: int = 0,
 ) -> RunReport | None:
     """End the run after the last microbatch: close the links, tell what was recorded, make the report.
 
@@ -48,6 +49,7 @@ def finish(
         parts: What this rank consisted of.
         startup_s: Seconds from the start of the process to the first microbatch.
         device: Device for the check of the outputs.
+        epoch: Number of the plan, if the run has several.
 
     Returns:
         The report on the data rank; None on the others.
@@ -56,7 +58,8 @@ def finish(
     if data is not None:
         member.complete()
     unclosed = close_links(context)
-    member.record(_recording(context, member, parts).to_text())
+    # On a line of its own: an earlier process of this rank may have left in the middle of one.
+    member.record(f"\n{make_recording(context, member, parts, epoch).to_text()}")
     member.done(parts.stage.stats(context.rank) if parts.stage is not None else None)
     summary = _wait_for_summary(context, session, is_whole=data is not None)
     if unclosed is not None:
@@ -84,8 +87,8 @@ def _explain_not_finite(items: int) -> str:
     return f"{outputs}: are the weights whole?"
 
 
-def _recording(context: RankContext, member: Member, parts: Parts) -> Recording:
-    """Collect the activities of this rank's threads."""
+def make_recording(context: RankContext, member: Member, parts: Parts, epoch: int) -> Recording:
+    """Collect the activities of this rank's threads in an epoch, which is 0 if there are none."""
     hub_clock, stage = member.hub_clock, parts.stage
     return Recording(
         rank=context.rank,
@@ -96,6 +99,7 @@ def _recording(context: RankContext, member: Member, parts: Parts) -> Recording:
         decided=stage.decided(hub_clock) if stage is not None else (),
         energy=parts.monitor.use(),
         replans=tuple(context.replans),
+        epoch=epoch,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ from pipeedge.run.data_part import DataPart
 
 __all__ = ["make_report", "save_and_print"]
 
+_EARLIER_EPOCHS = 8
+"""Largest number of epochs before the last whose activities are in the report."""
+
 
 def make_report(
     context: RankContext,
@@ -39,7 +43,8 @@ def make_report(
     """Build the report from what the data rank collected and the figures of the stages, as far as known."""
     collected, under_way, sink = data.progress.collected, data.progress.under_way, data.ends.sink
     began_s = member.hub_clock(under_way.began_at or 0.0)
-    recordings = _recordings(member, {one.rank for one in stages})
+    last_epoch = collected.epochs[-1].number if collected.epochs else 0
+    found = _recordings(member, {one.rank for one in stages}, last_epoch)
     latencies = tuple(collected.latencies)
     return RunReport(
         model=context.model.name,
@@ -56,33 +61,53 @@ def make_report(
         prediction=plan.prediction,
         steady_items_per_s=collected.steady_items_per_s,
         latencies_s=latencies,
-        timeline=assemble_timeline(recordings, began_s, collected.elapsed_s),
-        series=series(recordings, began_s),
-        energy=energy_body({one.rank: (one.host, one.energy) for one in recordings}, sink.items),
+        timeline=assemble_timeline(found.last_epoch, began_s, collected.elapsed_s, found.earlier),
+        series=series(found.last_epoch, began_s),
+        energy=energy_body({one.rank: (one.host, one.energy) for one in found.latest}, sink.items),
         command=context.request.command,
         versions=_versions(),
         epochs=tuple(collected.epochs),
-        replans=tuple(replace(one, at_s=one.at_s - began_s) for each in recordings for one in each.replans),
+        replans=tuple(replace(one, at_s=one.at_s - began_s) for each in found.latest for one in each.replans),
     )
 
 
-def _recordings(member: Member, whole: Collection[int]) -> list[Recording]:
+@dataclass(frozen=True)
+class _Recordings:
+    """What the ranks recorded of a run."""
+
+    latest: list[Recording]
+    """The last recording of each rank, with what it counted in the whole run."""
+    last_epoch: list[Recording]
+    earlier: list[Recording]
+    """Those of some epochs before the last."""
+
+
+def _recordings(member: Member, whole: Collection[int], last_epoch: int) -> _Recordings:
     """Return the recordings of the ranks, on the data rank.
 
     Args:
         member: Connection to the hub, through which they came.
         whole: Ranks of the stages whose figures are known; another one may have left in the middle of its
             recording.
+        last_epoch: Number of the last epoch, or 0 for a run that has none.
     """
-    found = []
+    latest, found = {}, {}
     for rank, text in member.records().items():
-        try:
-            with decoding(f"what rank {rank} recorded of the run", peer=rank):
-                found.append(Recording.from_text(rank, text))
-        except PeerFailedError:
-            if rank in whole:
-                raise
-    return found
+        lines = [line for line in text.splitlines() if line]
+        for line in lines:
+            try:
+                with decoding(f"what rank {rank} recorded of the run", peer=rank):
+                    latest[rank] = Recording.from_text(rank, line)
+                    found[rank, latest[rank].epoch] = latest[rank]
+            except PeerFailedError:
+                if rank in whole and line is lines[-1]:
+                    raise
+    shown = sorted({epoch for _, epoch in found if epoch < last_epoch})[-_EARLIER_EPOCHS:]
+    return _Recordings(
+        list(latest.values()),
+        [one for (_, epoch), one in found.items() if epoch >= last_epoch],
+        [one for (_, epoch), one in found.items() if epoch in shown],
+    )
 
 
 def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: RunReport) -> None:

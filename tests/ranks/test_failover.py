@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import urllib.request
@@ -73,6 +74,14 @@ def test_neighbours_take_the_layers_of_a_lost_rank(
     assert [bool(re.search(lost, line)) for line in lines] == [True, False], lines
     went_on = r"rank 0: the run goes on after \S+ s without a result; \d+ microbatch(es)? computed again$"
     assert re.search(went_on, lines[1])
+    report = json.loads((tmp_path / "report.json").read_text())
+    # What rank 1 did is lost with it.
+    lanes = {(lane["rank"], lane["lane"]): lane for lane in report["timeline"]["lanes"]}
+    assert {(0, "feed"), (0, "stage 0"), (2, "stage 1")} <= lanes.keys()
+    early = {lane for lane in lanes if lane[1].startswith("epoch 1, ")}
+    assert {(0, "epoch 1, feed"), (0, "epoch 1, stage 0"), (2, "epoch 1, stage 2")} <= early
+    second_us = 1e6 * report["epochs"][1]["started_s"]
+    assert all(max(lanes[lane]["end_us"]) <= second_us for lane in early if lane[0] == 0)
 
 
 def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lost(

@@ -318,7 +318,15 @@ def test_rank_lost_after_the_end_is_only_noticed_and_one_that_comes_then_may_lea
     assert sorted(run.heard(11, "summary")[0].stats) == [0, 1]
 
 
-@pytest.mark.parametrize("message", [Done(Raw(b"1")), Record("x"), Stopped(1), Complete()])
+def test_record_of_an_epoch_that_has_ended_reaches_the_data_rank() -> None:
+    run = running(3, 0, 1, 2)
+    run.close(1 + 10)
+    run.stop(1, 10, 12, written=2)
+    run.say(12, Record("of epoch 1"))
+    assert [(told.rank, told.text) for told in run.heard(10, "rankrecord")] == [(2, "of epoch 1")]
+
+
+@pytest.mark.parametrize("message", [Done(Raw(b"1")), Stopped(1), Complete()])
 def test_member_that_breaks_the_protocol_is_lost(message: Message) -> None:
     run = running(3, 0, 1)
     run.say(11, message)

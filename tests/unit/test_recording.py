@@ -10,12 +10,15 @@ import pytest
 from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipeedge.base.fields import decode, encode
+from pipeedge.base.schedule import Schedule
 from pipeedge.observe.assembly import assemble, series
 from pipeedge.observe.lanes import FEED, STAGE, Lane, LinkLane, WorkLane
-from pipeedge.observe.records import LaneRecord, Recording, Transfer
+from pipeedge.observe.records import EpochRecord, LaneRecord, LinkRecord, Recording, Transfer
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
+from pipeedge.observe.trace import trace_events
 
 Cycle = Sequence[int]
 """Microseconds of each activity of a stage for a microbatch."""
@@ -97,6 +100,23 @@ def test_fill_drain_and_waits_have_their_names() -> None:
         (ThreadState.DRAIN, 0.0057, None),
     ]
     assert Timeline.from_body(json.loads(json.dumps(timeline.to_body()))).length_s == 0.01
+
+
+def test_epochs_that_have_ended_have_lanes_of_their_own_without_bubbles() -> None:
+    todo = [[3000, 0, 1000, 0, 500]]
+    lane, _ = played(todo, capacity=16, began_us=0)
+    link = LinkRecord(LaneId.link(0), 1, (Transfer(0, 8, 0.004, 0.0045),))
+    told = recording(lane.record(lambda ours: ours))
+    timeline = assemble([], 0.0, 0.01, [replace(told, links=(link,), epoch=1)])
+    assert [(span.lane, span.doing, round(span.start_s, 6)) for span in timeline.spans] == [
+        ("epoch 1, stage 0", ThreadState.COMPUTE, 0.003),
+        ("epoch 1, stage 0", ThreadState.WAIT_LINK, 0.004),
+        ("epoch 1, stage 0 link", ThreadState.SEND, 0.004),
+    ]
+    schedule = Schedule.from_partition([1, 2, 3, 4])
+    events = trace_events(timeline, schedule, 0, [EpochRecord(1, schedule, 0.0)])["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {"epoch 1, stage 0", "epoch 1, stage 0 link", "epoch 1, from stage 0"}
 
 
 def test_a_feeder_starts_with_work_not_filling() -> None:
