@@ -216,7 +216,7 @@ def open_loop(
     import mlperf_loadgen as loadgen  # of the extra bench
 
     due: queue.SimpleQueue[tuple[int, int, float] | None] = queue.SimpleQueue()
-    asked = Asked()
+    asked, seed = Asked(), 0
 
     def issue(samples: list[loadgen.QuerySample]) -> None:
         for sample in samples:
@@ -240,11 +240,12 @@ def open_loop(
         client.close()
 
     def run(seconds: float) -> Asked:
-        nonlocal asked
-        asked = Asked()
+        nonlocal asked, seed
+        asked, seed = Asked(), seed + 1
         settings = loadgen.TestSettings()
         settings.scenario, settings.mode = loadgen.TestScenario.Server, loadgen.TestMode.PerformanceOnly
         settings.server_target_qps = rate
+        settings.schedule_rng_seed = settings.sample_index_rng_seed = seed
         settings.min_duration_ms, settings.min_query_count = int(seconds * 1e3), 1
         logs, output = loadgen.LogSettings(), loadgen.LogOutputSettings()
         with tempfile.TemporaryDirectory() as directory:

@@ -101,9 +101,17 @@ def embed(client: Client, sentences: Sequence[str]) -> list[list[float]]:
 # -- rates -------------------------------------------------------------------------------------------
 
 
+def opened(name: str, directory: Path) -> Model:
+    """Return a model; BERT-Base as an embedder with a vocabulary, so that it can be asked."""
+    if name != BERT:
+        return find_model(name)
+    save_embedder(directory / "bert-base")
+    return find_model(str(directory / "bert-base"))
+
+
 def random_weights(model: Model, directory: Path) -> list[str]:
-    """Return the options for random weights, which are as fast as any; none for the shipped model."""
-    if model.name == DIGITS:
+    """Return the options for random weights, which are as fast as any; none for a model that has some."""
+    if model.name == DIGITS or model.directory is not None:
         return []
     path = directory / "weights.npz"
     if not path.exists():
@@ -140,12 +148,12 @@ def batch_rate(model: Model, options: Sequence[str], ranks: int, items: int, dir
 def saturated(args: argparse.Namespace) -> None:
     """Compare the rate of a pipeline that is asked with that of a batch run, in turn."""
     for name in [args.model_name] if args.model_name else [DIGITS, VIT, BERT]:
-        model = find_model(name)
         with tempfile.TemporaryDirectory() as directory:
+            model = opened(name, Path(directory))
             options = random_weights(model, Path(directory))
             asked, batch = [], []
             for _ in range(args.rounds):
-                with Pipeline(name, ranks=args.ranks, options=options) as pipeline:
+                with Pipeline(model.name, ranks=args.ranks, options=options) as pipeline:
                     one, count = example(model), 0
                     list(pipeline([one] * 64))
                     began, answers = time.perf_counter(), pipeline(cycle([one]))
@@ -220,10 +228,10 @@ def latencies() -> Iterator[list[float]]:
 
 def alone(args: argparse.Namespace) -> None:
     """Compare the time of a lone request with that of a microbatch from the data rank and back."""
-    model = find_model(args.model_name or DIGITS)
-    path, body, kind = lone_request(model)
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
+        model = opened(args.model_name or DIGITS, Path(directory))
+        path, body, kind = lone_request(model)
         options = random_weights(model, Path(directory))
         with Ranks(model.name, args.ranks, *options) as ranks:
             client = Client(ranks.port)

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pipeedge.base.crew import Closed
+from pipeedge.base.errors import InputError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
+from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel
@@ -116,6 +118,10 @@ def answers_in_order(
 def _prepared(service: Service, numbered: list[tuple[int, object]]) -> _Prepared:
     """Return the items of a group."""
     items: list[Item] = []
+    sentences = [Sentence(each, f"input[{number}]") for number, each in numbered if isinstance(each, str)]
+    if len(sentences) == len(numbered) and service.model.takes_text:
+        with suppress(InputError):  # then one after the other, to know which
+            return _Prepared(service.preparation.sentences(sentences))
     try:
         for number, value in numbered:
             items.append(service.preparation.item(value, f"input[{number}]"))

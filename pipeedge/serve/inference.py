@@ -17,6 +17,7 @@ from starlette.responses import Response
 import pipeedge
 from pipeedge.base.errors import InputError
 from pipeedge.data.items import Item
+from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import InferBody, decode_body
@@ -118,24 +119,28 @@ class InferenceRoutes:
         values = tensors[kind]
         if values.dtype != object or not values.ndim or values.size != len(values):
             raise InputError(f"{kind} must be {BYTES} of shape [items]")
-        return [self._item(kind, index, value) for index, value in enumerate(values.ravel())]
-
-    def _item(self, kind: str, index: int, value: str | bytes) -> Item:
-        source = f"{kind}[{index}]"
+        named = [(f"{kind}[{index}]", value) for index, value in enumerate(values.ravel())]
         if kind == _IMAGE:
-            if isinstance(value, str):
-                raise InputError(f"{source}: send images as bytes behind the JSON, or to /classify")
-            return self._preparation.image(value, source)
-        try:
-            text = value if isinstance(value, str) else value.decode()
-        except UnicodeDecodeError:
-            raise InputError(f"{source}: is not UTF-8") from None
-        return self._preparation.sentence(text, source=source, truncate=False)
+            return [self._image(*each) for each in named]
+        sentences = [Sentence(_text(source, value), source) for source, value in named]
+        return self._preparation.sentences(sentences, truncate=False)
+
+    def _image(self, source: str, value: str | bytes) -> Item:
+        if isinstance(value, str):
+            raise InputError(f"{source}: send images as bytes behind the JSON, or to /classify")
+        return self._preparation.image(value, source)
 
     def _check_name(self, request: Request) -> None:
         name = request.path_params.get("model")
         if name is not None and name != self._model.name:
             raise HttpError(404, "there is no such model; GET / shows the one that is served")
+
+
+def _text(source: str, value: str | bytes) -> str:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: is not UTF-8") from None
 
 
 def _described(name: str, datatype: str, shape: Sequence[int]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from pipeedge.base.errors import InputError, PipeEdgeError, one_line
 from pipeedge.base.wording import excerpt
 from pipeedge.data.items import Item
+from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer, ScoredClass
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import (
@@ -253,10 +254,14 @@ class Routes:
             raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one, or a pair")
         self._asker.check_count(len(texts))
         return await self._asker.prepare(
-            lambda: [
-                self._preparation.sentence(*each, source=f"inputs[{number}]", truncate=truncate, warn=False)
-                for number, each in enumerate(texts)
-            ]
+            lambda: self._preparation.sentences(
+                [
+                    Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
+                    for number, (text, *pair) in enumerate(texts)
+                ],
+                truncate=truncate,
+                warn=False,
+            )
         )
 
 
