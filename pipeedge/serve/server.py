@@ -21,14 +21,18 @@ _MAX_HEADER_BYTES = 16 << 10
 _HEADERS_S = 10.0
 """Seconds within which the headers of a request must have come."""
 _KEEP_ALIVE_S = 30
+_UNREAD_S = 30.0
+"""Seconds after which a connection ends whose client has read nothing more of a reply."""
 _LAST_REPLIES_S = 5
 """Seconds at the end for replies that are being sent."""
 
 
 class _Connection(H11Protocol):
-    """A connection that ends if its requests come too slowly, or if it is idle and there are too many."""
+    """A connection that ends if its client is too slow, or if it is idle and there are too many."""
 
     _headers_due: asyncio.TimerHandle | None = None
+    _unread_due: asyncio.TimerHandle | None = None
+    _is_dropped = False
     _heard_at = 0.0
     """Time when the client sent something last, in seconds."""
 
@@ -37,8 +41,8 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._heard_at = self.loop.time()
         if len(self.connections) > _MAX_CONNECTIONS:
-            self._longest_idle().transport.abort()
-        if not transport.is_closing():
+            self._longest_idle()._drop()
+        if not self._is_dropped:
             self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -50,9 +54,15 @@ class _Connection(H11Protocol):
         elif self._headers_due is None:
             self._expect_headers()  # part of a further request
 
+    def on_response_complete(self) -> None:
+        """Go on with the next request, and watch that the client reads the reply."""
+        super().on_response_complete()
+        self._watch_unread()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_expecting()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def _longest_idle(self) -> _Connection:
@@ -64,10 +74,33 @@ class _Connection(H11Protocol):
             one
             for one in self.connections
             if isinstance(one, _Connection)
-            and not one.transport.is_closing()
+            and not one._is_dropped
             and (one.cycle is None or one.cycle.response_complete)
         )
         return min(idle, key=lambda one: one._heard_at, default=self)
+
+    def _drop(self) -> None:
+        """Close the connection now; what is not sent yet is lost."""
+        self._is_dropped = True
+        self.transport.abort()
+
+    def _watch_unread(self) -> None:
+        self._stop_watching()
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            self._unread_due = self.loop.call_later(_UNREAD_S, self._check_unread, unsent)
+
+    def _check_unread(self, before: int) -> None:
+        """Drop the connection if no part of the ``before`` bytes was read; else, a client would keep them."""
+        if self.transport.get_write_buffer_size() >= before:
+            self._drop()
+        else:
+            self._watch_unread()
+
+    def _stop_watching(self) -> None:
+        if self._unread_due is not None:
+            self._unread_due.cancel()
+            self._unread_due = None
 
     def _expect_headers(self) -> None:
         self._headers_due = self.loop.call_later(_HEADERS_S, self.transport.close)

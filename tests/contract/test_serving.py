@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import re
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -547,6 +548,27 @@ def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch) ->
             return False
 
         until(answers, "an answer after the crowd")
+
+
+def test_a_client_that_reads_no_replies_is_dropped(
+    digits: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_UNREAD_S", 0.1)
+    request = b"GET /docs HTTP/1.1\r\nhost: a\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", digits.port))
+        client.setblocking(False)
+        poll = select.poll()
+        poll.register(client, select.POLLIN)
+
+        def dropped() -> bool:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                client.send(request * 100)
+            return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+
+        until(dropped, "the end of the connection")
+    assert digits.post("/classify", picture(0)).status == 200
 
 
 def test_idle_connections_keep_nobody_out(digits: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
