@@ -181,8 +181,8 @@ class JointAssembly {
     }
     if (!unknown.empty()) {
       warn(printable(models_.name(), 400) + ": " + printable(model.name) + ": agreement_at_bits lacks " +
-           yaml::listing(unknown) + ", so links do not have these bits; add what was measured, or allow them with "
-           "--min-agreement 0");
+           yaml::listing(unknown) + ", so links do not have these bits; measure them with profiler.py --sensitivity N, "
+           "or allow them with --min-agreement 0");
     }
     if (joint_.problem.widths.empty()) {
       throw yaml::SpecError(joint_.warnings.back() + "; 0 (uncompressed) is not among --widths");

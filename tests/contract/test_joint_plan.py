@@ -195,8 +195,8 @@ def test_missing_profiles_are_named_and_planned_without(cluster: Cluster) -> Non
     assert planned(cluster)["warnings"] == [
         "device_types.yml: fast: the profile of microbatches of 4 in int8 has no agreement, so it is not "
         "used; measure it with profiler.py --agreement N, or allow it with --min-agreement 0",
-        "models.yml: m: agreement_at_bits lacks 16, 8, 6, 4, so links do not have these bits; add what was "
-        "measured, or allow them with --min-agreement 0",
+        "models.yml: m: agreement_at_bits lacks 16, 8, 6, 4, so links do not have these bits; measure them "
+        "with profiler.py --sensitivity N, or allow them with --min-agreement 0",
         "device_types.yml: slow has no profile of m for microbatches of 4 in int8; planned without",
     ]
     assert len(planned(cluster, "--min-agreement=0")["warnings"]) == 1
