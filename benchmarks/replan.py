@@ -123,6 +123,11 @@ class LiveRun:
         self._ranks[rank].wait()
 
     @property
+    def is_going(self) -> bool:
+        """Whether rank 0 has not ended."""
+        return self._ranks[0].poll() is None
+
+    @property
     def said(self) -> str:
         """What rank 0 has told the user."""
         return (self._place / "rank0.err").read_text(errors="replace")
@@ -139,7 +144,7 @@ class LiveRun:
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Watch the results until something is so, or the run has ended."""
-        while self._ranks[0].poll() is None and not until():
+        while self.is_going and not until():
             self.progress.look()
             time.sleep(_LOOK_S)
 
@@ -217,10 +222,10 @@ class Scenarios:
     def _quota(self, host: str, fraction: float) -> None:
         TestBeds().change(self._name, host, cpu_fraction=fraction)
 
-    def _run(self, *options: str, microbatches: int = 0) -> LiveRun:
+    def _run(self, *options: str) -> LiveRun:
         self._number += 1
         place = self._bed.directory / f"live-{self._number}"
-        return LiveRun(self._bed, self._load, place, microbatches or self._microbatches, *options)
+        return LiveRun(self._bed, self._load, place, self._microbatches, *options)
 
     def _automatic(self) -> list[str]:
         files = self._bed.files
@@ -310,13 +315,15 @@ class Scenarios:
         """Vary the processor of every host by 10 %."""
         chance = random.Random(0)
         end = time.monotonic() + 60 * self._minutes
-        with self._run(*self._automatic(), "--replan", "auto", microbatches=100_000) as run:
-            run.watch_results(SETTLING)
-            while time.monotonic() < end:
-                for host in self._bed.hosts:
-                    self._quota(host, CPU * chance.uniform(0.9, 1.1))
-                run.watch_s(1.0)
-            changes = len(run.changes)
+        changes = 0
+        while time.monotonic() < end:
+            with self._run(*self._automatic(), "--replan", "auto") as run:
+                run.watch_results(SETTLING)
+                while run.is_going and time.monotonic() < end:
+                    for host in self._bed.hosts:
+                        self._quota(host, CPU * chance.uniform(0.9, 1.1))
+                    run.watch_s(1.0)
+                changes += len(run.changes)
         for host in self._bed.hosts:
             self._quota(host, CPU)
         yield Line(f"changes in {self._minutes:g} minutes", str(changes), changes == 0)
@@ -330,8 +337,8 @@ class Scenarios:
         yield Line("changes of the plan", str(followed[1]), True)
 
     def _square_rate(self, *options: str) -> tuple[float, int]:
-        """Return the items per second of four half minutes, and the number of changes."""
-        with self._run(*self._automatic(), *options, microbatches=100_000) as run:
+        """Return the items per second of at most four half minutes, and the number of changes."""
+        with self._run(*self._automatic(), *options) as run:
             run.watch_results(SETTLING)
             since = time.monotonic()
             for half in range(4):

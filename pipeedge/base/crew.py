@@ -31,9 +31,12 @@ class Crew:
         threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
 
     def on_stop(self, cleanup: Callable[[], None]) -> None:
-        """Register ``cleanup`` to be called when the crew is stopped; it must wake threads that wait."""
+        """Call ``cleanup`` when the crew is stopped, at once if it was; it must wake threads that wait."""
         with self._changed:
-            self._cleanups.append(cleanup)
+            if not self._stopped:
+                self._cleanups.append(cleanup)
+                return
+        cleanup()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop all threads early, because of ``error`` unless an earlier error was recorded."""

@@ -14,12 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pipeedge.control.epoch_member import EpochMember, MemberStep
 from pipeedge.control.epoch_messages import Abort, Prepare, Retire, Run
 from pipeedge.control.messages import Complete, Message
 
-__all__ = ["EpochStoppedError", "Turns"]
+__all__ = ["EpochOrder", "EpochStoppedError", "Turns"]
 
 _MAX_LINE = 1000
 """Number of characters of the longest line that is reported."""
@@ -27,6 +28,15 @@ _MAX_LINE = 1000
 
 class EpochStoppedError(Exception):
     """Raised in a thread that works for an epoch when the hub has stopped that epoch, or the run is over."""
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """An epoch in which this rank has a part."""
+
+    prepare: Prepare
+    beside: int | None
+    """Number of the epoch that runs and whose place it is to take; None if nothing runs."""
 
 
 def _do_nothing() -> None:
@@ -48,7 +58,7 @@ class Turns:
         self._clock = clock
         self._changed = threading.Condition()
         self._rules = EpochMember()
-        self._orders: deque[Prepare] = deque()
+        self._orders: deque[EpochOrder] = deque()
         self._error: BaseException | None = None
         self._has_all = False
         self._on_stop: dict[int, Callable[[], None]] = {}
@@ -64,9 +74,10 @@ class Turns:
             ValueError: the hub breaks the protocol.
         """
         with self._changed:
+            parts = self._rules.epochs
             self._rules.heard(message)
             if isinstance(message, Prepare):
-                self._orders.append(message)
+                self._orders.append(EpochOrder(message, parts[-1] if parts else None))
             on_stop = _do_nothing
             if isinstance(message, Abort):
                 self.stopped_at = self._clock()
@@ -83,7 +94,7 @@ class Turns:
 
     # -- the main thread --------------------------------------------------------------------------
 
-    def next(self) -> Prepare | None:
+    def next(self) -> EpochOrder | None:
         """Wait for an epoch in which this rank has a part; return None once all results are written.
 
         Raises:

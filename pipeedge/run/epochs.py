@@ -27,8 +27,7 @@ from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.base.wording import count
 from pipeedge.control.epoch_member import MemberStep
-from pipeedge.control.epoch_messages import Prepare
-from pipeedge.control.turns import EpochStoppedError, Turns
+from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.observe.monitoring import Exporter, Monitor
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.planning import Plan
@@ -123,14 +122,16 @@ class _Rank:
         self._recorded = 0
         session.member.on_end(self._stop_all)
 
-    def begin(self, order: Prepare) -> None:
+    def begin(self, order: EpochOrder) -> None:
         """Begin an epoch, in a thread of its own."""
         context = self._context
         own = dataclasses.replace(
             context, crew=Crew(), transport=context.transports.new(), activity=context.activity.part()
         )
-        before = self._active[-1] if self._active else None
-        turn = _Turn(own, order.epoch, self._session.read_plan(order.plan), before, before is not None)
+        # If it has ended since, the hub has stopped both.
+        before = next((one for one in self._active if one.epoch == order.beside), None)
+        plan = self._session.read_plan(order.prepare.plan)
+        turn = _Turn(own, order.prepare.epoch, plan, before, order.beside is not None)
         self._active = (*self._active, turn)
 
         def stop() -> None:
@@ -186,10 +187,10 @@ class _Rank:
     def _work(self, turn: _Turn) -> None:
         """Prepare the part of this rank, and let microbatches flow until all have passed."""
         context, plan, prepared, before = turn.context, turn.plan, self._prepared, turn.before
-        if self._log is not None and before is None:
+        if self._log is not None and not turn.is_change:
             self._log.prepared(turn.epoch, plan)
         connect(context, plan, prepared.interface, turn.epoch)
-        stage = self._shelf.take(context, plan, beside=before is not None)
+        stage = self._shelf.take(context, plan, beside=turn.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
@@ -204,10 +205,10 @@ class _Rank:
             self.startup_s = process_age_s()
             self.kept.enter_context(results_kept(context, prepared.data))
         if self._log is not None:
-            if before is None:
-                self._log.runs()
-            else:
+            if turn.is_change:
                 self._log.changes(turn.epoch, plan)
+            else:
+                self._log.runs()
         stream(context, plan, turn.parts, None if before is None else before.hidden)
         if self._has_all:
             self._turns.has_all()  # so it need not wait for word from others

@@ -172,9 +172,9 @@ class UnderWay:
         with self._changed:
             try:
                 while (arrival := self._ledger.judge(epoch, number)) is Arrival.HOLD:
-                    self._changed.wait()
                     if self._closed:
                         raise Closed
+                    self._changed.wait()
             except ValueError as error:
                 raise PipeEdgeError(f"received {error}") from error
             return None if arrival is Arrival.DROP else self._fed[number]

@@ -64,6 +64,20 @@ def test_activity_counts_packets_and_reports_awaited_peers() -> None:
     assert activity.status() == RankStatus(None, {1: 2}, {0: 1}, finished=1)
 
 
+def test_activity_of_two_plans_is_that_of_both_until_one_is_dropped() -> None:
+    activity = Activity(Clock())
+    before, after = activity.part(), activity.part()
+    for part in (before, before, after):
+        part.sent(1)
+    after.received(2)
+    before.computed(3.0)
+    with before.awaiting(2), after.awaiting(0), after.busy("loading"):
+        status = activity.status()
+    assert status == RankStatus(("loading", 0.0), {1: 3}, {2: 1}, frozenset({0, 2}), stage_s=3.0)
+    activity.drop(before)
+    assert activity.status() == RankStatus(None, {1: 1}, {2: 1})
+
+
 def test_receiving_counts_the_end_mark_too() -> None:
     activity, link = Activity(), LocalLink()
     given = packet(0)
@@ -132,6 +146,8 @@ def test_a_stopped_crew_raises_its_reason_once() -> None:
     with pytest.raises(PeerFailedError, match="rank 1"):
         crew.wait(LIMIT_S)
     assert calls == [1]
+    crew.on_stop(lambda: calls.append(2))  # too late to be told, so it is called at once
+    assert calls == [1, 2]
 
 
 # --- stages -----------------------------------------------------------------------------------------
