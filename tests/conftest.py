@@ -50,15 +50,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 LONGEST = (
-    *(
-        "test_runtime.py",
-        "test_train_cli.py",
-        "test_docs_commands.py",
-        "test_models_numerics.py",
-        "test_page.py",
-    ),
-    *("test_weights.py", "test_weights_memory.py", "test_programs.py", "test_rpc.py", "test_training.py"),
-    *("test_testbed.py", "test_bidders.py", "test_launch.py", "test_dtypes.py", "test_family_ranks.py"),
+    *("test_runtime.py", "test_train_cli.py", "test_testbed.py", "test_doctor.py", "test_mutations.py"),
+    *("test_weights_memory.py", "test_page.py", "test_launch.py", "test_docs_commands.py"),
+    *("test_models_towers.py", "test_weights.py", "test_failover.py", "test_doctor_ranks.py"),
+    *("test_rpc.py", "test_bidders.py", "test_training.py", "test_models_numerics.py"),
+    *("test_family_ranks.py", "test_serving_ranks.py", "test_tcp.py", "test_imports.py", "test_dtypes.py"),
 )
 """Files whose tests take longest. They run first, so that no worker ends with one of them."""
 
