@@ -215,7 +215,26 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+class Modules(Mapping[str, ast.Module]):
+    """The modules of the package by name, each parsed when it is asked for: every worker of a run collects."""
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = paths
+        self._trees: dict[str, ast.Module] = {}
+
+    def __getitem__(self, name: str) -> ast.Module:
+        if name not in self._trees:
+            self._trees[name] = ast.parse(self._paths[name].read_text("utf-8"))
+        return self._trees[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+MODULES = Modules({module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))})
 
 
 @cache
