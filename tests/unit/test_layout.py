@@ -216,7 +216,7 @@ def module_name(path: Path) -> str:
 
 
 class Modules(Mapping[str, ast.Module]):
-    """The modules of the package by name, each parsed when it is asked for: every worker of a run collects."""
+    """Modules of the package by name, each parsed when it is asked for: every worker collects these tests."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = paths
