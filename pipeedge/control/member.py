@@ -7,8 +7,10 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar, cast
 
 from msgspec import Raw
@@ -64,6 +66,8 @@ _CLOCK_BURST = 8
 """Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
 _RECORD_CHARS = 24 << 10
+_KEPT_RECORDS = 9
+"""Number of records of each rank that the data rank keeps: of its last epoch, and of eight before."""
 """Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
 
 
@@ -115,7 +119,7 @@ class Member:
         """Conversion from ``run_clock`` to the hub's clock."""
         self.turns = Turns(self._send, run_clock)
         """Epochs of this rank, in a run that goes on after failures."""
-        self._records: dict[int, list[str]] = {}
+        self._records: dict[int, deque[list[str]]] = {}  # parts of each of the last records, by rank
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
         self._sending = threading.Lock()
@@ -226,9 +230,12 @@ class Member:
             return cast(_Message, self._received[kind])
 
     def records(self) -> dict[int, str]:
-        """Return the record of each rank. Only on the data rank, after the summary."""
+        """Return the record of each rank. Only on the data rank, after the summary.
+
+        Of records that begin with a line break, only the last ones are kept.
+        """
         with self._changed:
-            return {rank: "".join(parts) for rank, parts in sorted(self._records.items())}
+            return {rank: "".join(chain(*records)) for rank, records in sorted(self._records.items())}
 
     @property
     def error(self) -> PipeEdgeError | None:
@@ -390,7 +397,10 @@ class Member:
                 self._show_work(work)
             case RankRecord(rank=rank, text=part):
                 with self._changed:
-                    self._records.setdefault(rank, []).append(part)
+                    records = self._records.setdefault(rank, deque(maxlen=_KEPT_RECORDS))
+                    if part.startswith("\n") or not records:
+                        records.append([])
+                    records[-1].append(part)
             case Pace(slowest_s=slowest_s):
                 with self._changed:
                     self._slowest_s = slowest_s
