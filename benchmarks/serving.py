@@ -215,9 +215,11 @@ def latencies() -> Iterator[list[float]]:
     found: list[float] = []
     came = Collected.came
 
-    def noted(self: Collected, now: float, began_at: float | None, sent_at: float, items: int) -> None:
+    def noted(
+        self: Collected, now: float, began_at: float | None, sent_at: float, *rest: Any, **more: Any
+    ) -> None:
         found.append(now - sent_at)
-        came(self, now, began_at, sent_at, items)
+        came(self, now, began_at, sent_at, *rest, **more)
 
     Collected.came = noted  # type: ignore[method-assign]
     try:
