@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError
 from pipeedge.base.program import program_name
+from pipeedge.request.environment import inherited_environment
 
 __all__ = [
     "GRACE_S",
@@ -82,6 +83,8 @@ def run_program(
             errors="replace",
             timeout=timeout_s,
             check=False,
+            # A copy: execve would read the environment itself while another thread may be changing it.
+            env=inherited_environment(),
         )
     except OSError as error:
         raise RequestError(f"{program} does not start: {error.strerror}") from error
