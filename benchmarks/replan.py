@@ -157,6 +157,8 @@ class LiveRun:
         """Watch until some more results have come."""
         wanted = len(self.came_s) + more
         self.watch(lambda: len(self.came_s) >= wanted)
+        if len(self.came_s) < wanted:
+            raise SystemExit(f"rank 0 ended too early: {self.said[-2000:]}")
 
     def finish(self) -> bytes:
         """Watch until the end, and return the output."""
@@ -356,7 +358,7 @@ def main() -> None:
     )
     names = ("slow", "join", "noise", "square")
     parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(names)} (all)")
-    parser.add_argument("--microbatches", type=int, default=500, help="of the runs that end (%(default)s)")
+    parser.add_argument("--microbatches", type=int, default=420, help="of the runs that end (%(default)s)")
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the noise (%(default)s)")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(names)
