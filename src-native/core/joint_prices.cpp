@@ -2,17 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace pipeedge {
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-double worth(const std::vector<double>& prices, const std::vector<double>& capacity) {
-  double sum = 0;
-  for (std::size_t r = 0; r < capacity.size(); ++r) sum += prices[r] * capacity[r];
-  return sum;
-}
 
 // The cheapest continuation from a cut for each sender, with what it consists of.
 class Continuations {
@@ -130,7 +125,16 @@ JointPricer::JointPricer(const JointNetwork& network, const JointPrices* guess, 
   }
   evaluate(std::move(rows));
   judge();
-  if (!excluded_ && !found_) begin();
+  if (excluded_ || found_) return;
+  mixtures_.emplace(std::vector<double>(capacity_.size(), 1));
+  mixtures_->begin_load(load_of(path_));
+}
+
+// The part of each row that a path uses: the programme's rows have a capacity of 1, as their units differ.
+std::vector<double> JointPricer::load_of(const JointPath& path) const {
+  std::vector<double> part = usage(path);
+  for (std::size_t r = 0; r < part.size(); ++r) part[r] /= capacity_[r];
+  return part;
 }
 
 std::vector<double> JointPricer::usage(const JointPath& path) const {
@@ -158,29 +162,6 @@ JointPrices JointPricer::prices_of(const std::vector<double>& rows) const {
   return prices;
 }
 
-// The linear programme: load of the fullest row over mixtures of the paths so far.
-void JointPricer::begin() {
-  const std::size_t rows = capacity_.size();
-  std::vector<double> right_side(rows + 1, 0);
-  right_side.back() = 1;
-  simplex_.emplace(std::move(right_side));
-  const int share = static_cast<int>(rows);
-  simplex_->bar(share);
-  const std::vector<double> used = usage(path_);
-  Column load{1, {}};
-  Column first{0, {}};
-  std::size_t worst = 0;
-  for (std::size_t r = 0; r < rows; ++r) {
-    load.entries.emplace_back(static_cast<int>(r), -1.0);
-    if (used[r] > 0) first.entries.emplace_back(static_cast<int>(r), used[r] / capacity_[r]);
-    if (used[r] * capacity_[worst] > used[worst] * capacity_[r]) worst = r;
-  }
-  first.entries.emplace_back(share, 1.0);
-  const int load_column = simplex_->add(std::move(load));
-  simplex_->force(simplex_->add(std::move(first)), share);
-  simplex_->force(load_column, static_cast<int>(worst));
-}
-
 // Computes the bound for prices of rows. Returns whether it is the best so far.
 bool JointPricer::evaluate(std::vector<double> rows) {
   const double total = worth(rows, capacity_);
@@ -202,41 +183,21 @@ void JointPricer::judge() {
 
 bool JointPricer::advance(int rounds, double precision) {
   for (int round = 0; round < rounds && !excluded_ && !found_ && !converged_ && !clock_.expired(); ++round) {
-    simplex_->optimise(20 + static_cast<int>(capacity_.size()));
-    std::vector<double> rows(capacity_.size(), 0);
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      rows[r] = std::max(0.0, -simplex_->dual(static_cast<int>(r))) / capacity_[r];
-    }
-    if (worth(rows, capacity_) <= 0) {
+    mixtures_->optimise();
+    std::vector<double> latest = mixtures_->prices();
+    for (std::size_t r = 0; r < latest.size(); ++r) latest[r] /= capacity_[r];
+    if (worth(latest, capacity_) <= 0) {
       converged_ = true;
       break;
     }
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      rows[r] = smoothing_ * best_rows_[r] + (1 - smoothing_) * rows[r];
-    }
-    const bool better = evaluate(std::move(rows));
+    const bool better = evaluate(smoothing_.blend(best_rows_, latest));
     judge();
-    if (excluded_ || found_ || simplex_->objective() - 1 - bound_ <= precision) {
+    if (excluded_ || found_ || mixtures_->objective() - 1 - bound_ <= precision) {
       converged_ = true;
-      break;
-    }
-    const std::vector<double> used = usage(path_);
-    Column column{0, {}};
-    double reduced = -simplex_->dual(static_cast<int>(used.size()));
-    for (std::size_t r = 0; r < used.size(); ++r) {
-      if (used[r] <= 0) continue;
-      const double load = used[r] / capacity_[r];
-      column.entries.emplace_back(static_cast<int>(r), load);
-      reduced -= simplex_->dual(static_cast<int>(r)) * load;
-    }
-    column.entries.emplace_back(static_cast<int>(used.size()), 1.0);
-    if (reduced < -1e-12) {
-      simplex_->add(std::move(column));
-      smoothing_ = better ? std::min(0.9, smoothing_ + 0.1) : std::max(0.0, smoothing_ - 0.1);
-    } else if (smoothing_ == 0) {
-      converged_ = true;
+    } else if (mixtures_->add(load_of(path_), 0)) {
+      smoothing_.advanced(better);
     } else {
-      smoothing_ = smoothing_ > 0.3 ? smoothing_ / 2 : 0;  // mispriced: closer to the programme's own
+      converged_ = !smoothing_.mispriced();
     }
   }
   return !excluded_ && !found_ && !converged_;

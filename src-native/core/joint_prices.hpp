@@ -7,8 +7,7 @@
 //
 // and at least the price of the cheapest path, which may use hosts, loss and seconds at will. If that is above
 // the budget, there is no plan. The best prices come from the linear programme over mixtures of paths that
-// minimises the load of the fullest row, by column generation as in prices.hpp. Rounding can make a bound weaker,
-// but never wrong.
+// minimises the load of the fullest row (mixtures.hpp). Rounding can make a bound weaker, but never wrong.
 #pragma once
 
 #include <optional>
@@ -16,7 +15,7 @@
 
 #include "clock.hpp"
 #include "joint_network.hpp"
-#include "simplex.hpp"
+#include "mixtures.hpp"
 
 namespace pipeedge {
 
@@ -59,9 +58,9 @@ class JointPricer {
 
  private:
   std::vector<double> usage(const JointPath& path) const;
+  std::vector<double> load_of(const JointPath& path) const;
   bool within(const std::vector<double>& used) const;
   JointPrices prices_of(const std::vector<double>& rows) const;
-  void begin();
   bool evaluate(std::vector<double> rows);
   void judge();
 
@@ -69,11 +68,11 @@ class JointPricer {
   const Clock& clock_;
   std::vector<Amount> limited_;        // amounts with rows, after those of the classes
   std::vector<double> capacity_;       // by row
-  std::optional<Simplex> simplex_;
+  std::optional<Mixtures> mixtures_;
   JointPrices best_;
   std::vector<double> best_rows_;
   double bound_ = -kInfinity;
-  double smoothing_ = 0.5;
+  Smoothing smoothing_;
   bool excluded_ = false;
   bool converged_ = false;
   JointPath path_;                     // the cheapest path at the last prices

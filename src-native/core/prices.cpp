@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "simplex.hpp"
+#include "mixtures.hpp"
 
 namespace pipeedge {
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-double worth(const std::vector<double>& row_prices, const std::vector<double>& capacity) {
-  double sum = 0;
-  for (std::size_t r = 0; r < capacity.size(); ++r) sum += row_prices[r] * capacity[r];
-  return sum;
-}
 
 double path_cost(const Network& network, const std::vector<int>& arcs) {
   double cost = 0;
@@ -137,14 +131,11 @@ Prices spread_prices(const Network& network, double sharpness, int rounds, int m
   }
 }
 
-// The linear programme over the paths found so far. The stage limit has a row only if it is tighter than
+// What the rows of the linear programme stand for: hosts of a resource, then the stage limit, if it is tighter than
 // the capacities.
-//
-//   kFeasibility   min load   used_r - load n_r <= 0    the paths' shares sum to 1
-//   kLatency       min cost   used_r            <= n_r
-class Pricer::Master {
+class Pricer::Rows {
  public:
-  Master(const Network& network, int max_stages) : network_(network) {
+  Rows(const Network& network, int max_stages) : network_(network) {
     double all = 0;
     for (int r = 0; r < network.resources(); ++r) {
       capacity_.push_back(static_cast<double>(std::min(network.capacity(r), network.layers())));
@@ -154,7 +145,6 @@ class Pricer::Master {
     if (stage_limit_) capacity_.push_back(static_cast<double>(max_stages));
   }
 
-  // Right side of each row: hosts of a resource, then the stage limit if there is one.
   const std::vector<double>& capacity() const { return capacity_; }
 
   // Counts how often a path uses each row.
@@ -183,95 +173,37 @@ class Pricer::Master {
     return prices;
   }
 
-  void begin_feasibility(const std::vector<int>& arcs) {
-    const std::vector<double> used = usage(arcs);
-    std::vector<double> right_side(capacity_.size() + 1, 0);
-    right_side.back() = 1;
-    simplex_.emplace(std::move(right_side));
-    simplex_->bar(share_row());
-    Column load{1, {}};
-    std::size_t worst = 0;
-    for (std::size_t r = 0; r < capacity_.size(); ++r) {
-      load.entries.emplace_back(static_cast<int>(r), -capacity_[r]);
-      if (used[r] * capacity_[worst] > used[worst] * capacity_[r]) worst = r;
-    }
-    const int load_column = simplex_->add(std::move(load));
-    simplex_->force(simplex_->add(column(arcs, 0)), share_row());
-    simplex_->force(load_column, static_cast<int>(worst));
-  }
-
-  void begin_latency(const std::vector<int>& arcs, double cost) {
-    std::vector<double> right_side = capacity_;
-    right_side.push_back(1);
-    simplex_.emplace(std::move(right_side));
-    simplex_->bar(share_row());
-    simplex_->force(simplex_->add(column(arcs, cost)), share_row());
-  }
-
-  void optimise() { simplex_->optimise(20 + share_row()); }
-  double objective() const { return simplex_->objective(); }
-
-  // Adds a path to the programme if it can improve it.
-  bool add(const std::vector<int>& arcs, double cost) {
-    Column fresh = column(arcs, cost);
-    double reduced = fresh.cost;
-    for (const auto& [row, entry] : fresh.entries) reduced -= simplex_->dual(row) * entry;
-    if (reduced >= -1e-12) return false;
-    simplex_->add(std::move(fresh));
-    return true;
-  }
-
-  std::vector<double> prices() const {
-    std::vector<double> prices;
-    for (int r = 0; r < share_row(); ++r) prices.push_back(std::max(0.0, -simplex_->dual(r)));
-    return prices;
-  }
-
  private:
-  int share_row() const { return static_cast<int>(capacity_.size()); }
-
-  Column column(const std::vector<int>& arcs, double cost) const {
-    const std::vector<double> used = usage(arcs);
-    Column column{cost, {}};
-    for (std::size_t r = 0; r < used.size(); ++r) {
-      if (used[r] > 0) column.entries.emplace_back(static_cast<int>(r), used[r]);
-    }
-    column.entries.emplace_back(share_row(), 1.0);
-    return column;
-  }
-
   const Network& network_;
   bool stage_limit_ = false;
   std::vector<double> capacity_;
-  std::optional<Simplex> simplex_;
 };
 
 Pricer::Pricer(const Network& network, const PricingTask& task, const Clock& clock)
     : network_(network), task_(task), clock_(clock), feasibility_(task.known == nullptr),
-      master_(std::make_unique<Master>(network, task.max_stages)) {
+      rows_(std::make_unique<Rows>(network, task.max_stages)), mixtures_(rows_->capacity()) {
   if (network.min_stages(0) > task.max_stages) {
     bound_ = kInfinity;
     excluded_ = true;
     return;
   }
   if (feasibility_ && network.senders() == 1) matcher_.emplace(network);
-  const std::size_t rows = master_->capacity().size();
-  std::vector<double> first(rows, 0);
+  std::vector<double> first(rows_->capacity().size(), 0);
   if (feasibility_) {
     if (task.guess != nullptr) {
       for (int r = 0; r < network.resources(); ++r) first[at(r)] = (*task.guess)[at(network.first_class(r))];
     }
-    if (worth(first, master_->capacity()) <= 0) std::fill(first.begin(), first.end(), 1.0);
+    if (worth(first, rows_->capacity()) <= 0) std::fill(first.begin(), first.end(), 1.0);
   }
   evaluate(std::move(first));
   judge();
   if (finished()) return;
   if (feasibility_) {
-    master_->begin_feasibility(path_);
+    mixtures_.begin_load(rows_->usage(path_));
   } else {
     const std::vector<int> known = arcs_of(network, *task.known);
-    master_->begin_latency(known, path_cost(network, known));
-    master_->add(path_, path_cost(network, path_));
+    mixtures_.begin_cost(rows_->usage(known), path_cost(network, known));
+    mixtures_.add(rows_->usage(path_), path_cost(network, path_));
   }
 }
 
@@ -280,10 +212,10 @@ Pricer::~Pricer() = default;
 // Computes the Lagrangian bound for prices of rows. Returns whether it is the best so far.
 bool Pricer::evaluate(std::vector<double> rows) {
   if (feasibility_) {
-    const double total = worth(rows, master_->capacity());
+    const double total = worth(rows, rows_->capacity());
     for (double& price : rows) price /= total;
   }
-  Prices prices = master_->arc_prices(rows);
+  Prices prices = rows_->arc_prices(rows);
   const double bound = price_paths(network_, prices, &path_) - prices.budget;
   if (!(bound > bound_)) return false;
   bound_ = bound;
@@ -301,7 +233,7 @@ void Pricer::judge() {
   const double margin = kRelativeTolerance * (feasibility_ ? 1 : std::abs(task_.cutoff));
   excluded_ = feasibility_ ? bound_ > margin : bound_ >= task_.cutoff - margin;
   if (excluded_) return;
-  if (master_->within(master_->usage(path_))) {
+  if (rows_->within(rows_->usage(path_))) {
     const double cost = path_cost(network_, path_);
     if (cost < found_cost_) {
       found_cost_ = cost;
@@ -314,27 +246,22 @@ void Pricer::judge() {
 
 bool Pricer::advance(int rounds) {
   for (int round = 0; round < rounds && !finished() && !converged_ && !clock_.expired(); ++round) {
-    master_->optimise();
-    std::vector<double> rows = master_->prices();
-    if (feasibility_ && worth(rows, master_->capacity()) <= 0) {
+    mixtures_.optimise();
+    const std::vector<double> latest = mixtures_.prices();
+    if (feasibility_ && worth(latest, rows_->capacity()) <= 0) {
       converged_ = true;
       break;
     }
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      rows[r] = smoothing_ * best_rows_[r] + (1 - smoothing_) * rows[r];
-    }
-    const bool better = evaluate(std::move(rows));
+    const bool better = evaluate(smoothing_.blend(best_rows_, latest));
     judge();
-    const double value = master_->objective() - (feasibility_ ? 1 : 0);
+    const double value = mixtures_.objective() - (feasibility_ ? 1 : 0);
     const double scale = feasibility_ ? 1 : std::abs(value);
     if (finished() || value - bound_ <= task_.precision * scale) {
       converged_ = true;
-    } else if (master_->add(path_, feasibility_ ? 0 : path_cost(network_, path_))) {
-      smoothing_ = better ? std::min(0.9, smoothing_ + 0.1) : std::max(0.0, smoothing_ - 0.1);
-    } else if (smoothing_ == 0) {
-      converged_ = true;
+    } else if (mixtures_.add(rows_->usage(path_), feasibility_ ? 0 : path_cost(network_, path_))) {
+      smoothing_.advanced(better);
     } else {
-      smoothing_ = smoothing_ > 0.3 ? smoothing_ / 2 : 0;  // mispriced: closer to the master's own
+      converged_ = !smoothing_.mispriced();
     }
   }
   return !finished() && !converged_;

@@ -6,9 +6,8 @@
 //
 // and used_r <= n_r, so  seconds >= D(p) - sum_r p_r n_r. For feasibility, where seconds are 0, a positive
 // right side proves that no schedule exists. The best prices are the dual solution of the linear programme
-// over mixtures of paths. Column generation finds them (Dantzig and Wolfe 1960), with prices smoothed
-// towards the best so far (Wentges 1997). The bound holds for any prices: rounding in the linear programme
-// can make it weaker, but never wrong.
+// over mixtures of paths, which column generation finds (mixtures.hpp). The bound holds for any prices: rounding
+// in the linear programme can make it weaker, but never wrong.
 #pragma once
 
 #include <memory>
@@ -17,6 +16,7 @@
 
 #include "clock.hpp"
 #include "matching.hpp"
+#include "mixtures.hpp"
 #include "network.hpp"
 
 namespace pipeedge {
@@ -70,7 +70,7 @@ class Pricer {
   const std::optional<Path>& found() const { return found_; }
 
  private:
-  class Master;
+  class Rows;
   bool evaluate(std::vector<double> rows);
   void judge();
   bool finished() const { return excluded_ || (feasibility_ && found_.has_value()); }
@@ -79,7 +79,8 @@ class Pricer {
   const PricingTask task_;
   const Clock& clock_;
   const bool feasibility_;
-  std::unique_ptr<Master> master_;
+  std::unique_ptr<Rows> rows_;
+  Mixtures mixtures_;
   Prices best_;
   double bound_ = -kInfinity;
   bool excluded_ = false;
@@ -87,9 +88,9 @@ class Pricer {
   std::optional<Matcher> matcher_;
   std::optional<Path> found_;
   double found_cost_ = kInfinity;
-  std::vector<double> best_rows_;  // prices of the master's rows that give best_
+  std::vector<double> best_rows_;  // prices of the rows that give best_
   std::vector<int> path_;          // the cheapest path at the last prices
-  double smoothing_ = 0.5;
+  Smoothing smoothing_;
 };
 
 }  // namespace pipeedge
